@@ -1,0 +1,92 @@
+//! Descriptors in the rings between tenant and agent. Plain bytes: any bit pattern is a value, and the agent copies
+//! each descriptor once before it looks at it.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bits of [`Submission::flags`]. Unknown bits are refused.
+pub mod flags {
+    /// All bits that this version knows.
+    pub const KNOWN: u8 = 0;
+}
+
+/// `bytes` bytes from `offset` of the attachment's arena (mapped attachment) or of the tenant's registered memory
+/// (remote attachment).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Region {
+    /// Bytes from the start of the arena.
+    pub offset: u64,
+    /// Length in bytes; must be what the operation needs.
+    pub bytes: u64,
+}
+
+/// One operation, submitted by one rank. 128 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Submission {
+    /// [`crate::ABI_VERSION`].
+    pub version: u16,
+    /// [`crate::Collective`] code.
+    pub collective: u8,
+    /// [`crate::Dtype`] code.
+    pub dtype: u8,
+    /// [`crate::ReduceOp`] code.
+    pub reduce: u8,
+    /// [`flags`].
+    pub flags: u8,
+    /// Tensor class (0 unspecified): gradients, activations, … Intent for later policy, never a command.
+    pub tensor_class: u8,
+    /// Relative priority, 0 normal. Intent.
+    pub priority: u8,
+    /// Communicator handle of this attachment, from joining.
+    pub communicator: u32,
+    /// Root rank of a Broadcast.
+    pub root: u32,
+    /// The submitter's own number for this operation; comes back in the completion.
+    pub cookie: u64,
+    /// Elements, as in [`crate::Signature::count`].
+    pub count: u64,
+    /// Where the input lies. Ignored for Barrier.
+    pub input: Region,
+    /// Where the output goes; equal to `input` for an operation in place.
+    pub output: Region,
+    /// Wanted completion in nanoseconds from submission, 0 none. Intent.
+    pub deadline_ns: u64,
+    /// Training or inference step that this operation belongs to, 0 unknown. Hint.
+    pub iteration: u64,
+    /// Zero.
+    pub reserved: [u64; 6],
+}
+
+/// The end of one operation at one rank. 64 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Completion {
+    /// [`crate::ABI_VERSION`].
+    pub version: u16,
+    /// [`crate::Status`] code.
+    pub status: u16,
+    /// Communicator handle.
+    pub communicator: u32,
+    /// The submission's cookie.
+    pub cookie: u64,
+    /// Number of this operation on its communicator, from 0.
+    pub operation: u64,
+    /// Receipt: tensor bytes this rank's host sent for the operation.
+    pub wire_bytes: u64,
+    /// Receipt: bits on the wire per element, times 256 (fixed point); 0 where nothing was sent.
+    pub bits_per_element_x256: u32,
+    /// Receipt: algorithm class (0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination).
+    pub algorithm: u8,
+    /// Receipt: 1 if part of the operation was run again another way.
+    pub fallback: u8,
+    /// Zero.
+    pub reserved: [u8; 2],
+    /// Receipt: measured error (vNMSE) as `f32` bits; 0 for exact operations.
+    pub error: u32,
+    /// Zero.
+    pub reserved2: [u32; 5],
+}
+
+const _: () = assert!(size_of::<Submission>() == 128);
+const _: () = assert!(size_of::<Completion>() == 64);

@@ -1,0 +1,20 @@
+//! What a tenant's process and the provider's agent share byte for byte: element types, operations, versioned
+//! descriptors, status codes, and the view of tensor memory that nobody may turn into a reference.
+//!
+//! Architecture invariant: no I/O, no allocation beyond decoding a session message, no knowledge of hosts or links.
+#![no_std]
+
+extern crate alloc;
+
+mod collective;
+mod descriptor;
+mod status;
+mod view;
+
+pub use collective::{Collective, Dtype, Rank, ReduceOp, Signature};
+pub use descriptor::{Completion, Region, Submission, flags};
+pub use status::Status;
+pub use view::{View, ViewMut};
+
+/// Version of the shared-memory interface between a tenant's process and its agent. Every attach opens with it.
+pub const ABI_VERSION: u16 = 1;

@@ -1,0 +1,200 @@
+//! What a program is: steps in issue order, operands, ranges, dependencies.
+//!
+//! How a program runs. Each channel of a communicator runs the program of one segment after another. Steps are *issued*
+//! in the order in which they stand: the next step waits until the steps in its `after` have completed, until a message
+//! has arrived for each of its peer sources and until there is credit for each of its peer destinations. Issue order thus
+//! fixes which message is which: on a channel, the k-th send from `p` to `q` is the k-th receive at `q` from `p`. Copying
+//! and reducing complete at once; fetching, storing and sending complete later.
+
+use harmonaize_abi::Rank;
+use serde::{Deserialize, Serialize};
+
+/// Who executes a program: an agent with all its local ranks, counted from 0 within the communicator's group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Participant(pub u32);
+
+/// Which ranks each participant drives. Every rank of `0..ranks` stands exactly once; every participant has at least one.
+/// The order of participants is the plan's: rings and chains follow it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    members: Vec<Vec<Rank>>,
+}
+
+/// How the local ranks' memories are reached by their agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Access {
+    /// Inputs and outputs can be operands of any step.
+    Mapped,
+    /// Inputs and outputs are operands of [`StepKind::Fetch`] and [`StepKind::Store`] only.
+    Remote,
+}
+
+/// What keeps a segment's inputs alive until every participant has acknowledged it, so that it can be run again another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Retention {
+    /// Output differs from input: nothing to do, but the operation completes only after the last acknowledgement.
+    KeepInputs,
+    /// In place: results wait in staging, and `committed` steps write them out after the acknowledgement.
+    HoldOutputs,
+    /// The first steps copy (or reduce) the inputs into staging that is kept until the acknowledgement; the operation
+    /// completes at once. The rule for small operations.
+    CopyInputs,
+}
+
+/// A staging buffer of the channel, counted from 0. Its size stands in [`Program::slots`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Slot(pub u16);
+
+/// Where an operand lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Place {
+    /// A local rank's input tensor.
+    Input(Rank),
+    /// A local rank's output tensor.
+    Output(Rank),
+    /// A staging buffer. Its content lies at the start of the buffer: an operand's `part` says how long it is, and `block`
+    /// is 0.
+    Staging(Slot),
+    /// The other end of a channel to a peer: a message that arrived (source) or that is sent (destination).
+    Peer(Participant),
+}
+
+/// A range of a tensor block's current segment. A tensor is `blocks` blocks of equal length (1, or one per rank for
+/// AllToAll); a segment covers the same element range `lo..hi` of every block; part `index` of `of` covers elements
+/// `lo + (hi-lo)*index/of .. lo + (hi-lo)*(index+1)/of` of the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Part {
+    /// Block of the tensor.
+    pub block: u32,
+    /// Which part of the segment.
+    pub index: u32,
+    /// Of how many.
+    pub of: u32,
+}
+
+/// How an operand's elements are represented.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Form {
+    /// As the tensor's element type.
+    Exact,
+    /// Encoded by the codec of this number.
+    Codec(u16),
+}
+
+/// One source or destination of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Operand {
+    /// Where.
+    pub place: Place,
+    /// Which elements.
+    pub part: Part,
+    /// In which form.
+    pub form: Form,
+}
+
+/// What a step does with its sources. Its result goes to every destination; a peer destination is sent from the first
+/// memory destination of the step or, where there is none, straight from its only source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum StepKind {
+    /// One source, copied to every destination. No source and no destination but peers: an empty message; no destination
+    /// but a peer source: wait for a message.
+    Move,
+    /// One to eight sources reduced element by element, in the order in which they stand. `last` marks the step that
+    /// completes the reduction of its range: an Average is divided there.
+    Reduce {
+        /// Whether the result is final.
+        last: bool,
+    },
+    /// From a remote rank's input to staging; completes later.
+    Fetch,
+    /// From staging to a remote rank's output; completes later.
+    Store,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Step {
+    /// What it does.
+    pub kind: StepKind,
+    /// Operands read.
+    pub sources: Vec<Operand>,
+    /// Operands written.
+    pub destinations: Vec<Operand>,
+    /// Earlier steps (by index) that must have completed, not only been issued, before this one is issued.
+    pub after: Vec<u32>,
+    /// Whether it waits until every participant has acknowledged the segment. Committed steps stand last.
+    pub committed: bool,
+}
+
+/// A participant's part in one segment of a collective.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Program {
+    /// Steps in issue order.
+    pub steps: Vec<Step>,
+    /// Staging slots: slot `i` holds at most `ceil(segment elements of a block / slots[i])` elements.
+    pub slots: Vec<u32>,
+}
+
+impl Group {
+    /// A group from the ranks of each participant, or `None` if a rank is missing, out of range or there twice, or a
+    /// participant has none.
+    pub fn new(members: Vec<Vec<Rank>>) -> Option<Self> {
+        let ranks: usize = members.iter().map(Vec::len).sum();
+        let mut seen = vec![false; ranks];
+        for member in &members {
+            if member.is_empty() {
+                return None;
+            }
+            for rank in member {
+                let seen = seen.get_mut(usize::try_from(rank.0).ok()?)?;
+                if core::mem::replace(seen, true) {
+                    return None;
+                }
+            }
+        }
+        (ranks > 0).then_some(Self { members })
+    }
+
+    /// How many participants.
+    pub fn participants(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// How many ranks.
+    pub fn ranks(&self) -> u32 {
+        self.members.iter().map(|member| member.len() as u32).sum()
+    }
+
+    /// The ranks that a participant drives; empty if there is no such participant.
+    pub fn local(&self, participant: Participant) -> &[Rank] {
+        self.members.get(participant.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Who drives a rank.
+    pub fn participant_of(&self, rank: Rank) -> Option<Participant> {
+        let index = self.members.iter().position(|member| member.contains(&rank))?;
+        Some(Participant(index as u32))
+    }
+}
+
+impl Part {
+    /// All of a block's segment.
+    pub const fn whole(block: u32) -> Self {
+        Self { block, index: 0, of: 1 }
+    }
+
+    /// Start and length in elements within a block of which the segment covers `lo..hi`.
+    pub const fn elements(self, lo: u64, hi: u64) -> (u64, u64) {
+        let (span, index, of) = ((hi - lo) as u128, self.index as u128, self.of as u128);
+        let start = (span * index / of) as u64;
+        let end = (span * (index + 1) / of) as u64;
+        (lo + start, end - start)
+    }
+}
+
+impl Operand {
+    /// An operand in the tensor's own element type.
+    pub const fn exact(place: Place, part: Part) -> Self {
+        Self { place, part, form: Form::Exact }
+    }
+}

@@ -1,0 +1,146 @@
+//! Bytes between agents: one trait, and an implementation for each kind of network.
+//!
+//! A *link* joins two agents for one communicator and epoch. It has one or more *paths* (TCP connections, queue pairs),
+//! each in order, none ordered against another. A *frame* is a small header, opaque here, and a payload that lands at the
+//! receiver in a *ring* of equal slots which the receiver attached beforehand: as with an RDMA write with immediate, the
+//! sender names ring and sequence, the slot is `sequence % slots`, and nothing is allocated or copied aside. Who may send
+//! how much into which ring is the business of the layer above (credits); a frame for a ring or a size that was never
+//! attached ends the link.
+
+use harmonaize_shm::Span;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+/// Most bytes that a frame's header may have.
+pub const MAX_HEADER: usize = 512;
+
+/// A link of this endpoint. Never used again after it is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u64);
+
+/// What control told both ends of a link about each other. Who does not present it is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// Names the link at both ends; unique per communicator, epoch and pair.
+    pub name: [u8; 16],
+    /// Shared secret, known to the two agents and control alone.
+    pub secret: [u8; 32],
+    /// Where the accepting end listens.
+    pub peer: SocketAddr,
+    /// Whether this end connects (else it waits to be connected to).
+    pub initiate: bool,
+    /// One path per entry: the source port to connect from, 0 for any. The same at both ends.
+    pub source_ports: Vec<u16>,
+}
+
+/// Where the payload of frames of one stream lands: `slots` slots of `slot_bytes` in `memory`.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    /// All slots, one after another.
+    pub memory: Span,
+    /// Size of a slot.
+    pub slot_bytes: u32,
+    /// How many.
+    pub slots: u32,
+}
+
+/// Where a payload goes, or came to rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landing {
+    /// Ring at the receiver.
+    pub ring: u16,
+    /// The slot is `sequence % slots`.
+    pub sequence: u32,
+}
+
+/// Something that happened on a link.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// All paths are connected and authenticated: frames may be sent.
+    Up,
+    /// A frame arrived; its payload, if any, lies in its slot.
+    Received {
+        /// The sender's header.
+        header: &'a [u8],
+        /// Where the payload is and how long.
+        payload: Option<(Landing, u32)>,
+    },
+    /// The payload of the frame sent with this token may be overwritten (not: has been delivered).
+    Sent {
+        /// From [`Transport::send`].
+        token: u64,
+    },
+    /// The link has ended, by the peer, the network, or a breach of protocol. Nothing follows.
+    Down {
+        /// Why, for the operator.
+        reason: DownReason,
+    },
+}
+
+/// Why a link ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DownReason {
+    /// The peer closed it or its host went away.
+    #[error("closed by the peer")]
+    Closed,
+    /// It could not be connected in time.
+    #[error("could not be connected: {0}")]
+    Connect(String),
+    /// The network failed.
+    #[error("network error: {0}")]
+    Network(String),
+    /// The peer presented a wrong introduction or version.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// The peer broke the protocol.
+    #[error("protocol error: {0}")]
+    Protocol(String),
+}
+
+/// Why a frame was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The path's queue is full; try again after progress.
+    #[error("queue full")]
+    Full,
+    /// The link is not up.
+    #[error("link not up")]
+    Down,
+    /// No such path, or a header over [`MAX_HEADER`].
+    #[error("invalid frame")]
+    Invalid,
+}
+
+/// An endpoint that a poll loop drives. Nothing blocks; nothing is allocated per frame once a link is up.
+pub trait Transport {
+    /// Where other agents connect to this one.
+    fn local_address(&self) -> SocketAddr;
+
+    /// Starts a link; [`Event::Up`] or [`Event::Down`] follows. A second link of the same name is refused.
+    fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason>;
+
+    /// Gives a link a ring to land payloads in. Before frames for it can arrive, that is before the layer above lets the
+    /// peer know of it.
+    fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason>;
+
+    /// Queues a frame. The header is copied; the payload is read until [`Event::Sent`] comes with `token` (frames without
+    /// payload get no `Sent`).
+    fn send(
+        &mut self,
+        link: LinkId,
+        path: u16,
+        header: &[u8],
+        payload: Option<(Landing, Span, u64)>,
+    ) -> Result<(), SendError>;
+
+    /// Does at most about `budget` frames or system calls of work, reports what happened, and says how much was done
+    /// (0: nothing to do).
+    fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize;
+
+    /// Ends a link. Payloads of frames not yet sent are released without `Sent`; queued frames without payload are still
+    /// tried once, so that a last word gets out.
+    fn close(&mut self, link: LinkId);
+
+    /// A descriptor that is readable (level) whenever `progress` would find work from outside, to sleep on.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+}
