@@ -1,1 +1,57 @@
-//! In construction.
+//! The provider's own gRPC interface: what agents and operators' tools say to control. No tenant-facing crate depends on it.
+#![forbid(unsafe_code)]
+
+/// Version 1 of the interface, generated from `proto/harmonaize/provider/v1/provider.proto`.
+pub mod v1 {
+    #![allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)] // generated
+    tonic::include_proto!("harmonaize.provider.v1");
+}
+
+/// Version of the session between agents and control. [`v1::Hello`] opens with it; another is refused.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Bytes of a link's name in a recipe.
+pub const LINK_BYTES: usize = 16;
+
+/// Bytes of a link's secret in a recipe.
+pub const SECRET_BYTES: usize = 32;
+
+/// A communicator's id as people see it: sixteen hexadecimal digits.
+pub fn communicator_text(communicator: u64) -> String {
+    format!("{communicator:016x}")
+}
+
+/// The id behind [`communicator_text`]; leading zeros may be left out.
+pub fn communicator_from_text(text: &str) -> Option<u64> {
+    if text.is_empty() || text.starts_with('+') {
+        return None;
+    }
+    u64::from_str_radix(text, 16).ok()
+}
+
+impl From<v1::from_agent::Message> for v1::FromAgent {
+    fn from(message: v1::from_agent::Message) -> Self {
+        Self { message: Some(message) }
+    }
+}
+
+impl From<v1::to_agent::Message> for v1::ToAgent {
+    fn from(message: v1::to_agent::Message) -> Self {
+        Self { message: Some(message) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_survive_being_shown() {
+        for id in [0, 1, 0xdead_beef, u64::MAX] {
+            assert_eq!(communicator_from_text(&communicator_text(id)), Some(id));
+        }
+        for bad in ["", "+1", "-1", "g", "11112222333344445"] {
+            assert_eq!(communicator_from_text(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Compiles the protocol buffers with a pure-Rust compiler, so that a build needs no `protoc`.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(["harmonaize/provider/v1/provider.proto"], ["proto"])?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}
