@@ -1,1 +1,88 @@
-//! In construction.
+//! Element-wise reduction and copying of tensor bytes: one pass over any number of sources and destinations, with a
+//! scalar reference and the CPU's vector instructions, which give the same bits.
+//!
+//! # What a result is
+//! - Element `i` of every source is read before element `i` of any destination is written, so a destination may be
+//!   exactly a source (in place). A destination that overlaps a source, or another destination, at a different offset
+//!   gets unspecified values. Memory outside the destinations is never written, none outside the views ever read.
+//! - The order is `((s0 op s1) op s2) ...` for each element; no contraction, no reassociation.
+//! - Integers wrap. Floats round to nearest even, subnormals are kept. `f16` and `bf16` operands are widened to `f32`, the
+//!   whole pass (and its division) is computed in `f32`, and the result is rounded once, at its end.
+//! - A float result that is NaN is always *the* NaN of its type: sign 0, quiet, payload 0 (`0x7e00`, `0x7fc0`,
+//!   `0x7fc0_0000`, `0x7ff8_0000_0000_0000`), also for a pass with one source. `Min` and `Max` are NaN where any operand
+//!   is NaN, and hold -0 less than +0 (IEEE 754-2019 minimum and maximum).
+//! - Division by `n`: floats divide (`f16` and `bf16` in `f32`) by `n` rounded to the type they compute in; integers
+//!   truncate towards zero, the wrapped result being the dividend.
+//! - All of the above holds bit for bit on every [`Isa`], so ranks on different CPUs agree.
+//!
+//! # Memory that others write
+//! Views are read and written through raw pointers of any alignment, and what is read decides no address and no branch:
+//! a tenant that changes its tensor during a pass changes values in the destinations, nothing else.
+//!
+//! Architecture invariant: no allocation, no threads, no I/O.
+
+mod element;
+mod error;
+mod isa;
+mod pass;
+mod scalar;
+
+pub use error::KernelError;
+pub use isa::Isa;
+
+use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
+use pass::{Kernel, Pass};
+
+/// Most sources that one pass reads.
+pub const MAX_SOURCES: usize = 8;
+
+/// Reduces `sources` (1 to [`MAX_SOURCES`]) into every one of `destinations` (at least 1) in one pass; `divide: Some(n)`
+/// then divides each element by `n`, which is the last step of an `Average` (that adds like `Sum`), whatever `op` is. All
+/// views have the same length, a whole number of elements; a length of 0 does nothing.
+///
+/// # Errors
+/// See [`KernelError`]; nothing is written then.
+pub fn reduce(
+    op: ReduceOp,
+    dtype: Dtype,
+    sources: &[View<'_>],
+    destinations: &[ViewMut<'_>],
+    divide: Option<u32>,
+) -> Result<(), KernelError> {
+    reduce_with(Isa::detect(), op, dtype, sources, destinations, divide)
+}
+
+/// [`reduce`] with the instruction set `isa`, for tests and benchmarks.
+///
+/// # Errors
+/// As [`reduce`], and [`KernelError::Isa`] if this CPU lacks it.
+pub fn reduce_with(
+    isa: Isa,
+    op: ReduceOp,
+    dtype: Dtype,
+    sources: &[View<'_>],
+    destinations: &[ViewMut<'_>],
+    divide: Option<u32>,
+) -> Result<(), KernelError> {
+    let kernel = kernel(isa, op, dtype)?;
+    let pass = Pass::new(dtype, sources, destinations, divide)?;
+    // SAFETY: `kernel` refused an instruction set that this CPU lacks.
+    unsafe { kernel(&pass) };
+    Ok(())
+}
+
+/// Copies `source` to every one of `destinations` (at least 1), all of the same length; a destination that is exactly the
+/// source is left alone.
+///
+/// # Errors
+/// [`KernelError::NoDestination`] and [`KernelError::Length`]; nothing is written then.
+pub fn copy(source: View<'_>, destinations: &[ViewMut<'_>]) -> Result<(), KernelError> {
+    reduce(ReduceOp::Sum, Dtype::U8, &[source], destinations, None)
+}
+
+fn kernel(isa: Isa, op: ReduceOp, dtype: Dtype) -> Result<Kernel, KernelError> {
+    if !isa.is_available() {
+        return Err(KernelError::Isa { isa });
+    }
+    Ok(scalar::kernel(op, dtype))
+}
