@@ -1,0 +1,115 @@
+//! Files that are right, and every way in which one can be wrong.
+
+use super::*;
+use proptest::prelude::*;
+
+const GOOD: &str = r#"
+[[host]]
+name = "h0"
+rack = "r0"
+[[host]]
+name = "h1"
+
+[[switch]]
+name = "leaf"
+[[switch]]
+name = "top"
+kind = "spine"
+
+[[link]]
+from = "h0"
+to = "leaf"
+rate = "1Gbit/s"
+delay = "50us"
+[[link]]
+from = "top"
+to = "h1"
+rate = "10Gbit/s"
+[[link]]
+from = "leaf"
+to = "top"
+rate = "400Mbit/s"
+delay = "1ms"
+"#;
+
+#[test]
+fn reads_a_good_file() {
+    let topology = Topology::parse(GOOD).unwrap();
+    assert_eq!(topology.hosts()[0], Host { name: "h0".to_owned(), rack: Some("r0".to_owned()) });
+    assert_eq!(topology.switches()[1].kind, SwitchKind::Spine);
+    assert_eq!(topology.host("h1"), Some(HostId(1)));
+    assert_eq!(topology.host("leaf"), None);
+    let route = topology.route(HostId(0), HostId(1)).unwrap();
+    assert_eq!(route.links, [LinkId(0), LinkId(2), LinkId(1)]);
+    assert_eq!((route.switch_links, route.rate, route.delay), (1, Rate(400_000_000), Nanos(1_050_000)));
+    assert_eq!(topology.route(HostId(0), HostId(0)), None);
+    assert_eq!(topology.route(HostId(0), HostId(7)), None);
+    assert_eq!(topology.node_name(Node::Switch(SwitchId(9))), "");
+}
+
+#[test]
+fn one_host_needs_no_link() {
+    let topology = Topology::parse("host = [{ name = \"only\" }]").unwrap();
+    assert_eq!(topology.hosts().len(), 1);
+}
+
+#[test]
+fn says_what_is_wrong_and_where() {
+    let change = |from: &str, to: &str| GOOD.replacen(from, to, 1);
+    let cases = [
+        (
+            change("name = \"h1\"", "nmae = \"h1\""),
+            "line 6, column 1: unknown field `nmae`, expected `name` or `rack`",
+        ),
+        (change("[[switch]]", "[[swich]]"), "line 8, column 3: unknown field `swich`"),
+        (change("name = \"h1\"", "name = \"h0\""), "line 6, column 8: `h0` is there already, from line 3"),
+        (change("name = \"leaf\"", "name = \"h0\""), "line 9, column 8: `h0` is there already, from line 3"),
+        (change("name = \"h1\"", "name = \"h 1\""), "line 6, column 8: `h 1` is not a usable name"),
+        (change("name = \"h1\"", "name = \"\""), "line 6, column 8: `` is not a usable name"),
+        (change("name = \"h1\"", "rack = \"r1\""), "line 5, column 1: missing field `name`"),
+        (change("to = \"leaf\"", "to = \"laef\""), "line 16, column 6: no host or switch is named `laef`"),
+        (change("to = \"leaf\"", "to = \"h0\""), "line 15, column 8: the link joins `h0` to itself"),
+        (change("1Gbit/s", "0Gbit/s"), "line 17, column 8: the link's rate is zero"),
+        (change("1Gbit/s", "1Gb"), "line 17, column 8: `1Gb` is not a rate; write a number and a unit"),
+        (
+            change("\"50us\"", "50"),
+            "line 18, column 9: invalid type: integer `50`, expected a duration in quotes",
+        ),
+        (change("\"spine\"", "\"spline\""), "line 12, column 8: unknown variant `spline`"),
+        (
+            GOOD.split_at(GOOD.rfind("[[link]]").unwrap()).0.to_owned(),
+            "line 6, column 8: host `h1` cannot reach host `h0`",
+        ),
+        (
+            GOOD.to_owned() + "[[link]]\nfrom = \"top\"\nto = \"leaf\"\nrate = \"1Gbit/s\"\n",
+            "line 29, column 8: `top` and `leaf` are joined already, by the link of line 24",
+        ),
+        ("[[switch]]\nname = \"s\"\n".to_owned(), "the topology has no [[host]]"),
+        ("[[host]\n".to_owned(), "line 1, column 8: "),
+    ];
+    for (text, expected) in cases {
+        let error = Topology::parse(&text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "expected {expected}\ngot      {error}");
+    }
+}
+
+#[test]
+fn hosts_do_not_forward() {
+    let text = r#"
+        host = [{ name = "a" }, { name = "b" }, { name = "c" }]
+        link = [{ from = "a", to = "b", rate = "1Gbit/s" }, { from = "b", to = "c", rate = "1Gbit/s" }]
+    "#;
+    let error = Topology::parse(text).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "line 2, column 58: host `c` cannot reach host `a`: no chain of links and switches joins them"
+    );
+}
+
+proptest! {
+    #[test]
+    fn any_damage_ends_in_a_value_or_an_error(at in 0_usize..GOOD.len(), len in 0_usize..20, put in "\\PC{0,6}") {
+        let end = (at + len).min(GOOD.len());
+        let _ = Topology::parse(&format!("{}{put}{}", &GOOD[..at], &GOOD[end..]));
+    }
+}

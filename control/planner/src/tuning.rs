@@ -1,0 +1,118 @@
+//! Sizes of segments, messages and rings for a group of hosts.
+
+use crate::order::order;
+use crate::topology::{HostId, Topology};
+use crate::units::{Bytes, Nanos, Rate};
+
+/// How long a segment may last at the planned rate: the time in which a change of plan takes effect.
+const SEGMENT_TIME: Nanos = Nanos(10_000_000);
+
+/// What all participants of a communicator share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Segments in flight.
+    pub channels: u32,
+    /// Most bytes of a message.
+    pub chunk: Bytes,
+    /// Most bytes of a segment.
+    pub segment: Bytes,
+    /// Operations up to so many bytes have their inputs copied.
+    pub copy: Bytes,
+    /// Slots of a landing ring.
+    pub landing_slots: u32,
+}
+
+impl Tuning {
+    /// For ranks that share a host: nothing crosses a wire, so segments are as large as is useful.
+    pub const ONE_HOST: Self = Self {
+        channels: 4,
+        chunk: Bytes(256 << 10),
+        segment: Bytes(4 << 20),
+        copy: Bytes(64 << 10),
+        landing_slots: 4,
+    };
+}
+
+/// Sizes for a group: a segment lasts at most some 10 ms on the slowest link of the ring (in which each of n hosts sends
+/// 2(n-1)/n of it), a message is a host's share of it within 16..=256 KiB, and four to eight segments are in flight, as
+/// many as cover twice what the longest way holds.
+pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
+    let count = hosts.len() as u64;
+    let ring: Vec<HostId> =
+        order(topology, hosts).iter().filter_map(|index| hosts.get(*index)).copied().collect();
+    let hops = ring.iter().zip(ring.iter().cycle().skip(1));
+    let routes: Vec<_> = hops.filter_map(|(from, to)| topology.route(*from, *to)).collect();
+    let Some(rate) = routes.iter().map(|route| route.rate).min() else {
+        return Tuning::ONE_HOST;
+    };
+    let delay = routes.iter().map(|route| route.delay).max().unwrap_or_default();
+    let allowed = segment_at(rate, count);
+    let chunk = previous_power_of_two(allowed / count).clamp(16 << 10, 256 << 10);
+    let segment = (chunk * count).min(allowed.max(16 << 10)) & !4095;
+    let round_trip = Nanos(delay.0.saturating_mul(2));
+    let held = rate.bytes_in(round_trip).0.saturating_mul(2);
+    let channels = held.div_ceil(chunk).clamp(4, 8) as u32;
+    Tuning { channels, chunk: Bytes(chunk), segment: Bytes(segment), copy: Bytes(64 << 10), landing_slots: 4 }
+}
+
+/// Bytes of a segment that lasts [`SEGMENT_TIME`] in a ring of `count` hosts.
+fn segment_at(rate: Rate, count: u64) -> u64 {
+    let sent = rate.bytes_in(SEGMENT_TIME).0;
+    let steps = count.saturating_sub(1).max(1).saturating_mul(2);
+    (u128::from(sent) * u128::from(count) / u128::from(steps)).min(1 << 30) as u64
+}
+
+fn previous_power_of_two(value: u64) -> u64 {
+    1 << value.max(1).ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn star(hosts: usize, rate: &str, delay: &str) -> (Topology, Vec<HostId>) {
+        let mut text = "[[switch]]\nname = \"s\"\n".to_owned();
+        for host in 0..hosts {
+            text += &format!("[[host]]\nname = \"h{host}\"\n");
+            text += &format!(
+                "[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"{rate}\"\ndelay = \"{delay}\"\n"
+            );
+        }
+        (Topology::parse(&text).unwrap(), (0..hosts).map(HostId).collect())
+    }
+
+    #[test]
+    fn four_hosts_at_one_gigabit() {
+        let (topology, hosts) = star(4, "1Gbit/s", "50us");
+        let expected = Tuning {
+            channels: 4,
+            chunk: Bytes(128 << 10),
+            segment: Bytes(512 << 10),
+            copy: Bytes(64 << 10),
+            landing_slots: 4,
+        };
+        assert_eq!(tuning(&topology, &hosts), expected);
+        assert_eq!(tuning(&topology, &hosts[..1]), Tuning::ONE_HOST);
+        assert_eq!(tuning(&topology, &[]), Tuning::ONE_HOST);
+    }
+
+    #[test]
+    fn long_ways_have_more_in_flight() {
+        let (topology, hosts) = star(4, "10Gbit/s", "250us");
+        assert_eq!(tuning(&topology, &hosts).channels, 8);
+    }
+
+    proptest! {
+        #[test]
+        fn within_bounds(hosts in 2_usize..40, rate in 1_u64..400_000_000_000, delay in 0_u64..1_000_000_000) {
+            let (topology, hosts) = star(hosts, &format!("{rate}bit/s"), &format!("{delay}ns"));
+            let tuning = tuning(&topology, &hosts);
+            prop_assert!((16 << 10..=256 << 10).contains(&tuning.chunk.0) && tuning.chunk.0.is_power_of_two());
+            prop_assert!((4..=8).contains(&tuning.channels));
+            prop_assert!(tuning.segment.0 >= 16 << 10 && tuning.segment.0.is_multiple_of(4096));
+            let lasts = |bytes: u64| u128::from(bytes) * 2 * (hosts.len() as u128 - 1) / hosts.len() as u128 * 8_000_000_000;
+            prop_assert!(tuning.segment.0 == 16 << 10 || lasts(tuning.segment.0) / u128::from(rate) <= 10_000_000);
+        }
+    }
+}
