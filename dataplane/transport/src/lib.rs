@@ -7,12 +7,21 @@
 //! how much into which ring is the business of the layer above (credits); a frame for a ring or a size that was never
 //! attached ends the link.
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod loopback;
+mod rings;
+mod timer;
+
 use harmonaize_shm::Span;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 /// Most bytes that a frame's header may have.
 pub const MAX_HEADER: usize = 512;
+
+/// Most paths that a link may have.
+pub const MAX_PATHS: u16 = 64;
 
 /// A link of this endpoint. Never used again after it is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,13 +89,13 @@ pub enum Event<'a> {
 /// Why a link ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DownReason {
-    /// The peer closed it or its host went away.
+    /// The peer closed it, or its process ended.
     #[error("closed by the peer")]
     Closed,
     /// It could not be connected in time.
     #[error("could not be connected: {0}")]
     Connect(String),
-    /// The network failed.
+    /// The network failed, or the peer's host fell silent.
     #[error("network error: {0}")]
     Network(String),
     /// The peer presented a wrong introduction or version.
@@ -116,7 +125,9 @@ pub trait Transport {
     /// Where other agents connect to this one.
     fn local_address(&self) -> SocketAddr;
 
-    /// Starts a link; [`Event::Up`] or [`Event::Down`] follows. A second link of the same name is refused.
+    /// Starts a link; [`Event::Up`] or [`Event::Down`] follows. A second link of the same name is refused. A peer with a
+    /// wrong secret is told so at once, where it initiates; the end that waits goes on waiting for the right one, so that
+    /// a stranger who knows the name cannot end a link, and goes down when its time to connect is over.
     fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason>;
 
     /// Gives a link a ring to land payloads in. Before frames for it can arrive, that is before the layer above lets the
@@ -124,7 +135,7 @@ pub trait Transport {
     fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason>;
 
     /// Queues a frame. The header is copied; the payload is read until [`Event::Sent`] comes with `token` (frames without
-    /// payload get no `Sent`).
+    /// payload get no `Sent`). The whole span is sent; one of no bytes is a payload too, and gets its `Sent`.
     fn send(
         &mut self,
         link: LinkId,
@@ -141,6 +152,7 @@ pub trait Transport {
     /// tried once, so that a last word gets out.
     fn close(&mut self, link: LinkId);
 
-    /// A descriptor that is readable (level) whenever `progress` would find work from outside, to sleep on.
+    /// A descriptor that is readable (level) whenever the network or a timer has work for `progress`. Sleep on it only
+    /// after `progress` returned 0: frames queued and input already taken in are not seen by it.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 }

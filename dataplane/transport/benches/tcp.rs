@@ -1,0 +1,2 @@
+//! In construction.
+fn main() {}
