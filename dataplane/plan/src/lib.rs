@@ -4,8 +4,18 @@
 //! Architecture invariant: no clock, socket, thread, file or async runtime; an algorithm is data.
 #![forbid(unsafe_code)]
 
+mod allreduce;
+mod alltoall;
+mod barrier;
+mod broadcast;
+mod builder;
+mod plan;
 mod program;
+mod segmentation;
 
+pub use plan::{Edges, Local, Plan, PlanError, Request, algorithm, edges, program};
 pub use program::{
-    Access, Form, Group, Operand, Part, Participant, Place, Program, Retention, Slot, Step, StepKind,
+    Access, Form, Group, MAX_SOURCES, Operand, Part, Participant, Place, Program, Retention, Slot, Step,
+    StepKind,
 };
+pub use segmentation::{Segmentation, Tuning, retention, segmentation};

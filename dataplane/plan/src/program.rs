@@ -4,18 +4,24 @@
 //! in the order in which they stand: the next step waits until the steps in its `after` have completed, until a message
 //! has arrived for each of its peer sources and until there is credit for each of its peer destinations. Issue order thus
 //! fixes which message is which: on a channel, the k-th send from `p` to `q` is the k-th receive at `q` from `p`. Copying
-//! and reducing complete at once; fetching, storing and sending complete later.
+//! and reducing complete at once; fetching, storing and sending complete later. A landing slot is free again when the step
+//! that consumed its message has completed.
+//!
+//! All operands of a step have the same `index` and `of`; a step may read and write the same range (each element is read
+//! before it is written). In place, writing a rank's own input to the same range of its output changes nothing.
 
 use harmonaize_abi::Rank;
 use serde::{Deserialize, Serialize};
 
-/// Who executes a program: an agent with all its local ranks, counted from 0 within the communicator's group.
+/// Who executes a program: an agent with all its local ranks, counted from 0 within the communicator's group. The number
+/// stays the same for the communicator's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Participant(pub u32);
 
 /// Which ranks each participant drives. Every rank of `0..ranks` stands exactly once; every participant has at least one.
-/// The order of participants is the plan's: rings and chains follow it.
+/// Participants keep their numbers; the order that rings and chains follow is the [`crate::Plan`]'s.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Vec<Rank>>", into = "Vec<Vec<Rank>>")]
 pub struct Group {
     members: Vec<Vec<Rank>>,
 }
@@ -36,8 +42,8 @@ pub enum Retention {
     KeepInputs,
     /// In place: results wait in staging, and `committed` steps write them out after the acknowledgement.
     HoldOutputs,
-    /// The first steps copy (or reduce) the inputs into staging that is kept until the acknowledgement; the operation
-    /// completes at once. The rule for small operations.
+    /// The first steps ([`Program::copying`]) copy (or reduce) the inputs into staging that is kept until the
+    /// acknowledgement; the operation completes at once. The rule for small operations.
     CopyInputs,
 }
 
@@ -55,12 +61,14 @@ pub enum Place {
     /// A staging buffer. Its content lies at the start of the buffer: an operand's `part` says how long it is, and `block`
     /// is 0.
     Staging(Slot),
-    /// The other end of a channel to a peer: a message that arrived (source) or that is sent (destination).
+    /// The other end of a channel to a peer: a message that arrived (source) or that is sent (destination). `block` is 0.
+    /// At most one source and one destination of a step is the same peer.
     Peer(Participant),
 }
 
 /// A range of a tensor block's current segment. A tensor is `blocks` blocks of equal length (1, or one per rank for
-/// AllToAll); a segment covers the same element range `lo..hi` of every block; part `index` of `of` covers elements
+/// AllToAll, whose input block `b` goes to rank `b` and whose output block `b` comes from rank `b`); a segment covers the
+/// same element range `lo..hi` of every block; part `index` of `of` covers elements
 /// `lo + (hi-lo)*index/of .. lo + (hi-lo)*(index+1)/of` of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {
@@ -99,8 +107,9 @@ pub enum StepKind {
     /// One source, copied to every destination. No source and no destination but peers: an empty message; no destination
     /// but a peer source: wait for a message.
     Move,
-    /// One to eight sources reduced element by element, in the order in which they stand. `last` marks the step that
-    /// completes the reduction of its range: an Average is divided there.
+    /// One to [`MAX_SOURCES`] sources reduced element by element, in the order in which they stand, into at least one
+    /// memory destination. `last` marks the step that completes the reduction of its range: an Average is divided there,
+    /// by the number of ranks.
     Reduce {
         /// Whether the result is final.
         last: bool,
@@ -133,7 +142,14 @@ pub struct Program {
     pub steps: Vec<Step>,
     /// Staging slots: slot `i` holds at most `ceil(segment elements of a block / slots[i])` elements.
     pub slots: Vec<u32>,
+    /// How many of the first steps secure the inputs under [`Retention::CopyInputs`], else 0. They talk to no peer; later
+    /// steps read no input and overwrite none of the copies that they read. A segment that is run again under a plan of
+    /// the same group skips these steps: the copies lie in the same slots whatever the order of participants.
+    pub copying: u32,
 }
+
+/// Most sources of a [`StepKind::Reduce`].
+pub const MAX_SOURCES: usize = 8;
 
 impl Group {
     /// A group from the ranks of each participant, or `None` if a rank is missing, out of range or there twice, or a
@@ -177,15 +193,44 @@ impl Group {
     }
 }
 
+impl TryFrom<Vec<Vec<Rank>>> for Group {
+    type Error = &'static str;
+    fn try_from(members: Vec<Vec<Rank>>) -> Result<Self, Self::Error> {
+        Self::new(members).ok_or("a rank is missing, out of range or there twice, or a participant has none")
+    }
+}
+
+impl From<Group> for Vec<Vec<Rank>> {
+    fn from(group: Group) -> Self {
+        group.members
+    }
+}
+
+impl Program {
+    /// Elements of staging that a segment of `elements` elements (of a block) needs.
+    pub fn staging_elements(&self, elements: u64) -> u64 {
+        self.slots
+            .iter()
+            .map(|slot| elements.div_ceil(u64::from((*slot).max(1))))
+            .fold(0, u64::saturating_add)
+    }
+}
+
 impl Part {
     /// All of a block's segment.
     pub const fn whole(block: u32) -> Self {
         Self { block, index: 0, of: 1 }
     }
 
+    /// The same elements of another block; of a staging slot or a message, with block 0.
+    pub const fn in_block(self, block: u32) -> Self {
+        Self { block, ..self }
+    }
+
     /// Start and length in elements within a block of which the segment covers `lo..hi`.
     pub const fn elements(self, lo: u64, hi: u64) -> (u64, u64) {
-        let (span, index, of) = ((hi - lo) as u128, self.index as u128, self.of as u128);
+        let of = if self.of == 0 { 1 } else { self.of as u128 };
+        let (span, index) = (hi.saturating_sub(lo) as u128, self.index as u128);
         let start = (span * index / of) as u64;
         let end = (span * (index + 1) / of) as u64;
         (lo + start, end - start)

@@ -1,0 +1,195 @@
+//! AllToAll, pairwise: in round `d` each participant sends to the one `d` places on and receives from the one `d` places
+//! back, a message per source and destination rank. Within a participant, blocks are copied between the messages.
+//!
+//! Sends and receives of a round alternate, send first: with one landing slot a peer, a second send may wait for what the
+//! peer receives after its own first send, but never for more than that.
+
+use crate::builder::{Builder, Feeder, Rotation, input, peer, remote_count, staged};
+use crate::plan::{Local, Plan, PlanError};
+use crate::program::{Access, Operand, Part, Participant, Place, Program, Retention, Slot, StepKind};
+use harmonaize_abi::Rank;
+use std::collections::HashMap;
+
+/// Slots for each of fetching ahead and storing behind.
+const STAGED: u32 = 4;
+
+/// One block's way as this participant sees it.
+#[derive(Clone, Copy)]
+enum Action {
+    Send { from: Rank, to: Rank, peer: Participant },
+    Copy { from: Rank, to: Rank },
+    Receive { from: Rank, to: Rank, peer: Participant },
+}
+
+/// The program of the participant at `position`.
+pub(crate) fn program(
+    plan: &Plan,
+    position: u32,
+    me: Participant,
+    local: &Local<'_>,
+) -> Result<Program, PlanError> {
+    if local.retention == Retention::HoldOutputs {
+        return Err(PlanError::InPlace);
+    }
+    let actions = actions(plan, position, me)?;
+    let copied = local.retention == Retention::CopyInputs && plan.participants() > 1;
+    let (sends, copies): (Vec<_>, Vec<_>) =
+        actions.iter().partition(|action| matches!(action, Action::Send { .. } | Action::Receive { .. }));
+    let mut builder = Builder::default();
+    let stores = remote_count(plan.group().local(me), local) > 0;
+    let stores = if stores { Some(Rotation::new(&mut builder, STAGED, 1)?) } else { None };
+    let mut exchange = Exchange { local, stores, feeder: None, copies: HashMap::new() };
+    if copied {
+        exchange.copy(&mut builder, &sends)?;
+        exchange.feed(&mut builder, &copies)?;
+        exchange.run(&mut builder, &copies)?;
+        builder.end_copying();
+        exchange.run(&mut builder, &sends)?;
+    } else {
+        exchange.feed(&mut builder, &actions)?;
+        exchange.run(&mut builder, &actions)?;
+    }
+    builder.finish()
+}
+
+/// Everything that this participant does, in order.
+fn actions(plan: &Plan, position: u32, me: Participant) -> Result<Vec<Action>, PlanError> {
+    let group = plan.group();
+    let mine = group.local(me);
+    let pairs = |from: &[Rank], to: &[Rank]| -> Vec<(Rank, Rank)> {
+        from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to))).collect()
+    };
+    let mut copies = pairs(mine, mine).into_iter().map(|(from, to)| Action::Copy { from, to });
+    let mut actions = Vec::new();
+    for distance in 1..plan.participants() {
+        let next = plan.at(position, distance)?;
+        let previous = plan.at(position, plan.participants() - distance)?;
+        let mut sends = pairs(mine, group.local(next)).into_iter();
+        let mut receives = pairs(group.local(previous), mine).into_iter();
+        loop {
+            let (send, receive) = (sends.next(), receives.next());
+            if send.is_none() && receive.is_none() {
+                break;
+            }
+            actions.extend(send.map(|(from, to)| Action::Send { from, to, peer: next }));
+            actions.extend(copies.next());
+            actions.extend(receive.map(|(from, to)| Action::Receive { from, to, peer: previous }));
+        }
+    }
+    actions.extend(copies);
+    Ok(actions)
+}
+
+struct Exchange<'a> {
+    local: &'a Local<'a>,
+    /// Where blocks for remote ranks wait to be stored.
+    stores: Option<Rotation>,
+    /// Brings blocks of remote ranks.
+    feeder: Option<Feeder>,
+    /// Blocks copied beforehand.
+    copies: HashMap<(Rank, Rank), Slot>,
+}
+
+impl Exchange<'_> {
+    /// Fetches what the actions will need of remote ranks.
+    fn feed(&mut self, builder: &mut Builder, actions: &[Action]) -> Result<(), PlanError> {
+        let fetches = actions.iter().filter_map(|action| match action {
+            Action::Send { from, to, .. } | Action::Copy { from, to } => {
+                let remote = (self.local.access)(*from) == Access::Remote;
+                remote.then(|| input(*from, Part::whole(to.0)))
+            }
+            Action::Receive { .. } => None,
+        });
+        self.feeder = Some(Feeder::new(builder, fetches.collect(), STAGED as usize, 1)?);
+        Ok(())
+    }
+
+    /// Copies every block that will be sent into a slot of its own.
+    fn copy(&mut self, builder: &mut Builder, actions: &[Action]) -> Result<(), PlanError> {
+        let mut blocks: Vec<(Rank, Rank)> = actions
+            .iter()
+            .filter_map(|action| match action {
+                Action::Send { from, to, .. } => Some((*from, *to)),
+                _ => None,
+            })
+            .collect();
+        // By rank, not by position: the copies lie in the same slots in every order.
+        blocks.sort_unstable();
+        for (from, to) in blocks {
+            let slot = builder.slot(1)?;
+            let kind = match (self.local.access)(from) {
+                Access::Mapped => StepKind::Move,
+                Access::Remote => StepKind::Fetch,
+            };
+            let block = Part::whole(to.0);
+            builder.push(kind, vec![input(from, block)], vec![staged(slot, block)]);
+            self.copies.insert((from, to), slot);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, builder: &mut Builder, actions: &[Action]) -> Result<(), PlanError> {
+        for action in actions {
+            match *action {
+                Action::Send { from, to, peer } => {
+                    let source = self.source(from, to)?;
+                    builder.send(source, peer);
+                    self.give_back(builder, source, (from, to));
+                }
+                Action::Copy { from, to } => {
+                    let source = self.source(from, to)?;
+                    self.deliver(builder, source, from, to)?;
+                    self.give_back(builder, source, (from, to));
+                }
+                Action::Receive { from, to, peer: sender } => {
+                    self.deliver(builder, peer(sender, Part::whole(0)), from, to)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn source(&mut self, from: Rank, to: Rank) -> Result<Operand, PlanError> {
+        if let Some(slot) = self.copies.get(&(from, to)) {
+            return Ok(staged(*slot, Part::whole(0)));
+        }
+        match (self.local.access)(from) {
+            Access::Mapped => Ok(input(from, Part::whole(to.0))),
+            Access::Remote => self.feeder.as_mut().ok_or(PlanError::Inconsistent)?.take(),
+        }
+    }
+
+    fn give_back(&mut self, builder: &mut Builder, source: Operand, block: (Rank, Rank)) {
+        if let Some(feeder) = &mut self.feeder
+            && !self.copies.contains_key(&block)
+        {
+            feeder.give_back(builder, &[source]);
+        }
+    }
+
+    /// Puts the block that `from` has for `to`, both local or the message of a peer, into its output.
+    fn deliver(
+        &mut self,
+        builder: &mut Builder,
+        source: Operand,
+        from: Rank,
+        to: Rank,
+    ) -> Result<(), PlanError> {
+        let output = Operand::exact(Place::Output(to), Part::whole(from.0));
+        if (self.local.access)(to) == Access::Mapped {
+            builder.copy(source, vec![output]);
+            return Ok(());
+        }
+        let staged = match (source.place, &mut self.stores) {
+            (Place::Staging(_), _) => source,
+            (_, Some(rotation)) => {
+                let target = staged(rotation.next()?, source.part);
+                builder.copy(source, vec![target]);
+                target
+            }
+            (_, None) => return Err(PlanError::Inconsistent),
+        };
+        builder.store(staged, &[output]);
+        Ok(())
+    }
+}

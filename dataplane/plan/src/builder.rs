@@ -1,0 +1,288 @@
+//! Puts a program together: numbers slots and steps, and makes each step wait for those whose staging it touches.
+
+use crate::plan::{Local, PlanError};
+use crate::program::{Access, MAX_SOURCES, Operand, Part, Participant, Place, Program, Slot, Step, StepKind};
+use harmonaize_abi::Rank;
+use std::collections::VecDeque;
+
+/// A program under construction.
+#[derive(Default)]
+pub(crate) struct Builder {
+    steps: Vec<Step>,
+    slots: Vec<u32>,
+    unfinished: Vec<Unfinished>,
+    copying: u32,
+    committed: bool,
+}
+
+/// Steps that touch a slot and were not yet waited for.
+#[derive(Default)]
+struct Unfinished {
+    reads: Vec<u32>,
+    writes: Vec<u32>,
+}
+
+impl Builder {
+    /// A new slot of one `divisor`-th of the segment.
+    pub(crate) fn slot(&mut self, divisor: u32) -> Result<Slot, PlanError> {
+        let number =
+            u16::try_from(self.slots.len()).map_err(|_| PlanError::TooLarge(usize::from(u16::MAX)))?;
+        self.slots.push(divisor);
+        self.unfinished.push(Unfinished::default());
+        Ok(Slot(number))
+    }
+
+    /// `count` new slots of one `divisor`-th of the segment each.
+    pub(crate) fn slots(&mut self, count: u32, divisor: u32) -> Result<Vec<Slot>, PlanError> {
+        (0..count).map(|_| self.slot(divisor)).collect()
+    }
+
+    /// Ends the steps that secure the inputs.
+    pub(crate) fn end_copying(&mut self) {
+        self.copying = self.steps.len() as u32;
+    }
+
+    /// Begins the steps that wait for the acknowledgement.
+    pub(crate) fn begin_committed(&mut self) {
+        self.committed = true;
+        self.unfinished.iter_mut().for_each(|slot| *slot = Unfinished::default());
+    }
+
+    /// The program.
+    pub(crate) fn finish(self) -> Result<Program, PlanError> {
+        match u32::try_from(self.steps.len()) {
+            Ok(_) => Ok(Program { steps: self.steps, slots: self.slots, copying: self.copying }),
+            Err(_) => Err(PlanError::TooLarge(u32::MAX as usize)),
+        }
+    }
+
+    /// Copies a source to destinations.
+    pub(crate) fn copy(&mut self, source: Operand, destinations: Vec<Operand>) {
+        self.push(StepKind::Move, vec![source], destinations);
+    }
+
+    /// Sends a source to a peer.
+    pub(crate) fn send(&mut self, source: Operand, to: Participant) {
+        self.copy(source, vec![peer(to, source.part)]);
+    }
+
+    /// Stores a staged result to the outputs of remote ranks.
+    pub(crate) fn store(&mut self, staged: Operand, outputs: &[Operand]) {
+        for output in outputs {
+            self.push(StepKind::Store, vec![staged], vec![*output]);
+        }
+    }
+
+    /// A step, made to wait for every unfinished step that it would disturb in staging.
+    pub(crate) fn push(&mut self, kind: StepKind, sources: Vec<Operand>, destinations: Vec<Operand>) {
+        let index = self.steps.len() as u32;
+        let mut after = Vec::new();
+        for operand in &sources {
+            if let Some(slot) = self.unfinished_at(operand) {
+                after.append(&mut slot.writes);
+            }
+        }
+        for operand in &destinations {
+            if let Some(slot) = self.unfinished_at(operand) {
+                after.append(&mut slot.writes);
+                after.append(&mut slot.reads);
+            }
+        }
+        after.sort_unstable();
+        after.dedup();
+        let sends = destinations.iter().any(|operand| matches!(operand.place, Place::Peer(_)));
+        let memory = destinations.iter().find(|operand| !matches!(operand.place, Place::Peer(_)));
+        let (read, written) = match kind {
+            StepKind::Fetch => (None, destinations.first()),
+            StepKind::Store => (sources.first(), None),
+            _ if sends => (memory.or(sources.first()), None),
+            _ => (None, None),
+        };
+        if let Some(slot) = read.and_then(|operand| self.unfinished_at(operand)) {
+            slot.reads.push(index);
+        }
+        if let Some(slot) = written.and_then(|operand| self.unfinished_at(operand)) {
+            slot.writes.push(index);
+        }
+        self.steps.push(Step { kind, sources, destinations, after, committed: self.committed });
+    }
+
+    fn unfinished_at(&mut self, operand: &Operand) -> Option<&mut Unfinished> {
+        match operand.place {
+            Place::Staging(slot) => self.unfinished.get_mut(usize::from(slot.0)),
+            _ => None,
+        }
+    }
+}
+
+/// A part of a rank's input.
+pub(crate) fn input(rank: Rank, part: Part) -> Operand {
+    Operand::exact(Place::Input(rank), part)
+}
+
+/// A part in a staging slot.
+pub(crate) fn staged(slot: Slot, part: Part) -> Operand {
+    Operand::exact(Place::Staging(slot), part.in_block(0))
+}
+
+/// A part as a message.
+pub(crate) fn peer(participant: Participant, part: Part) -> Operand {
+    Operand::exact(Place::Peer(participant), part.in_block(0))
+}
+
+/// A part of the outputs of those ranks that are reached as `access` says.
+pub(crate) fn outputs(ranks: &[Rank], local: &Local<'_>, access: Access, part: Part) -> Vec<Operand> {
+    let reached = ranks.iter().filter(|rank| (local.access)(**rank) == access);
+    reached.map(|rank| Operand::exact(Place::Output(*rank), part)).collect()
+}
+
+/// How many of the ranks are remote.
+pub(crate) fn remote_count(ranks: &[Rank], local: &Local<'_>) -> usize {
+    ranks.iter().filter(|rank| (local.access)(**rank) == Access::Remote).count()
+}
+
+/// Slots used in turn.
+pub(crate) struct Rotation {
+    slots: Vec<Slot>,
+    next: usize,
+}
+
+impl Rotation {
+    pub(crate) fn new(builder: &mut Builder, count: u32, divisor: u32) -> Result<Self, PlanError> {
+        Ok(Self { slots: builder.slots(count, divisor)?, next: 0 })
+    }
+
+    /// The slot used longest ago.
+    pub(crate) fn next(&mut self) -> Result<Slot, PlanError> {
+        let slot = self.slots.get(self.next).copied().ok_or(PlanError::Inconsistent)?;
+        self.next = (self.next + 1) % self.slots.len();
+        Ok(slot)
+    }
+}
+
+/// Fetches remote inputs ahead of their use, in the order of their use, as far as its slots reach.
+pub(crate) struct Feeder {
+    queue: VecDeque<Operand>,
+    ready: VecDeque<Operand>,
+    free: VecDeque<Slot>,
+}
+
+impl Feeder {
+    /// A feeder of `inputs` with at most `ahead` slots of one `divisor`-th of the segment; the first fetches are issued.
+    pub(crate) fn new(
+        builder: &mut Builder,
+        inputs: Vec<Operand>,
+        ahead: usize,
+        divisor: u32,
+    ) -> Result<Self, PlanError> {
+        let slots = builder.slots(inputs.len().min(ahead) as u32, divisor)?;
+        let mut feeder = Self { queue: inputs.into(), ready: VecDeque::new(), free: slots.into() };
+        feeder.refill(builder);
+        Ok(feeder)
+    }
+
+    /// The next input, staged.
+    pub(crate) fn take(&mut self) -> Result<Operand, PlanError> {
+        self.ready.pop_front().ok_or(PlanError::Inconsistent)
+    }
+
+    /// Takes back the slots of operands that the steps issued so far have used, and fetches on.
+    pub(crate) fn give_back(&mut self, builder: &mut Builder, operands: &[Operand]) {
+        for operand in operands {
+            if let Place::Staging(slot) = operand.place {
+                self.free.push_back(slot);
+            }
+        }
+        self.refill(builder);
+    }
+
+    fn refill(&mut self, builder: &mut Builder) {
+        while !self.queue.is_empty() {
+            let Some(slot) = self.free.pop_front() else { return };
+            let Some(source) = self.queue.pop_front() else { return };
+            let target = staged(slot, source.part);
+            builder.push(StepKind::Fetch, vec![source], vec![target]);
+            self.ready.push_back(target);
+        }
+    }
+}
+
+/// Reduces what the local ranks contribute to one part after another, at most [`MAX_SOURCES`] sources a step.
+pub(crate) struct Contributions<'a> {
+    ranks: &'a [Rank],
+    local: &'a Local<'a>,
+    feeder: Feeder,
+    partial: Option<Slot>,
+}
+
+impl<'a> Contributions<'a> {
+    /// Contributions of `ranks` to `parts`, which must be asked for in this order.
+    pub(crate) fn new(
+        builder: &mut Builder,
+        ranks: &'a [Rank],
+        local: &'a Local<'a>,
+        parts: &[Part],
+    ) -> Result<Self, PlanError> {
+        let divisor = parts.first().map_or(1, |part| part.of);
+        let remote = ranks.iter().filter(|rank| (local.access)(**rank) == Access::Remote);
+        let fetches = parts.iter().flat_map(|part| remote.clone().map(|rank| input(*rank, *part))).collect();
+        let ahead = 2 * remote_count(ranks, local).min(MAX_SOURCES);
+        let feeder = Feeder::new(builder, fetches, ahead, divisor)?;
+        let partial = if ranks.len() < MAX_SOURCES { None } else { Some(builder.slot(divisor)?) };
+        Ok(Self { ranks, local, feeder, partial })
+    }
+
+    /// Whether one operand is all there is, which need not be reduced.
+    pub(crate) fn single(&self) -> bool {
+        self.ranks.len() == 1
+    }
+
+    /// Sends the only contribution as it is.
+    pub(crate) fn send(
+        &mut self,
+        builder: &mut Builder,
+        part: Part,
+        to: Participant,
+    ) -> Result<(), PlanError> {
+        let rank = *self.ranks.first().ok_or(PlanError::Inconsistent)?;
+        let source = self.operand(rank, part)?;
+        builder.send(source, to);
+        self.feeder.give_back(builder, &[source]);
+        Ok(())
+    }
+
+    /// Reduces `first` and all contributions to `part`, in this order, into `destinations`.
+    pub(crate) fn reduce(
+        &mut self,
+        builder: &mut Builder,
+        first: Option<Operand>,
+        part: Part,
+        last: bool,
+        destinations: Vec<Operand>,
+    ) -> Result<(), PlanError> {
+        let mut sources: Vec<Operand> = first.into_iter().collect();
+        let mut used = Vec::new();
+        for rank in self.ranks {
+            if sources.len() == MAX_SOURCES {
+                let partial = staged(self.partial.ok_or(PlanError::Inconsistent)?, part);
+                let full = core::mem::replace(&mut sources, vec![partial]);
+                builder.push(StepKind::Reduce { last: false }, full, vec![partial]);
+                self.feeder.give_back(builder, &used);
+                used.clear();
+            }
+            let source = self.operand(*rank, part)?;
+            used.push(source);
+            sources.push(source);
+        }
+        builder.push(StepKind::Reduce { last }, sources, destinations);
+        self.feeder.give_back(builder, &used);
+        Ok(())
+    }
+
+    fn operand(&mut self, rank: Rank, part: Part) -> Result<Operand, PlanError> {
+        match (self.local.access)(rank) {
+            Access::Mapped => Ok(input(rank, part)),
+            Access::Remote => self.feeder.take(),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A plan (who takes part, in which order), and the expansion of a request into each participant's program.
+
+use crate::program::{Access, Group, Participant, Place, Program, Retention};
+use crate::{allreduce, alltoall, barrier, broadcast};
+use harmonaize_abi::{Collective, Rank};
+use serde::{Deserialize, Serialize};
+
+/// A group and the order in which rings and chains visit its participants. The group is the communicator's, the order
+/// may change with an epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Recipe", into = "Recipe")]
+pub struct Plan {
+    group: Group,
+    order: Vec<Participant>,
+}
+
+/// A plan as it is sent, before it is validated.
+#[derive(Clone, Serialize, Deserialize)]
+struct Recipe {
+    group: Group,
+    order: Vec<Participant>,
+}
+
+/// Which collective, as far as its steps depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Request {
+    /// Which.
+    pub collective: Collective,
+    /// Whose input a Broadcast sends; ignored by the others.
+    pub root: Rank,
+}
+
+/// What a participant knows of its own ranks. Participants need not agree on it: messages do not depend on it.
+#[derive(Clone, Copy)]
+pub struct Local<'a> {
+    /// How each local rank's tensors are reached.
+    pub access: &'a dyn Fn(Rank) -> Access,
+    /// What keeps the inputs alive.
+    pub retention: Retention,
+}
+
+/// Why there is no such plan or program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The order leaves out a participant, repeats one, or names one that the group does not have.
+    #[error("the order of {entries} participants is not a permutation of the group's {participants}")]
+    Order {
+        /// How many the group has.
+        participants: u32,
+        /// How many the order names.
+        entries: usize,
+    },
+    /// The group has no such participant.
+    #[error("participant {} is not in the group", .0.0)]
+    Participant(Participant),
+    /// The root is not a rank of the group.
+    #[error("root {root} is not one of {ranks} ranks")]
+    Root {
+        /// The root asked for.
+        root: Rank,
+        /// Ranks of the group.
+        ranks: u32,
+    },
+    /// An AllToAll cannot be in place.
+    #[error("an AllToAll cannot hold back its outputs: it is never in place")]
+    InPlace,
+    /// The program would need more staging slots or steps than can be counted.
+    #[error("too many ranks for one program: it needs more than {0} staging slots or steps")]
+    TooLarge(usize),
+    /// An algorithm asked for an operand that it had not prepared: a bug.
+    #[error("inconsistent algorithm")]
+    Inconsistent,
+}
+
+impl Plan {
+    /// A plan, if `order` names every participant of the group once.
+    pub fn new(group: Group, order: Vec<Participant>) -> Result<Self, PlanError> {
+        let error = || PlanError::Order { participants: group.participants(), entries: order.len() };
+        let mut seen = vec![false; group.participants() as usize];
+        if order.len() != seen.len() {
+            return Err(error());
+        }
+        for participant in &order {
+            let seen = seen.get_mut(participant.0 as usize).ok_or_else(error)?;
+            if core::mem::replace(seen, true) {
+                return Err(error());
+            }
+        }
+        Ok(Self { group, order })
+    }
+
+    /// The plan that visits participants by number.
+    pub fn in_sequence(group: Group) -> Self {
+        let order = (0..group.participants()).map(Participant).collect();
+        Self { group, order }
+    }
+
+    /// Who drives which ranks.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Participants in the order of rings and chains.
+    pub fn order(&self) -> &[Participant] {
+        &self.order
+    }
+
+    /// How many participants.
+    pub fn participants(&self) -> u32 {
+        self.order.len() as u32
+    }
+
+    /// Where a participant stands in the order.
+    pub fn position(&self, participant: Participant) -> Option<u32> {
+        self.order.iter().position(|other| *other == participant).map(|position| position as u32)
+    }
+
+    /// Who stands `distance` places after `position`, counted round the ring.
+    pub(crate) fn at(&self, position: u32, distance: u32) -> Result<Participant, PlanError> {
+        let index = (u64::from(position) + u64::from(distance)) % u64::from(self.participants().max(1));
+        self.order.get(index as usize).copied().ok_or(PlanError::Inconsistent)
+    }
+}
+
+impl TryFrom<Recipe> for Plan {
+    type Error = PlanError;
+    fn try_from(recipe: Recipe) -> Result<Self, PlanError> {
+        Self::new(recipe.group, recipe.order)
+    }
+}
+
+impl From<Plan> for Recipe {
+    fn from(plan: Plan) -> Self {
+        Self { group: plan.group, order: plan.order }
+    }
+}
+
+/// What one participant has to do for one segment of a request. The messages between participants depend on plan and
+/// request alone, so that each may have its own [`Local`]. Every program makes progress with one landing slot per peer.
+pub fn program(
+    plan: &Plan,
+    request: Request,
+    me: Participant,
+    local: &Local<'_>,
+) -> Result<Program, PlanError> {
+    let position = plan.position(me).ok_or(PlanError::Participant(me))?;
+    match request.collective {
+        Collective::AllReduce => allreduce::program(plan, position, me, local),
+        Collective::AllToAll => alltoall::program(plan, position, me, local),
+        Collective::Broadcast => broadcast::program(plan, request.root, position, me, local),
+        Collective::Barrier => barrier::program(plan, position),
+    }
+}
+
+/// The peers that a program talks to, each list in ascending order and without repetition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edges {
+    /// Peers it sends to.
+    pub to: Vec<Participant>,
+    /// Peers it receives from.
+    pub from: Vec<Participant>,
+}
+
+/// Whom a program sends to and receives from.
+pub fn edges(program: &Program) -> Edges {
+    let mut edges = Edges::default();
+    for step in &program.steps {
+        for (operands, peers) in [(&step.sources, &mut edges.from), (&step.destinations, &mut edges.to)] {
+            peers.extend(operands.iter().filter_map(|operand| match operand.place {
+                Place::Peer(peer) => Some(peer),
+                _ => None,
+            }));
+        }
+    }
+    for peers in [&mut edges.to, &mut edges.from] {
+        peers.sort_unstable();
+        peers.dedup();
+    }
+    edges
+}
+
+/// Class of the algorithm, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
+/// 2 ring, 3 pairwise, 4 chain, 5 dissemination.
+pub fn algorithm(plan: &Plan, collective: Collective) -> u8 {
+    match collective {
+        _ if plan.participants() == 1 => 1,
+        Collective::AllReduce => 2,
+        Collective::AllToAll => 3,
+        Collective::Broadcast => 4,
+        Collective::Barrier => 5,
+    }
+}

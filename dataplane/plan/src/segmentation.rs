@@ -1,0 +1,106 @@
+//! How an operation is cut into segments, and which retention an operation of its size gets.
+
+use crate::plan::Plan;
+use crate::program::{Participant, Retention};
+use harmonaize_abi::{Collective, Signature};
+use serde::{Deserialize, Serialize};
+
+/// Sizes, in bytes, that all participants share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tuning {
+    /// Largest message; also the size of a landing slot. At least one element is sent however small this is, so give 8 or
+    /// more.
+    pub chunk_bytes: u32,
+    /// Size of a segment to aim at, over all blocks of all ranks of a participant.
+    pub segment_bytes: u32,
+    /// Smallest message of an AllToAll that is cut to keep to `segment_bytes`; below it, the segment grows instead.
+    pub message_bytes: u32,
+    /// Operations up to this many bytes a rank copy their inputs ([`Retention::CopyInputs`]).
+    pub copy_bytes: u64,
+}
+
+/// How an operation is cut. Depends only on what all participants share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segmentation {
+    /// How many segments, at least 1.
+    pub segments: u64,
+    /// Elements of each block in every segment but the last, which may have fewer.
+    pub elements: u64,
+    /// Elements of each block in all segments together.
+    pub count: u64,
+}
+
+/// Parts of a Broadcast's segment that follow one another down the chain.
+pub(crate) const BROADCAST_PARTS: u32 = 4;
+
+/// Segments start at multiples of this many bytes where that is possible.
+const ALIGNMENT: u64 = 64;
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { chunk_bytes: 128 << 10, segment_bytes: 1 << 20, message_bytes: 16 << 10, copy_bytes: 32 << 10 }
+    }
+}
+
+impl Segmentation {
+    /// Elements `lo..hi` of each block that segment `index` covers; empty beyond the last.
+    pub fn range(&self, index: u64) -> (u64, u64) {
+        let lo = index.saturating_mul(self.elements).min(self.count);
+        (lo, lo.saturating_add(self.elements).min(self.count))
+    }
+}
+
+/// Cuts an operation. An operation without elements is one segment of none.
+pub fn segmentation(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Segmentation {
+    let count = match signature.collective {
+        Collective::Barrier => 0,
+        _ => signature.count,
+    };
+    let size = signature.dtype.size() as u64;
+    let most = most_elements(plan, signature.collective, size, tuning);
+    let segments = count.div_ceil(most).max(1);
+    let unit = ALIGNMENT / size;
+    let even = count.div_ceil(segments);
+    let aligned = even.div_ceil(unit).saturating_mul(unit);
+    let elements = if aligned <= most { aligned.min(count) } else { even };
+    Segmentation { segments: count.div_ceil(elements.max(1)).max(1), elements, count }
+}
+
+/// Most elements of a block that a segment may have, at least 1.
+fn most_elements(plan: &Plan, collective: Collective, size: u64, tuning: &Tuning) -> u64 {
+    let participants = u64::from(plan.participants());
+    let chunk = (u64::from(tuning.chunk_bytes) / size).max(1);
+    let segment = (u64::from(tuning.segment_bytes) / size).max(1);
+    match collective {
+        Collective::AllReduce | Collective::Broadcast if participants == 1 => segment,
+        Collective::AllReduce => segment.min(chunk.saturating_mul(participants)),
+        Collective::Broadcast => segment.min(chunk.saturating_mul(u64::from(BROADCAST_PARTS))),
+        Collective::AllToAll => {
+            let group = plan.group();
+            let local = (0..plan.participants()).map(|each| group.local(Participant(each)).len()).max();
+            let blocks = u64::from(group.ranks()).saturating_mul(local.unwrap_or(1) as u64);
+            let least = (u64::from(tuning.message_bytes) / size).max(1);
+            (segment / blocks.max(1)).max(least).min(chunk)
+        }
+        Collective::Barrier => 1,
+    }
+}
+
+/// The retention for an operation of which at least one local rank is in place, or none. One participant needs none, and
+/// says so by [`Retention::KeepInputs`].
+pub fn retention(plan: &Plan, signature: &Signature, in_place: bool, tuning: &Tuning) -> Retention {
+    let blocks = match signature.collective {
+        Collective::AllToAll => u64::from(plan.group().ranks()),
+        _ => 1,
+    };
+    let bytes = signature.count.saturating_mul(blocks).saturating_mul(signature.dtype.size() as u64);
+    if plan.participants() == 1 || signature.collective == Collective::Barrier {
+        Retention::KeepInputs
+    } else if bytes <= tuning.copy_bytes {
+        Retention::CopyInputs
+    } else if in_place {
+        Retention::HoldOutputs
+    } else {
+        Retention::KeepInputs
+    }
+}
