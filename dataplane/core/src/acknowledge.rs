@@ -1,0 +1,126 @@
+//! Cumulative acknowledgement of segments, up and down a tree of participants.
+
+use harmonaize_plan::Participant;
+
+/// Children of a node.
+const DEGREE: u32 = 4;
+
+/// This participant's place in the tree (a heap of degree four over participants' numbers) and what it knows.
+#[derive(Debug)]
+pub(crate) struct Acknowledgements {
+    me: u32,
+    participants: u32,
+    /// By child (in order): all below it have done every segment below this.
+    below: Vec<u64>,
+    done: u64,
+    everyone: u64,
+    told_parent: u64,
+    told_children: Vec<u64>,
+}
+
+impl Acknowledgements {
+    pub(crate) fn new(me: Participant, participants: u32) -> Self {
+        let children = (1..=DEGREE).filter(|i| me.0 * DEGREE + i < participants).count();
+        Self {
+            me: me.0,
+            participants,
+            below: vec![0; children],
+            done: 0,
+            everyone: 0,
+            told_parent: 0,
+            told_children: vec![0; children],
+        }
+    }
+
+    fn parent(&self) -> Option<u32> {
+        (self.me > 0).then(|| (self.me - 1) / DEGREE)
+    }
+
+    fn child(&self, peer: u32) -> Option<usize> {
+        let child = peer.checked_sub(self.me * DEGREE + 1)?;
+        (child < self.below.len() as u32 && peer < self.participants).then_some(child as usize)
+    }
+
+    /// Every segment below this is done by everybody.
+    pub(crate) fn everyone(&self) -> u64 {
+        self.everyone
+    }
+
+    fn mine_and_below(&self) -> u64 {
+        self.below.iter().copied().fold(self.done, u64::min)
+    }
+
+    fn settle(&mut self) {
+        if self.me == 0 {
+            self.everyone = self.everyone.max(self.mine_and_below());
+        }
+    }
+
+    /// Every segment below `done` is done here.
+    pub(crate) fn done(&mut self, done: u64) {
+        self.done = self.done.max(done);
+        self.settle();
+    }
+
+    /// What a peer's header says.
+    pub(crate) fn heard(&mut self, peer: Participant, acknowledged: u64) {
+        if self.parent() == Some(peer.0) {
+            self.everyone = self.everyone.max(acknowledged.min(self.done));
+        } else if let Some(below) = self.child(peer.0).and_then(|child| self.below.get_mut(child)) {
+            *below = (*below).max(acknowledged);
+            self.settle();
+        }
+    }
+
+    /// What a header to this peer shall say; counts as told.
+    pub(crate) fn tell(&mut self, peer: Participant) -> u64 {
+        if self.parent() == Some(peer.0) {
+            self.told_parent = self.mine_and_below();
+            return self.told_parent;
+        }
+        let everyone = self.everyone;
+        if let Some(told) = self.child(peer.0).and_then(|child| self.told_children.get_mut(child)) {
+            *told = everyone;
+            return everyone;
+        }
+        0
+    }
+
+    /// A peer that should hear of an acknowledgement even if no data goes its way.
+    pub(crate) fn due(&self) -> Option<Participant> {
+        if let Some(parent) = self.parent()
+            && self.told_parent < self.mine_and_below()
+        {
+            return Some(Participant(parent));
+        }
+        let child = self.told_children.iter().position(|told| *told < self.everyone)?;
+        Some(Participant(self.me * DEGREE + 1 + child as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everyone_is_the_minimum_over_the_whole_tree() {
+        for participants in 1..=30_u32 {
+            let mut nodes: Vec<_> =
+                (0..participants).map(|i| Acknowledgements::new(Participant(i), participants)).collect();
+            for (i, node) in nodes.iter_mut().enumerate() {
+                node.done(10 + (i as u64 * 7) % 5);
+            }
+            let expected = (0..u64::from(participants)).map(|i| 10 + (i * 7) % 5).min().unwrap();
+            let mut messages = 0;
+            while let Some((from, to)) =
+                (0..nodes.len()).find_map(|i| nodes[i].due().map(|to| (i, to.0 as usize)))
+            {
+                let value = nodes[from].tell(Participant(to as u32));
+                nodes[to].heard(Participant(from as u32), value);
+                messages += 1;
+                assert!(messages < 1000, "acknowledgements never settle");
+            }
+            assert!(nodes.iter().all(|n| n.everyone() == expected), "{participants} participants");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The interpreter of one channel: the segment it runs, which steps are issued, which have completed.
+
+use harmonaize_plan::{Program, Retention, Step};
+use std::sync::Arc;
+
+/// A step not yet issued.
+const WAITING: u8 = u8::MAX;
+
+/// The segment that a channel runs.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Its number on the communicator.
+    pub number: u64,
+    /// The operation it belongs to.
+    pub operation: u64,
+    /// The epoch whose plan it follows.
+    pub epoch: u32,
+    /// First element, of every block.
+    pub lo: u64,
+    /// One past the last element, of every block.
+    pub hi: u64,
+    /// Its program.
+    pub program: Arc<Program>,
+    pub(crate) retention: Retention,
+}
+
+/// One segment after another, its steps in order.
+#[derive(Debug, Default)]
+pub(crate) struct Channel {
+    segment: Option<Segment>,
+    /// By step: parts of it that are still under way, or [`WAITING`].
+    pending: Vec<u8>,
+    next: usize,
+    unfinished: usize,
+    /// Steps before this one are not committed ones.
+    committed: usize,
+    uncommitted_left: usize,
+}
+
+impl Channel {
+    pub(crate) fn segment(&self) -> Option<&Segment> {
+        self.segment.as_ref()
+    }
+
+    pub(crate) fn begin(&mut self, segment: Segment) {
+        debug_assert!(self.segment.is_none(), "a channel runs one segment at a time");
+        let steps = &segment.program.steps;
+        self.pending.clear();
+        self.pending.resize(steps.len(), WAITING);
+        self.next = 0;
+        self.unfinished = steps.len();
+        self.committed = steps.iter().position(|step| step.committed).unwrap_or(steps.len());
+        self.uncommitted_left = self.committed;
+        self.segment = Some(segment);
+    }
+
+    /// The next step in order if its dependencies have completed; `acknowledged` lets committed ones pass.
+    pub(crate) fn ready(&self, acknowledged: bool) -> Option<(u32, &Segment, &Step)> {
+        let segment = self.segment.as_ref()?;
+        let step = segment.program.steps.get(self.next)?;
+        if step.committed && (!acknowledged || self.uncommitted_left > 0) {
+            return None;
+        }
+        let met = step.after.iter().all(|&earlier| self.pending.get(earlier as usize) == Some(&0));
+        met.then_some((self.next as u32, segment, step))
+    }
+
+    /// The next step has been issued and waits for `parts` completions.
+    pub(crate) fn issue(&mut self, parts: u8) {
+        let step = self.next;
+        self.next += 1;
+        if let Some(pending) = self.pending.get_mut(step) {
+            *pending = parts;
+        }
+        if parts == 0 {
+            self.finished(step);
+        }
+    }
+
+    /// One part of a step has completed. False if none was under way.
+    #[must_use]
+    pub(crate) fn complete(&mut self, step: u32) -> bool {
+        let step = step as usize;
+        match self.pending.get_mut(step) {
+            Some(pending) if *pending != WAITING && *pending > 0 => {
+                *pending -= 1;
+                if *pending == 0 {
+                    self.finished(step);
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn finished(&mut self, step: usize) {
+        self.unfinished -= 1;
+        if step < self.committed {
+            self.uncommitted_left -= 1;
+        }
+    }
+
+    /// Whether this participant's part in the segment is done but for what waits for the acknowledgement.
+    pub(crate) fn done(&self) -> bool {
+        self.uncommitted_left == 0
+    }
+
+    /// Whether nothing at all is left to do, given that everybody has (or has not) acknowledged.
+    pub(crate) fn released(&self, acknowledged: bool) -> bool {
+        let kept = self.segment.as_ref().is_some_and(|s| s.retention != Retention::KeepInputs);
+        self.segment.is_some() && self.unfinished == 0 && (acknowledged || !kept)
+    }
+
+    pub(crate) fn clear(&mut self) -> Option<Segment> {
+        self.segment.take()
+    }
+}

@@ -1,0 +1,626 @@
+//! The communicator: puts calls, streams, channels, acknowledgements, switches and failures together.
+
+use crate::acknowledge::Acknowledgements;
+use crate::channel::{Channel, Segment};
+use crate::epoch::{Epoch, EpochPlan, MAX_STEP_PEERS, Timeouts, peers};
+use crate::inquiry::Inquiry;
+use crate::message::{Control, Header, Kind, Message};
+use crate::operation::{Call, Called, Operations};
+use crate::stream::Arrival;
+use crate::switch::Switch;
+use crate::{CoreError, Failure, Nanos};
+use arrayvec::ArrayVec;
+use harmonaize_abi::{Collective, Rank, Signature};
+use harmonaize_plan::{Access, Group, Participant, Retention};
+use std::collections::VecDeque;
+
+/// What a communicator is made from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Who we are.
+    pub me: Participant,
+    /// The first plan.
+    pub plan: EpochPlan,
+    /// How each local rank's memory is reached.
+    pub access: Vec<(Rank, Access)>,
+    /// Times.
+    pub timeouts: Timeouts,
+    /// Operations in flight at once; a call beyond is refused.
+    pub operations: usize,
+}
+
+/// One message of a step: to or from whom, its number on the stream, and for sends the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerMessage {
+    /// The other end.
+    pub peer: Participant,
+    /// Number on the stream; the payload lies in landing slot `sequence % landing_slots`.
+    pub sequence: u32,
+    /// Bytes of payload.
+    pub bytes: u32,
+    /// The header to send (for a source: unused, as received).
+    pub header: Header,
+}
+
+/// What the provider says of a completed operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// Number of the operation.
+    pub operation: u64,
+    /// What it was.
+    pub signature: Signature,
+    /// Tensor bytes that this participant sent.
+    pub wire_bytes: u64,
+}
+
+/// What the caller must do next.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Execute step `step` of the segment on `channel` (see [`Communicator::segment`]): memory operands, then `sends`
+    /// in order. Call [`Communicator::completed`] once per send when its bytes may be overwritten, and once for a
+    /// fetch or store when it has ended; steps without either are complete when executed.
+    Step {
+        /// Channel.
+        channel: u16,
+        /// Index in the segment's program.
+        step: u32,
+        /// Messages that the peer sources consume, in order of the operands.
+        sources: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
+        /// Messages for the peer destinations, in order of the operands.
+        sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
+    },
+    /// Send a message without payload, on path 0 of the link of `epoch`.
+    Send {
+        /// To whom.
+        to: Participant,
+        /// On which epoch's link.
+        epoch: u32,
+        /// What.
+        message: Message,
+    },
+    /// A local rank's operation has ended well.
+    Complete {
+        /// Whose.
+        rank: Rank,
+        /// From the call.
+        token: u64,
+        /// What was done.
+        receipt: Receipt,
+    },
+    /// A local rank's operation has ended badly; the reason came with [`Action::Ended`].
+    Fail {
+        /// Whose.
+        rank: Rank,
+        /// From the call.
+        token: u64,
+        /// Number of the operation.
+        operation: u64,
+    },
+    /// The communicator has ended; only [`Action::Send`] and [`Action::Fail`] follow.
+    Ended(Failure),
+    /// All participants switch to `epoch` at `segment`.
+    Switched {
+        /// The new epoch.
+        epoch: u32,
+        /// Its first segment.
+        segment: u64,
+    },
+    /// Nothing needs the links of this epoch any more.
+    Retire {
+        /// The old epoch.
+        epoch: u32,
+    },
+}
+
+/// An operation in flight, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// Its number.
+    pub operation: u64,
+    /// What it is.
+    pub signature: Signature,
+    /// Since when.
+    pub since: Nanos,
+    /// Local ranks that have not called it.
+    pub missing: Vec<Rank>,
+    /// Ranks of the participants whose messages or acknowledgements it waits for.
+    pub awaits: Vec<Rank>,
+    /// Segments done here, of how many.
+    pub segments: (u64, u64),
+}
+
+/// See the crate's documentation.
+#[derive(Debug)]
+pub struct Communicator {
+    pub(crate) me: Participant,
+    pub(crate) group: Group,
+    pub(crate) access: Vec<(Rank, Access)>,
+    timeouts: Timeouts,
+    pub(crate) current: Epoch,
+    pub(crate) next: Option<Switch>,
+    /// By participant: the highest epoch it is prepared for.
+    pub(crate) prepared: Vec<u32>,
+    pub(crate) operations: Operations,
+    /// The operation whose segments begin next.
+    pub(crate) cursor: u64,
+    /// Segments begun.
+    pub(crate) begun: u64,
+    /// Segments below this are done here.
+    pub(crate) done: u64,
+    pub(crate) channels: Vec<Channel>,
+    pub(crate) acknowledgements: Acknowledgements,
+    pub(crate) credits: VecDeque<(u32, Participant, u16)>,
+    pub(crate) outbox: VecDeque<(Participant, Message)>,
+    pub(crate) actions: VecDeque<Action>,
+    inquiry: Option<Inquiry>,
+    pub(crate) progress: Nanos,
+    /// By participant: what it last called.
+    heard: Vec<Option<(u64, Signature)>>,
+    lost: Vec<bool>,
+    left: Vec<(Rank, u64)>,
+    failure: Option<Failure>,
+    /// Local ranks of the oldest operation whose completion was reported.
+    reported: usize,
+}
+
+impl Communicator {
+    /// A communicator whose links are up.
+    pub fn new(config: Config) -> Result<Self, CoreError> {
+        let group = config.plan.plan.group().clone();
+        let participants = group.participants();
+        if group.local(config.me).is_empty() {
+            return Err(CoreError::BadPlan("this participant has no rank"));
+        }
+        let channels = config.plan.channels;
+        let streams = participants as usize * usize::from(channels);
+        let operations = Operations::new(group.local(config.me), config.operations);
+        let current = Epoch::new(config.plan, config.me, config.access.clone())?;
+        Ok(Self {
+            me: config.me,
+            access: config.access,
+            timeouts: config.timeouts,
+            prepared: vec![current.number(); participants as usize],
+            current,
+            next: None,
+            operations,
+            cursor: 0,
+            begun: 0,
+            done: 0,
+            channels: (0..channels).map(|_| Channel::default()).collect(),
+            acknowledgements: Acknowledgements::new(config.me, participants),
+            credits: VecDeque::with_capacity(2 * streams),
+            outbox: VecDeque::with_capacity(4 * participants as usize),
+            actions: VecDeque::with_capacity(8),
+            inquiry: None,
+            progress: Nanos(0),
+            heard: vec![None; participants as usize],
+            lost: vec![false; participants as usize],
+            left: Vec::new(),
+            failure: None,
+            reported: 0,
+            group,
+        })
+    }
+
+    /// A local rank calls an operation. It is number n for a rank that has called n before.
+    pub fn call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<u64, CoreError> {
+        if let Some(failure) = &self.failure {
+            return Err(CoreError::Ended(failure.clone()));
+        }
+        if call.signature.collective == Collective::Broadcast && call.signature.root.0 >= self.group.ranks() {
+            return Err(CoreError::BadPlan("root outside the communicator"));
+        }
+        let idle = self.operations.oldest().is_none();
+        let number = match self.operations.call(now, rank, call) {
+            Called::Taken(number) => number,
+            Called::Full => return Err(CoreError::Full),
+            Called::NoRank => return Err(CoreError::NotLocal(rank)),
+            Called::Differs { number, other } => {
+                let failure =
+                    Failure::Mismatch { operation: number, calls: vec![other, (rank, call.signature)] };
+                self.fail(failure.clone());
+                return Err(CoreError::Ended(failure));
+            }
+        };
+        if idle {
+            self.progress = now;
+        }
+        self.compare_with_peers(number, (rank, call.signature));
+        self.refuse_impossible();
+        Ok(number)
+    }
+
+    /// Whether what peers called as operation `number` is the same.
+    fn compare_with_peers(&mut self, number: u64, call: (Rank, Signature)) {
+        let other = self.heard.iter().enumerate().find_map(|(peer, heard)| {
+            let (operation, signature) = (*heard)?;
+            (operation == number && signature != call.1)
+                .then(|| Some((*self.group.local(Participant(peer as u32)).first()?, signature)))?
+        });
+        if let Some(other) = other {
+            self.fail(Failure::Mismatch { operation: number, calls: vec![call, other] });
+        }
+    }
+
+    /// Ends the communicator if an operation was called that ranks that are gone cannot take part in.
+    fn refuse_impossible(&mut self) {
+        let (first, end) = self.operations.bounds();
+        if first == end || self.failure.is_some() {
+            return;
+        }
+        let left = self.left.iter().filter(|(_, operations)| end > *operations).map(|(rank, _)| *rank);
+        let lost = self.lost.iter().enumerate().filter(|(_, lost)| **lost);
+        let lost = lost.flat_map(|(peer, _)| self.group.local(Participant(peer as u32)).iter().copied());
+        let lost = lost.filter(|rank| !self.left.iter().any(|(left, _)| left == rank));
+        let mut ranks: Vec<Rank> = left.chain(lost).collect();
+        if !ranks.is_empty() {
+            ranks.sort_unstable();
+            self.fail(Failure::RanksLost { ranks });
+        }
+    }
+
+    /// The segment on a channel.
+    pub fn segment(&self, channel: u16) -> Option<&Segment> {
+        self.channels.get(usize::from(channel))?.segment()
+    }
+
+    /// What an operation in flight is.
+    pub fn signature(&self, operation: u64) -> Option<Signature> {
+        self.operations.get(operation).map(|operation| operation.signature)
+    }
+
+    /// The token of a local rank's call.
+    pub fn token(&self, operation: u64, rank: Rank) -> Option<u64> {
+        let local = self.operations.ranks().iter().position(|r| *r == rank)?;
+        *self.operations.get(operation)?.calls.get(local)?
+    }
+
+    /// A frame came from a peer on the link of `epoch`; a data frame's payload of `bytes` bytes lies in its slot.
+    pub fn receive(
+        &mut self,
+        now: Nanos,
+        from: Participant,
+        epoch: u32,
+        header: Header,
+        control: Option<Control>,
+        bytes: u32,
+    ) {
+        if self.failure.is_some() || from == self.me || from.0 >= self.group.participants() {
+            return;
+        }
+        let before = self.acknowledgements.everyone();
+        self.acknowledgements.heard(from, header.acknowledged);
+        if self.acknowledgements.everyone() > before {
+            self.moved(now);
+        }
+        let right = match header.kind {
+            k if k == Kind::Acknowledge as u8 => true,
+            k if k == Kind::Credit as u8 => self.credit(from, epoch, &header),
+            k if k == Kind::Data as u8 => {
+                self.moved(now);
+                self.credit(from, epoch, &header) && self.arrive(from, epoch, &header, bytes)
+            }
+            k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(now, from, control)),
+            _ => false,
+        };
+        if !right {
+            self.fail(Failure::Internal { ranks: self.group.local(from).to_vec() });
+        }
+    }
+
+    fn moved(&mut self, now: Nanos) {
+        self.progress = now;
+        self.inquiry = None;
+    }
+
+    pub(crate) fn epoch(&mut self, number: u32) -> Option<&mut Epoch> {
+        if self.current.number() == number {
+            return Some(&mut self.current);
+        }
+        self.next.as_mut().map(|switch| &mut switch.epoch).filter(|epoch| epoch.number() == number)
+    }
+
+    fn credit(&mut self, from: Participant, epoch: u32, header: &Header) -> bool {
+        if header.epoch != epoch {
+            return false;
+        }
+        match self.epoch(epoch) {
+            Some(epoch) => {
+                epoch.stream(from, header.channel).is_some_and(|stream| stream.credit(header.credit))
+            }
+            // The last credits of an epoch that is no longer needed here.
+            None => epoch < self.current.number(),
+        }
+    }
+
+    fn arrive(&mut self, from: Participant, epoch: u32, header: &Header, bytes: u32) -> bool {
+        let Some(signature) = header.signature() else { return false };
+        let arrival = Arrival { operation: header.operation, segment: header.segment, signature, bytes };
+        let Some(stream) = self.epoch(epoch).and_then(|epoch| epoch.stream(from, header.channel)) else {
+            return false;
+        };
+        if !stream.arrive(header.sequence, arrival) {
+            return false;
+        }
+        if let Some(heard) = self.heard.get_mut(from.0 as usize)
+            && heard.is_none_or(|(operation, _)| operation <= header.operation)
+        {
+            *heard = Some((header.operation, signature));
+        }
+        if let Some(call) = self.operations.caller(header.operation) {
+            self.compare_with_peers(header.operation, call);
+        }
+        true
+    }
+
+    fn control(&mut self, now: Nanos, from: Participant, control: Control) -> bool {
+        match control {
+            Control::Inquire { operation } => {
+                let missing = self.operations.missing(operation);
+                let call = self.operations.caller(operation);
+                self.tell(from, Control::Answer { operation, missing, call });
+            }
+            Control::Answer { operation, missing, call } => {
+                if let Some(inquiry) = self.inquiry.as_mut().filter(|i| i.operation == operation) {
+                    inquiry.answer(from, missing, call);
+                    self.conclude(now);
+                }
+            }
+            Control::Left { rank, operations } => {
+                if !self.group.local(from).contains(&rank) {
+                    return false;
+                }
+                self.left.push((rank, operations));
+                self.refuse_impossible();
+            }
+            Control::Abort { failure } => self.end(failure),
+            Control::Prepared { epoch } => {
+                if let Some(prepared) = self.prepared.get_mut(from.0 as usize) {
+                    *prepared = (*prepared).max(epoch);
+                }
+                self.lead();
+            }
+            Control::Propose { epoch } => return self.proposed(from, epoch),
+            Control::Promise { epoch, below } => self.promised(from, epoch, below),
+            Control::Commit { epoch, segment } => return self.committed(epoch, segment),
+        }
+        true
+    }
+
+    /// A send, fetch or store that an [`Action::Step`] asked for has ended.
+    pub fn completed(&mut self, now: Nanos, channel: u16, step: u32) {
+        if self.failure.is_some() {
+            return;
+        }
+        let right = self.channels.get_mut(usize::from(channel)).is_some_and(|c| c.complete(step));
+        debug_assert!(right, "a completion that nobody waits for");
+        self.moved(now);
+    }
+
+    /// The link of `epoch` to a peer has gone down.
+    pub fn link_down(&mut self, epoch: u32, peer: Participant) {
+        // A peer may retire old links before we do; links of a plan still in preparation are the engine's to give up.
+        let superseded = match &self.next {
+            Some(switch) if switch.epoch.number() == epoch => !switch.ready,
+            Some(switch) => switch.ready,
+            None => false,
+        };
+        if epoch < self.current.number() || superseded || self.failure.is_some() {
+            return;
+        }
+        if let Some(lost) = self.lost.get_mut(peer.0 as usize) {
+            *lost = true;
+        }
+        self.refuse_impossible();
+    }
+
+    /// A local rank's process is gone, or it has left. With an operation in flight the communicator ends.
+    pub fn rank_left(&mut self, rank: Rank) {
+        let Some(called) = self.operations.called(rank) else { return };
+        if self.failure.is_some() || self.left.iter().any(|(left, _)| *left == rank) {
+            return;
+        }
+        if self.operations.iter().any(|operation| operation.number < called) {
+            self.fail(Failure::RanksLost { ranks: vec![rank] });
+            return;
+        }
+        self.left.push((rank, called));
+        self.tell_all(&Control::Left { rank, operations: called });
+        self.refuse_impossible();
+    }
+
+    /// Whether every local rank has left and no peer needs anything from here.
+    pub fn finished(&self) -> bool {
+        let local = self.operations.ranks().iter().all(|rank| self.left.iter().any(|(left, _)| left == rank));
+        local
+            && (self.failure.is_some() || self.acknowledgements.everyone() >= self.begun)
+            && self.outbox.is_empty()
+    }
+
+    /// The provider ends the communicator.
+    pub fn dissolve(&mut self, failure: Failure) {
+        self.fail(failure);
+    }
+
+    /// Why it ended, if it has.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Ends the communicator here and tells everybody.
+    pub(crate) fn fail(&mut self, failure: Failure) {
+        if self.failure.is_none() {
+            self.tell_all(&Control::Abort { failure: failure.clone() });
+            self.end(failure);
+        }
+    }
+
+    fn end(&mut self, failure: Failure) {
+        if self.failure.is_none() {
+            self.actions.clear();
+            self.actions.push_back(Action::Ended(failure.clone()));
+            self.failure = Some(failure);
+            self.inquiry = None;
+        }
+    }
+
+    pub(crate) fn tell(&mut self, to: Participant, control: Control) {
+        let mut header = Header::new(Kind::Control, self.current.number());
+        header.acknowledged = self.acknowledgements.tell(to);
+        self.outbox.push_back((to, Message { header, control: Some(Box::new(control)) }));
+    }
+
+    pub(crate) fn tell_all(&mut self, control: &Control) {
+        for peer in (0..self.group.participants()).map(Participant) {
+            if peer != self.me {
+                self.tell(peer, control.clone());
+            }
+        }
+    }
+
+    /// The epoch whose links carry messages that belong to no stream: the newest that everybody has.
+    pub(crate) fn control_epoch(&self) -> u32 {
+        match &self.next {
+            Some(switch) if switch.commit.is_some() => switch.epoch.number(),
+            _ => self.current.number(),
+        }
+    }
+
+    /// When [`Communicator::timeout`] wants to be called.
+    pub fn next_timeout(&self) -> Option<Nanos> {
+        if self.failure.is_some() {
+            return None;
+        }
+        match &self.inquiry {
+            Some(inquiry) => Some(inquiry.deadline),
+            None => self.operations.oldest().map(|_| self.progress.after(self.timeouts.operation)),
+        }
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Nanos) {
+        if self.next_timeout().is_none_or(|due| now < due) {
+            return;
+        }
+        if self.inquiry.is_some() {
+            let verdict = self.inquiry.as_ref().map(|inquiry| inquiry.verdict(&self.group));
+            verdict.into_iter().for_each(|failure| self.fail(failure));
+            return;
+        }
+        let Some(number) = self.operations.oldest().map(|operation| operation.number) else { return };
+        let deadline = now.after(self.timeouts.inquiry);
+        let mut inquiry = Inquiry::new(number, deadline, self.group.participants());
+        inquiry.answer(self.me, self.operations.missing(number), self.operations.caller(number));
+        self.inquiry = Some(inquiry);
+        self.tell_all(&Control::Inquire { operation: number });
+        self.conclude(now);
+    }
+
+    fn conclude(&mut self, _now: Nanos) {
+        if let Some(inquiry) = self.inquiry.as_ref().filter(|inquiry| inquiry.complete()) {
+            let verdict = inquiry.verdict(&self.group);
+            self.fail(verdict);
+        }
+    }
+
+    /// Operations in flight, for people.
+    pub fn in_flight(&self) -> Vec<InFlight> {
+        let awaited = self.awaited();
+        let describe = |operation: &crate::operation::Operation| InFlight {
+            operation: operation.number,
+            signature: operation.signature,
+            since: operation.since,
+            missing: self.operations.missing(operation.number),
+            awaits: awaited.clone(),
+            segments: operation.run.map_or((0, 0), |run| {
+                (self.done.saturating_sub(run.first_segment).min(run.cut.segments), run.cut.segments)
+            }),
+        };
+        self.operations.iter().map(describe).collect()
+    }
+
+    fn awaited(&self) -> Vec<Rank> {
+        let segments = self.channels.iter().filter_map(|channel| channel.ready(true));
+        let waiting = segments.flat_map(|(_, _, step)| peers(&step.sources).chain(peers(&step.destinations)));
+        let mut ranks: Vec<Rank> =
+            waiting.flat_map(|(peer, _)| self.group.local(peer).iter().copied()).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    /// The next thing to do, if any.
+    pub fn poll(&mut self, now: Nanos) -> Option<Action> {
+        if let Some((to, message)) = self.outbox.pop_front() {
+            return Some(Action::Send { to, epoch: self.control_epoch(), message });
+        }
+        if let Some(action) = self.actions.pop_front() {
+            return Some(action);
+        }
+        if self.failure.is_some() {
+            return self.report_failed();
+        }
+        self.settle();
+        if let Some(action) = self.report_completed() {
+            return Some(action);
+        }
+        while self.begin_segment() {}
+        if let Some(action) = self.issue(now).or_else(|| self.actions.pop_front()) {
+            return Some(action);
+        }
+        if let Some(action) = self.tell_credit() {
+            return Some(action);
+        }
+        let to = self.acknowledgements.due()?;
+        let epoch = self.control_epoch();
+        let mut header = Header::new(Kind::Acknowledge, epoch);
+        header.acknowledged = self.acknowledgements.tell(to);
+        Some(Action::Send { to, epoch, message: Message { header, control: None } })
+    }
+
+    fn report_completed(&mut self) -> Option<Action> {
+        loop {
+            let operation = self.operations.oldest()?;
+            let run = operation.run?;
+            let end = run.first_segment + run.cut.segments;
+            let complete = run.begun == run.cut.segments
+                && match run.retention {
+                    Retention::KeepInputs => self.acknowledgements.everyone() >= end,
+                    Retention::CopyInputs => self.done >= end,
+                    Retention::HoldOutputs => run.finished == run.cut.segments,
+                };
+            if !complete {
+                return None;
+            }
+            let rank = self.operations.ranks().get(self.reported).copied();
+            let token = operation.calls.get(self.reported).copied().flatten();
+            if let (Some(rank), Some(token)) = (rank, token) {
+                self.reported += 1;
+                let receipt = Receipt {
+                    operation: operation.number,
+                    signature: operation.signature,
+                    wire_bytes: operation.wire_bytes,
+                };
+                return Some(Action::Complete { rank, token, receipt });
+            }
+            self.reported = 0;
+            self.operations.retire();
+        }
+    }
+
+    fn report_failed(&mut self) -> Option<Action> {
+        loop {
+            let operation = self.operations.oldest()?;
+            let (number, calls) = (operation.number, &operation.calls);
+            let open =
+                calls.iter().enumerate().skip(self.reported).find_map(|(local, t)| Some((local, (*t)?)));
+            if let Some((local, token)) = open {
+                self.reported = local + 1;
+                let rank = self.operations.ranks().get(local).copied()?;
+                return Some(Action::Fail { rank, token, operation: number });
+            }
+            self.reported = 0;
+            self.operations.retire();
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Running segments: what is done, what begins next, which step is issued, which credits are due.
+
+use crate::channel::Segment;
+use crate::communicator::{Action, Communicator, PeerMessage};
+use crate::epoch::peers;
+use crate::message::{Header, Kind, Message};
+use crate::operation::Run;
+use crate::{Failure, Nanos};
+use arrayvec::ArrayVec;
+use harmonaize_plan::{Operand, StepKind};
+
+impl Communicator {
+    /// Takes note of segments that are done or released, and of an old plan that nobody needs any more.
+    pub(crate) fn settle(&mut self) {
+        let count = self.channels.len() as u64;
+        while self.done < self.begun {
+            let channel = self.channels.get((self.done % count) as usize);
+            match channel.and_then(|channel| Some((channel, channel.segment()?.number))) {
+                Some((channel, number)) if number == self.done && !channel.done() => break,
+                _ => self.done += 1,
+            }
+        }
+        self.acknowledgements.done(self.done);
+        let everyone = self.acknowledgements.everyone();
+        for channel in &mut self.channels {
+            let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
+            if !channel.released(acknowledged) {
+                continue;
+            }
+            if let Some(run) = channel
+                .clear()
+                .and_then(|segment| self.operations.get_mut(segment.operation))
+                .and_then(|operation| operation.run.as_mut())
+            {
+                run.finished += 1;
+            }
+        }
+        self.retire_epoch();
+    }
+
+    /// Begins the next segment in order, if its operation is called by all, its channel free and its plan known.
+    pub(crate) fn begin_segment(&mut self) -> bool {
+        let segment = self.begun;
+        let Some(operation) = self.operations.get(self.cursor) else { return false };
+        if !self.operations.complete(self.cursor) {
+            return false;
+        }
+        let channel = (segment % self.channels.len() as u64) as usize;
+        if self.channels.get(channel).is_none_or(|channel| channel.segment().is_some()) {
+            return false;
+        }
+        let Some(new_plan) = self.next.as_ref().map_or(Some(false), |switch| switch.governs(segment)) else {
+            return false;
+        };
+        let (signature, in_place) = (operation.signature, operation.in_place);
+        let epoch = match &mut self.next {
+            Some(switch) if new_plan => &mut switch.epoch,
+            _ => &mut self.current,
+        };
+        let Some(operation) = self.operations.get_mut(self.cursor) else { return false };
+        let run = operation.run.get_or_insert_with(|| Run {
+            first_segment: segment,
+            cut: epoch.cut(&signature),
+            retention: epoch.retention(&signature, in_place),
+            begun: 0,
+            finished: 0,
+        });
+        let Ok(program) = epoch.program(&signature, run.retention) else {
+            let ranks = self.group.local(self.me).to_vec();
+            self.fail(Failure::Internal { ranks });
+            return false;
+        };
+        let (lo, hi) = run.cut.range(segment - run.first_segment);
+        run.begun += 1;
+        let all_begun = run.begun == run.cut.segments;
+        let (number, epoch, retention) = (segment, epoch.number(), run.retention);
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.begin(Segment { number, operation: self.cursor, epoch, lo, hi, program, retention });
+        }
+        self.begun += 1;
+        self.cursor += u64::from(all_begun);
+        true
+    }
+
+    /// How many more segments the operations called by all here would begin.
+    pub(crate) fn segments_ahead(&self) -> u64 {
+        let run = self.operations.get(self.cursor).and_then(|operation| operation.run);
+        run.map_or(0, |run| run.cut.segments - run.begun).min(self.channels.len() as u64)
+    }
+
+    /// Issues the next step of the lowest segment that has one ready.
+    pub(crate) fn issue(&mut self, now: Nanos) -> Option<Action> {
+        let everyone = self.acknowledgements.everyone();
+        let count = self.channels.len() as u64;
+        let first = self.begun.saturating_sub(count);
+        for segment in first..self.begun {
+            let index = (segment % count) as u16;
+            match self.issue_on(index, everyone) {
+                Ok(None) => {}
+                Ok(Some(action)) => {
+                    self.progress = now;
+                    return Some(action);
+                }
+                Err(failure) => {
+                    self.fail(failure);
+                    return self.outbox.pop_front().map(|(to, message)| Action::Send {
+                        to,
+                        epoch: self.control_epoch(),
+                        message,
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    fn issue_on(&mut self, index: u16, everyone: u64) -> Result<Option<Action>, Failure> {
+        let Some(channel) = self.channels.get_mut(usize::from(index)) else { return Ok(None) };
+        let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
+        let Some((step, segment, what)) = channel.ready(acknowledged) else { return Ok(None) };
+        let epoch = match &mut self.next {
+            Some(switch) if switch.epoch.number() == segment.epoch => &mut switch.epoch,
+            _ => &mut self.current,
+        };
+        let Some(operation) = self.operations.get_mut(segment.operation) else { return Ok(None) };
+        let signature = operation.signature;
+        let expected = |operand: &Operand| {
+            operand.part.elements(segment.lo, segment.hi).1 * signature.dtype.size() as u64
+        };
+        for (peer, operand) in peers(&what.sources) {
+            let Some(stream) = epoch.stream(peer, index) else { return Ok(None) };
+            let Some((_, arrival)) = stream.peek(0) else { return Ok(None) };
+            let right = arrival.operation == segment.operation
+                && arrival.segment == segment.number
+                && arrival.signature == signature
+                && u64::from(arrival.bytes) == expected(operand);
+            if !right {
+                return Err(Failure::Internal { ranks: self.group.local(peer).to_vec() });
+            }
+        }
+        for (peer, _) in peers(&what.destinations) {
+            if !epoch.stream(peer, index).is_some_and(|stream| stream.may_send()) {
+                return Ok(None);
+            }
+        }
+        let (mut sources, mut sends) = (ArrayVec::new(), ArrayVec::new());
+        let mut header = Header::new(Kind::Data, segment.epoch);
+        (header.channel, header.operation, header.segment) = (index, segment.operation, segment.number);
+        header.sign(&signature);
+        for (peer, operand) in peers(&what.sources) {
+            let Some(stream) = epoch.stream(peer, index) else { return Ok(None) };
+            let Some((sequence, _)) = stream.peek(0) else { return Ok(None) };
+            stream.consume();
+            if stream.credit_due() {
+                self.credits.push_back((segment.epoch, peer, index));
+            }
+            sources.push(PeerMessage { peer, sequence, bytes: expected(operand) as u32, header });
+        }
+        for (peer, operand) in peers(&what.destinations) {
+            let Some(stream) = epoch.stream(peer, index) else { return Ok(None) };
+            header.sequence = stream.send();
+            header.credit = stream.tell_credit();
+            header.acknowledged = self.acknowledgements.tell(peer);
+            let bytes = expected(operand) as u32;
+            operation.wire_bytes += u64::from(bytes);
+            sends.push(PeerMessage { peer, sequence: header.sequence, bytes, header });
+        }
+        let parts = match what.kind {
+            StepKind::Fetch | StepKind::Store => 1,
+            StepKind::Move | StepKind::Reduce { .. } => sends.len() as u8,
+        };
+        channel.issue(parts);
+        Ok(Some(Action::Step { channel: index, step, sources, sends }))
+    }
+
+    pub(crate) fn tell_credit(&mut self) -> Option<Action> {
+        while let Some((number, peer, channel)) = self.credits.pop_front() {
+            let Some(epoch) = self.epoch(number) else { continue };
+            let Some(stream) = epoch.stream(peer, channel) else { continue };
+            if !stream.credit_due() {
+                continue;
+            }
+            let mut header = Header::new(Kind::Credit, number);
+            header.channel = channel;
+            header.credit = stream.tell_credit();
+            header.acknowledged = self.acknowledgements.tell(peer);
+            return Some(Action::Send {
+                to: peer,
+                epoch: number,
+                message: Message { header, control: None },
+            });
+        }
+        None
+    }
+}

@@ -1,0 +1,59 @@
+//! Why a communicator ended, in terms of ranks alone.
+
+use harmonaize_abi::{Rank, Signature};
+use serde::{Deserialize, Serialize};
+
+/// Why a communicator ended. The first reason that a participant learns is the one it keeps and tells the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Failure {
+    /// No progress within the time allowed.
+    #[error("operation {operation} made no progress in time; ranks that never called it: {missing:?}")]
+    Timeout {
+        /// Number of the operation.
+        operation: u64,
+        /// What the others called, if anyone here did.
+        signature: Option<Signature>,
+        /// Ranks that never called it; empty if all did and the data did not move.
+        missing: Vec<Rank>,
+    },
+    /// Ranks called different things.
+    #[error("ranks called different operations as number {operation}: {calls:?}")]
+    Mismatch {
+        /// Number of the operation.
+        operation: u64,
+        /// Who called what: one rank per differing call.
+        calls: Vec<(Rank, Signature)>,
+    },
+    /// Ranks are gone: their process, their host, or the way to it.
+    #[error("ranks lost: {ranks:?}")]
+    RanksLost {
+        /// Who.
+        ranks: Vec<Rank>,
+    },
+    /// The provider ended it.
+    #[error("ended by the provider")]
+    Dissolved,
+    /// A participant broke the protocol or ran into a bug.
+    #[error("internal error at the participant of ranks {ranks:?}")]
+    Internal {
+        /// Whose participant.
+        ranks: Vec<Rank>,
+    },
+}
+
+impl Failure {
+    pub(crate) fn shorten(&mut self) -> bool {
+        fn halve<T>(list: &mut Vec<T>) -> bool {
+            let cut = !list.is_empty();
+            list.truncate(list.len() / 2);
+            cut
+        }
+        match self {
+            Self::Timeout { missing: list, .. }
+            | Self::RanksLost { ranks: list }
+            | Self::Internal { ranks: list } => halve(list),
+            Self::Mismatch { calls, .. } => halve(calls),
+            Self::Dissolved => false,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What participants say to one another: a fixed header on every frame, and rare control messages behind it.
+
+use crate::Failure;
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Version of the messages between agents. A frame of another version ends the communicator.
+pub const PROTOCOL_VERSION: u8 = 1;
+
+/// Most bytes of an encoded message; lists in control messages are cut to fit.
+pub const MAX_MESSAGE: usize = 512;
+
+/// Kinds of frames, as they stand in [`Header::kind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A piece of a tensor (the frame's payload), or an empty one.
+    Data = 0,
+    /// Slots of a landing ring are free again.
+    Credit = 1,
+    /// Nothing but the acknowledgement that every header carries.
+    Acknowledge = 2,
+    /// A [`Control`] message stands behind the header.
+    Control = 3,
+}
+
+/// Stands at the start of every frame between participants. 56 bytes, little endian as on every supported machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    /// [`PROTOCOL_VERSION`].
+    pub version: u8,
+    /// [`Kind`] code.
+    pub kind: u8,
+    /// Channel of a data or credit frame.
+    pub channel: u16,
+    /// Epoch whose streams a data or credit frame belongs to.
+    pub epoch: u32,
+    /// Data: number of the message on its stream (sender, receiver, channel, epoch); wraps.
+    pub sequence: u32,
+    /// Data and credit: how many messages of the reverse stream have been consumed; wraps.
+    pub credit: u32,
+    /// Data: number of the operation.
+    pub operation: u64,
+    /// Data: number of the segment.
+    pub segment: u64,
+    /// To the parent: all below me have done every segment below this. To a child: everybody has.
+    pub acknowledged: u64,
+    /// Data: [`Signature::count`].
+    pub count: u64,
+    /// Data: [`Signature::root`].
+    pub root: u32,
+    /// Data: [`Signature::collective`].
+    pub collective: u8,
+    /// Data: [`Signature::dtype`].
+    pub dtype: u8,
+    /// Data: [`Signature::reduce`].
+    pub reduce: u8,
+    /// Zero.
+    pub reserved: u8,
+}
+
+const _: () = assert!(size_of::<Header>() == 56);
+
+impl Header {
+    /// A header of a kind that carries nothing else yet.
+    pub fn new(kind: Kind, epoch: u32) -> Self {
+        Self {
+            version: PROTOCOL_VERSION,
+            kind: kind as u8,
+            channel: 0,
+            epoch,
+            sequence: 0,
+            credit: 0,
+            operation: 0,
+            segment: 0,
+            acknowledged: 0,
+            count: 0,
+            root: 0,
+            collective: 0,
+            dtype: 0,
+            reduce: 0,
+            reserved: 0,
+        }
+    }
+
+    /// States the operation's signature.
+    pub fn sign(&mut self, signature: &Signature) {
+        self.count = signature.count;
+        self.root = signature.root.0;
+        self.collective = signature.collective.code();
+        self.dtype = signature.dtype.code();
+        self.reduce = signature.reduce.code();
+    }
+
+    /// The operation's signature, if its codes are known.
+    pub fn signature(&self) -> Option<Signature> {
+        Some(Signature {
+            collective: Collective::from_code(self.collective)?,
+            dtype: Dtype::from_code(self.dtype)?,
+            reduce: ReduceOp::from_code(self.reduce)?,
+            root: Rank(self.root),
+            count: self.count,
+        })
+    }
+}
+
+/// The rare messages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Control {
+    /// Who of yours has called this operation, and what? (Before a time-out is declared.)
+    Inquire {
+        /// Number of the operation.
+        operation: u64,
+    },
+    /// Answer to [`Control::Inquire`].
+    Answer {
+        /// Number of the operation.
+        operation: u64,
+        /// The answerer's ranks that have not called it.
+        missing: Vec<Rank>,
+        /// What one of its ranks called.
+        call: Option<(Rank, Signature)>,
+    },
+    /// A rank left with nothing in flight; operations from this number on cannot happen.
+    Left {
+        /// Who.
+        rank: Rank,
+        /// Number of operations it took part in.
+        operations: u64,
+    },
+    /// To the leader: this epoch's links are up here.
+    Prepared {
+        /// The new epoch.
+        epoch: u32,
+    },
+    /// From the leader: promise how far you will go before the switch.
+    Propose {
+        /// The new epoch.
+        epoch: u32,
+    },
+    /// Answer to [`Control::Propose`]: no segment from `below` on begins here before the commit.
+    Promise {
+        /// The new epoch.
+        epoch: u32,
+        /// First segment not promised to the old epoch.
+        below: u64,
+    },
+    /// From the leader: segments from `segment` on run under the new epoch.
+    Commit {
+        /// The new epoch.
+        epoch: u32,
+        /// The first segment of the new epoch.
+        segment: u64,
+    },
+    /// The communicator has ended.
+    Abort {
+        /// Why.
+        failure: Failure,
+    },
+}
+
+/// A message to send: header, and control message if any.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The header.
+    pub header: Header,
+    /// Behind it, for [`Kind::Control`].
+    pub control: Option<Box<Control>>,
+}
+
+impl Message {
+    /// Writes the message into `buffer` and returns its length. Lists too long to fit are cut.
+    pub fn encode(&self, buffer: &mut [u8; MAX_MESSAGE]) -> usize {
+        let (head, tail) = buffer.split_at_mut(size_of::<Header>());
+        head.copy_from_slice(self.header.as_bytes());
+        let Some(control) = &self.control else { return size_of::<Header>() };
+        let mut control = control.clone();
+        loop {
+            match postcard::to_slice(&*control, tail) {
+                Ok(used) => return size_of::<Header>() + used.len(),
+                Err(_) if !control.shorten() => return size_of::<Header>(),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads a message, or says `None` if it is none of this version.
+    pub fn decode(bytes: &[u8]) -> Option<(Header, Option<Control>)> {
+        let (header, rest) = Header::read_from_prefix(bytes).ok()?;
+        if header.version != PROTOCOL_VERSION {
+            return None;
+        }
+        if header.kind != Kind::Control as u8 {
+            return Some((header, None));
+        }
+        Some((header, Some(postcard::from_bytes(rest).ok()?)))
+    }
+}
+
+impl Control {
+    /// Halves the longest list; false when there is nothing left to cut.
+    fn shorten(&mut self) -> bool {
+        fn halve<T>(list: &mut Vec<T>) -> bool {
+            list.truncate(list.len() / 2);
+            true
+        }
+        match self {
+            Self::Answer { missing, .. } if !missing.is_empty() => halve(missing),
+            Self::Abort { failure } => failure.shorten(),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Operations in flight at one participant: which local rank has called what, and how far each is.
+
+use crate::Nanos;
+use harmonaize_abi::{Rank, Signature};
+use harmonaize_plan::{Retention, Segmentation};
+
+/// One rank's call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What it calls.
+    pub signature: Signature,
+    /// Whether its output is its input.
+    pub in_place: bool,
+    /// Comes back with the completion.
+    pub token: u64,
+}
+
+/// An operation that at least one local rank has called.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub(crate) number: u64,
+    pub(crate) signature: Signature,
+    pub(crate) in_place: bool,
+    /// By local rank: its token, once it has called.
+    pub(crate) calls: Vec<Option<u64>>,
+    /// When the first rank called.
+    pub(crate) since: Nanos,
+    /// Set when the first segment begins.
+    pub(crate) run: Option<Run>,
+    pub(crate) wire_bytes: u64,
+}
+
+/// How an operation that has begun runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) first_segment: u64,
+    pub(crate) cut: Segmentation,
+    pub(crate) retention: Retention,
+    /// Segments begun and segments finished (committed steps included).
+    pub(crate) begun: u64,
+    pub(crate) finished: u64,
+}
+
+/// The operations in flight, oldest first; a ring of records that are never reallocated.
+#[derive(Debug)]
+pub(crate) struct Operations {
+    ring: Vec<Operation>,
+    first: u64,
+    next: u64,
+    /// By local rank: how many operations it has called.
+    called: Vec<u64>,
+    ranks: Vec<Rank>,
+}
+
+/// What became of a call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Called {
+    /// Taken as operation of this number.
+    Taken(u64),
+    /// Too many in flight.
+    Full,
+    /// Another local rank called something else as this operation.
+    Differs { number: u64, other: (Rank, Signature) },
+    /// No such local rank.
+    NoRank,
+}
+
+impl Operations {
+    pub(crate) fn new(ranks: &[Rank], capacity: usize) -> Self {
+        let blank = |_| Operation {
+            number: 0,
+            signature: Signature {
+                collective: harmonaize_abi::Collective::Barrier,
+                dtype: harmonaize_abi::Dtype::U8,
+                reduce: harmonaize_abi::ReduceOp::Sum,
+                root: Rank(0),
+                count: 0,
+            },
+            in_place: false,
+            calls: vec![None; ranks.len()],
+            since: Nanos(0),
+            run: None,
+            wire_bytes: 0,
+        };
+        Self {
+            ring: (0..capacity.max(1)).map(blank).collect(),
+            first: 0,
+            next: 0,
+            called: vec![0; ranks.len()],
+            ranks: ranks.to_vec(),
+        }
+    }
+
+    fn index(&self, number: u64) -> usize {
+        (number % self.ring.len() as u64) as usize
+    }
+
+    pub(crate) fn get(&self, number: u64) -> Option<&Operation> {
+        if !(self.first..self.next).contains(&number) {
+            return None;
+        }
+        self.ring.get(self.index(number))
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Operation> {
+        if !(self.first..self.next).contains(&number) {
+            return None;
+        }
+        let index = self.index(number);
+        self.ring.get_mut(index)
+    }
+
+    /// The oldest in flight.
+    pub(crate) fn oldest(&self) -> Option<&Operation> {
+        self.get(self.first)
+    }
+
+    pub(crate) fn ranks(&self) -> &[Rank] {
+        &self.ranks
+    }
+
+    fn local(&self, rank: Rank) -> Option<usize> {
+        self.ranks.iter().position(|r| *r == rank)
+    }
+
+    /// How many operations a local rank has called.
+    pub(crate) fn called(&self, rank: Rank) -> Option<u64> {
+        self.called.get(self.local(rank)?).copied()
+    }
+
+    /// Local ranks that have not called operation `number`.
+    pub(crate) fn missing(&self, number: u64) -> Vec<Rank> {
+        let pairs = self.ranks.iter().zip(&self.called);
+        pairs.filter(|(_, called)| **called <= number).map(|(rank, _)| *rank).collect()
+    }
+
+    /// One local rank that has called operation `number`, and what.
+    pub(crate) fn caller(&self, number: u64) -> Option<(Rank, Signature)> {
+        let operation = self.get(number)?;
+        let local = operation.calls.iter().position(Option::is_some)?;
+        Some((*self.ranks.get(local)?, operation.signature))
+    }
+
+    /// Whether every local rank has called operation `number`.
+    pub(crate) fn complete(&self, number: u64) -> bool {
+        self.called.iter().all(|called| *called > number)
+    }
+
+    pub(crate) fn call(&mut self, now: Nanos, rank: Rank, call: Call) -> Called {
+        let Some(local) = self.local(rank) else { return Called::NoRank };
+        let Some(number) = self.called.get(local).copied() else { return Called::NoRank };
+        if number >= self.first + self.ring.len() as u64 {
+            return Called::Full;
+        }
+        if number < self.next {
+            if let Some(other) = self.caller(number).filter(|(_, signature)| *signature != call.signature) {
+                return Called::Differs { number, other };
+            }
+        } else {
+            let index = self.index(number);
+            if let Some(fresh) = self.ring.get_mut(index) {
+                fresh.number = number;
+                fresh.signature = call.signature;
+                fresh.in_place = false;
+                fresh.calls.fill(None);
+                fresh.since = now;
+                fresh.run = None;
+                fresh.wire_bytes = 0;
+            }
+            self.next = number + 1;
+        }
+        if let Some(operation) = self.get_mut(number) {
+            operation.in_place |= call.in_place;
+            if let Some(token) = operation.calls.get_mut(local) {
+                *token = Some(call.token);
+            }
+        }
+        if let Some(called) = self.called.get_mut(local) {
+            *called += 1;
+        }
+        Called::Taken(number)
+    }
+
+    /// Forgets the oldest operation; it has been reported.
+    pub(crate) fn retire(&mut self) {
+        debug_assert!(self.first < self.next);
+        self.first += 1;
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Operation> {
+        (self.first..self.next).filter_map(|number| self.get(number))
+    }
+
+    /// First and one past the last in flight.
+    pub(crate) fn bounds(&self) -> (u64, u64) {
+        (self.first, self.next)
+    }
+}

@@ -1,0 +1,106 @@
+//! Message streams between two participants on one channel: order, credit, and what has arrived but is not consumed.
+
+use harmonaize_abi::Signature;
+
+/// What a data message says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    pub(crate) operation: u64,
+    pub(crate) segment: u64,
+    pub(crate) signature: Signature,
+    pub(crate) bytes: u32,
+}
+
+/// Both directions between this participant and one peer on one channel in one epoch. Counters wrap; differences count.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    slots: u32,
+    sent: u32,
+    credited: u32,
+    arrived: u32,
+    consumed: u32,
+    credit_told: u32,
+    arrivals: Box<[Option<Arrival>]>,
+}
+
+impl Stream {
+    /// A stream of which each end has `slots` landing slots (at least one).
+    pub(crate) fn new(slots: u32) -> Self {
+        let slots = slots.max(1);
+        Self {
+            slots,
+            sent: 0,
+            credited: 0,
+            arrived: 0,
+            consumed: 0,
+            credit_told: 0,
+            arrivals: vec![None; slots as usize].into_boxed_slice(),
+        }
+    }
+
+    /// Whether the peer has a free slot for one more message.
+    pub(crate) fn may_send(&self) -> bool {
+        self.sent.wrapping_sub(self.credited) < self.slots
+    }
+
+    /// Takes the number for the next message.
+    pub(crate) fn send(&mut self) -> u32 {
+        debug_assert!(self.may_send());
+        let sequence = self.sent;
+        self.sent = self.sent.wrapping_add(1);
+        sequence
+    }
+
+    /// The peer has consumed `credit` messages. False if it claims more than were sent, or fewer than it said before.
+    #[must_use]
+    pub(crate) fn credit(&mut self, credit: u32) -> bool {
+        let outstanding = self.sent.wrapping_sub(self.credited);
+        let newly = credit.wrapping_sub(self.credited);
+        if newly > outstanding {
+            // An older count that was overtaken on another path is at most a window back.
+            return self.credited.wrapping_sub(credit) <= self.slots;
+        }
+        self.credited = credit;
+        true
+    }
+
+    /// A message has landed. False if it is out of order or overruns the window.
+    #[must_use]
+    pub(crate) fn arrive(&mut self, sequence: u32, arrival: Arrival) -> bool {
+        if sequence != self.arrived || self.arrived.wrapping_sub(self.consumed) >= self.slots {
+            return false;
+        }
+        let index = (sequence % self.slots) as usize;
+        if let Some(slot) = self.arrivals.get_mut(index) {
+            *slot = Some(arrival);
+        }
+        self.arrived = self.arrived.wrapping_add(1);
+        true
+    }
+
+    /// The `ahead`-th message that is not consumed yet, and its number.
+    pub(crate) fn peek(&self, ahead: u32) -> Option<(u32, Arrival)> {
+        let sequence = self.consumed.wrapping_add(ahead);
+        if self.arrived.wrapping_sub(self.consumed) <= ahead {
+            return None;
+        }
+        let arrival = *self.arrivals.get((sequence % self.slots) as usize)?;
+        Some((sequence, arrival?))
+    }
+
+    /// Frees the slot of the oldest message.
+    pub(crate) fn consume(&mut self) {
+        self.consumed = self.consumed.wrapping_add(1);
+    }
+
+    /// What to tell the peer with the next frame.
+    pub(crate) fn tell_credit(&mut self) -> u32 {
+        self.credit_told = self.consumed;
+        self.consumed
+    }
+
+    /// Whether the peer should hear of freed slots even if nothing else goes its way: when half of them are.
+    pub(crate) fn credit_due(&self) -> bool {
+        self.consumed.wrapping_sub(self.credit_told) >= self.slots.div_ceil(2)
+    }
+}

@@ -1,0 +1,179 @@
+//! Changing the plan under way: all prepare, the leader proposes, each promises how far it will go, the leader commits to
+//! the maximum. Nobody stops unless the commit takes longer than the promised segments last.
+
+use crate::CoreError;
+use crate::communicator::{Action, Communicator};
+use crate::epoch::{Epoch, EpochPlan};
+use crate::message::Control;
+use harmonaize_plan::Participant;
+
+/// A plan that is about to take over.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    pub(crate) epoch: Epoch,
+    /// This participant's links for it are up.
+    pub(crate) ready: bool,
+    /// This participant's promise: first segment that it will not begin before the commit.
+    pub(crate) below: Option<u64>,
+    /// Leader: everyone's promises.
+    promises: Vec<Option<u64>>,
+    proposed: bool,
+    /// First segment of the new plan.
+    pub(crate) commit: Option<u64>,
+}
+
+impl Switch {
+    pub(crate) fn new(epoch: Epoch, participants: u32) -> Self {
+        Self {
+            epoch,
+            ready: false,
+            below: None,
+            promises: vec![None; participants as usize],
+            proposed: false,
+            commit: None,
+        }
+    }
+
+    /// Leader: whether it is time to propose, given the highest epoch for which each participant is prepared. Says so once.
+    pub(crate) fn propose(&mut self, prepared: &[u32]) -> bool {
+        let all = self.ready && prepared.iter().all(|epoch| *epoch >= self.epoch.number());
+        all && !std::mem::replace(&mut self.proposed, true)
+    }
+
+    /// Leader: takes a promise; the switch point once all have promised. Says so once.
+    pub(crate) fn promised(&mut self, from: Participant, below: u64) -> Option<u64> {
+        *self.promises.get_mut(from.0 as usize)? = Some(below);
+        if self.commit.is_some() {
+            return None;
+        }
+        self.promises.iter().copied().try_fold(0, |most, promise| Some(most.max(promise?)))
+    }
+
+    /// Whether a segment runs under the new plan (`Some(true)`), under the old one, or must not begin yet (`None`).
+    pub(crate) fn governs(&self, segment: u64) -> Option<bool> {
+        match (self.commit, self.below) {
+            (Some(commit), _) => Some(segment >= commit),
+            (None, Some(below)) if segment >= below => None,
+            _ => Some(false),
+        }
+    }
+}
+
+impl Communicator {
+    /// Prepares a new plan. [`Communicator::links_up`] must follow when its links are, or [`Communicator::abandon`].
+    ///
+    /// # Errors
+    /// If another change is under way, the epoch is not newer, or members, channels or chunk differ from today's.
+    pub fn change(&mut self, decided: EpochPlan) -> Result<(), CoreError> {
+        if let Some(failure) = self.failure() {
+            return Err(CoreError::Ended(failure.clone()));
+        }
+        let today = &self.current.decided;
+        if self.next.is_some() {
+            return Err(CoreError::BadPlan("another change is under way"));
+        }
+        if decided.epoch <= today.epoch {
+            return Err(CoreError::BadPlan("the epoch is not newer"));
+        }
+        if decided.plan.group() != &self.group {
+            return Err(CoreError::BadPlan("members differ"));
+        }
+        if decided.channels != today.channels || decided.tuning.chunk_bytes != today.tuning.chunk_bytes {
+            return Err(CoreError::BadPlan("channels or chunk size differ"));
+        }
+        let epoch = Epoch::new(decided, self.me, self.access.clone())?;
+        self.next = Some(Switch::new(epoch, self.group.participants()));
+        Ok(())
+    }
+
+    /// Gives up a change whose links did not come up. False if it is too late for that.
+    pub fn abandon(&mut self, epoch: u32) -> bool {
+        let early = self.next.as_ref().is_some_and(|s| s.epoch.number() == epoch && !s.ready);
+        if early {
+            self.next = None;
+        }
+        early
+    }
+
+    /// All links of a plan in preparation are up here.
+    pub fn links_up(&mut self, epoch: u32) {
+        let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else { return };
+        switch.ready = true;
+        if let Some(prepared) = self.prepared.get_mut(self.me.0 as usize) {
+            *prepared = epoch;
+        }
+        if self.leader() == self.me {
+            self.lead();
+        } else {
+            self.tell(self.leader(), Control::Prepared { epoch });
+        }
+    }
+
+    /// The lowest participant leads.
+    fn leader(&self) -> Participant {
+        Participant(0)
+    }
+
+    /// Proposes a prepared plan, if this participant leads and all are prepared.
+    pub(crate) fn lead(&mut self) {
+        if self.leader() != self.me {
+            return;
+        }
+        let Some(switch) = &mut self.next else { return };
+        let epoch = switch.epoch.number();
+        if switch.propose(&self.prepared) {
+            self.tell_all(&Control::Propose { epoch });
+            let below = self.promise();
+            self.promised(self.me, epoch, below);
+        }
+    }
+
+    /// Promises not to begin segments beyond those at hand until the commit.
+    fn promise(&mut self) -> u64 {
+        let below = self.begun + self.segments_ahead();
+        if let Some(switch) = &mut self.next {
+            switch.below = Some(below);
+        }
+        below
+    }
+
+    pub(crate) fn proposed(&mut self, from: Participant, epoch: u32) -> bool {
+        let prepared = self.next.as_ref().is_some_and(|s| s.ready && s.epoch.number() == epoch);
+        if !prepared || from != self.leader() {
+            return false;
+        }
+        let below = self.promise();
+        self.tell(from, Control::Promise { epoch, below });
+        true
+    }
+
+    pub(crate) fn promised(&mut self, from: Participant, epoch: u32, below: u64) {
+        let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else { return };
+        if let Some(segment) = switch.promised(from, below) {
+            self.tell_all(&Control::Commit { epoch, segment });
+            self.committed(epoch, segment);
+        }
+    }
+
+    pub(crate) fn committed(&mut self, epoch: u32, segment: u64) -> bool {
+        let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else {
+            return false;
+        };
+        if switch.below.is_none_or(|below| segment < below) {
+            return false;
+        }
+        switch.commit = Some(segment);
+        self.actions.push_back(Action::Switched { epoch, segment });
+        true
+    }
+
+    /// Makes the new plan the current one when every segment of the old one is acknowledged by all.
+    pub(crate) fn retire_epoch(&mut self) {
+        let everyone = self.acknowledgements.everyone();
+        let Some(switch) = self.next.take_if(|s| s.commit.is_some_and(|commit| everyone >= commit)) else {
+            return;
+        };
+        let old = std::mem::replace(&mut self.current, switch.epoch);
+        self.actions.push_back(Action::Retire { epoch: old.number() });
+    }
+}
