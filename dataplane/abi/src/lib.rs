@@ -8,6 +8,7 @@ extern crate alloc;
 
 mod collective;
 mod descriptor;
+pub mod session;
 mod status;
 mod view;
 

@@ -1,5 +1,22 @@
-//! Memory shared with tenants and handed to transports: mappings that never become Rust references, and the rings.
+//! Memory shared with tenants and handed to transports: mappings that never become Rust references, the rings, and both
+//! ends of an attachment.
+//!
+//! Invariant: what the other side of an attachment can write is copied once, checked, and then used; it never panics,
+//! blocks or leads out of bounds.
 
+mod doorbell;
+mod end;
+mod mapped;
 mod memory;
+mod passing;
+mod ring;
+mod segment;
 
+pub use end::{AgentEnd, EndError, TenantEnd};
+pub use mapped::{MappedEnd, MappedTenant};
 pub use memory::{Memory, MemoryError, Span};
+pub use passing::{receive_with_descriptors, send_with_descriptors};
+pub use ring::RingError;
+
+/// Most entries that a ring may have.
+pub const MAX_ENTRIES: u32 = 4096;

@@ -1,8 +1,13 @@
 //! A mapping that stays alive while anyone uses it, reached only through views.
 
 use harmonaize_abi::{View, ViewMut};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+
+/// What keeps a shared mapping from faulting: nobody can change the memfd's size, or these seals.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Why memory could not be had or reached.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +25,14 @@ pub enum MemoryError {
     /// A size of zero, or one that no mapping can have.
     #[error("a mapping of {0} bytes cannot be made")]
     BadSize(u64),
+    /// A descriptor from elsewhere that is not the sealed memfd it should be.
+    #[error("not a memfd of {bytes} bytes sealed against growing and shrinking: {found}")]
+    NotSealed {
+        /// Size expected.
+        bytes: u64,
+        /// What was found.
+        found: String,
+    },
     /// The kernel refused.
     #[error("{call}: {source}")]
     System {
@@ -51,7 +64,6 @@ impl Memory {
         if bytes == 0 || isize::try_from(bytes).is_err() {
             return Err(MemoryError::BadSize(bytes as u64));
         }
-        use rustix::mm::{MapFlags, ProtFlags};
         // SAFETY: a fresh anonymous mapping at an address that the kernel picks touches no existing memory.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
@@ -65,9 +77,67 @@ impl Memory {
         Ok(Arc::new(Self { base: base.cast(), bytes, fd: None }))
     }
 
+    /// Zeroed memory behind a new memfd, sealed against growing, shrinking and further seals, so that whoever maps it
+    /// never faults. `name` shows in `/proc`.
+    pub fn shared(bytes: u64, name: &str) -> Result<Arc<Self>, MemoryError> {
+        let system = |call| move |source| MemoryError::System { call, source };
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(system("memfd_create"))?;
+        if bytes == 0 || isize::try_from(bytes).is_err() {
+            return Err(MemoryError::BadSize(bytes));
+        }
+        rustix::fs::ftruncate(&fd, bytes).map_err(system("ftruncate"))?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(system("fcntl(F_ADD_SEALS)"))?;
+        Self::map(fd, bytes)
+    }
+
+    /// Maps a memfd received from elsewhere, after a look at its size and seals.
+    pub fn map(fd: OwnedFd, bytes: u64) -> Result<Arc<Self>, MemoryError> {
+        let size = isize::try_from(bytes).map_err(|_| MemoryError::BadSize(bytes))?.unsigned_abs();
+        if size == 0 {
+            return Err(MemoryError::BadSize(bytes));
+        }
+        let refused = |found: String| MemoryError::NotSealed { bytes, found };
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|error| refused(error.to_string()))?;
+        if !seals.contains(SEALS) {
+            return Err(refused(format!("seals {:#x}", seals.bits())));
+        }
+        let stat = rustix::fs::fstat(&fd).map_err(|source| MemoryError::System { call: "fstat", source })?;
+        if u64::try_from(stat.st_size) != Ok(bytes) {
+            return Err(refused(format!("{} bytes", stat.st_size)));
+        }
+        let (null, protection) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a fresh mapping at an address that the kernel picks touches no existing memory; the seals keep the file
+        // as long as the mapping.
+        let base = unsafe { rustix::mm::mmap(null, size, protection, MapFlags::SHARED, &fd, 0) };
+        let base = base.map_err(|source| MemoryError::System { call: "mmap", source })?;
+        Ok(Arc::new(Self { base: base.cast(), bytes: size, fd: Some(fd) }))
+    }
+
+    /// Copies bytes out. Costs one pass; sees torn values if someone writes meanwhile.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryError> {
+        let view = self.view(offset, into.len() as u64)?;
+        // SAFETY: the view was checked to hold as many bytes, and a mapping never overlaps memory behind a reference.
+        unsafe { std::ptr::copy_nonoverlapping(view.pointer(), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes in. Costs one pass.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
+        let view = self.view_mut(offset, from.len() as u64)?;
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), view.pointer(), from.len()) };
+        Ok(())
+    }
+
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// First byte, page-aligned.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
     }
 
     /// The memfd behind a shared mapping.
@@ -150,5 +220,48 @@ impl Span {
             }),
             _ => Err(MemoryError::OutOfRange { offset, bytes, size }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_of_a_shared_mapping_see_the_same_bytes() {
+        let ours = Memory::shared(5000, "test").unwrap();
+        let fd = ours.fd().unwrap().try_clone_to_owned().unwrap();
+        let theirs = Memory::map(fd, 5000).unwrap();
+        ours.write(4990, &[7; 10]).unwrap();
+        let mut seen = [0; 10];
+        theirs.read(4990, &mut seen).unwrap();
+        assert_eq!(seen, [7; 10]);
+        assert!(ours.write(4991, &[7; 10]).is_err());
+        assert!(ours.read(u64::MAX, &mut seen).is_err());
+    }
+
+    #[test]
+    fn only_a_sealed_memfd_of_the_right_size_is_mapped() {
+        let fd = |bytes: u64, seals: SealFlags| {
+            let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+            rustix::fs::ftruncate(&fd, bytes).unwrap();
+            rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+            fd
+        };
+        Memory::map(fd(4096, SEALS), 4096).unwrap();
+        for (bytes, seals) in [
+            (4096, SealFlags::GROW | SealFlags::SEAL),
+            (4095, SEALS),
+            (8192, SEALS),
+            (4096, SealFlags::empty()),
+        ] {
+            let error = Memory::map(fd(bytes, seals), 4096).unwrap_err();
+            assert!(matches!(error, MemoryError::NotSealed { bytes: 4096, .. }), "{error}");
+        }
+        let file =
+            rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        assert!(matches!(Memory::map(file, 4096), Err(MemoryError::NotSealed { .. })));
+        assert!(matches!(Memory::shared(0, "test"), Err(MemoryError::BadSize(0))));
+        assert!(matches!(Memory::shared(u64::MAX, "test"), Err(MemoryError::BadSize(u64::MAX))));
     }
 }

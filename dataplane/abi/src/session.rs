@@ -1,0 +1,392 @@
+//! Messages on the Unix socket between a tenant's process and its agent: the handshake that opens an attachment, then
+//! joining and leaving communicators and asking why an operation failed.
+//!
+//! A message is a little-endian `u32` length (of what follows, at most [`MAX_MESSAGE`]) and a postcard encoding. The
+//! first message each way opens with [`MAGIC`] and the sender's version, in that order and for ever, so that any two
+//! versions can tell each other what they speak. File descriptors travel with the first byte of [`Welcome`]
+//! (see [`Access`] for which).
+
+use crate::{ABI_VERSION, Rank, Signature, Status};
+use alloc::string::String;
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// Opens the first message each way.
+pub const MAGIC: [u8; 8] = *b"harmoniz";
+/// Most bytes of one message, without its length.
+pub const MAX_MESSAGE: usize = 64 * 1024;
+/// Most bytes of a communicator's name.
+pub const MAX_NAME: usize = 128;
+/// Most ranks that a [`FailureDetail`] or a [`JoinRefused`] lists; more are left out.
+pub const MAX_LISTED: usize = 1024;
+/// Most bytes of a text for people; longer ones are cut.
+pub const MAX_TEXT: usize = 1024;
+
+/// How the agent reaches the tenant's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Access {
+    /// Both map the arena. With [`Welcome`] come three descriptors: arena, ring segment, and the doorbell, a stream socket
+    /// on which either side sends a byte to wake the other.
+    Mapped,
+    /// Nothing is mapped: descriptors and tensor bytes travel over a stream socket, the one descriptor that comes with
+    /// [`Welcome`].
+    Remote,
+}
+
+impl Access {
+    /// How many descriptors come with [`Welcome`].
+    pub const fn descriptors(self) -> usize {
+        match self {
+            Self::Mapped => 3,
+            Self::Remote => 1,
+        }
+    }
+}
+
+/// What the tenant asks for: the first message on a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// How tensors are reached.
+    pub access: Access,
+    /// Bytes of tensor memory; rounded up to whole pages by the agent.
+    pub arena_bytes: u64,
+    /// Entries of each ring, a power of two: most operations in flight.
+    pub entries: u32,
+}
+
+/// The agent's first message when it accepts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Bytes of tensor memory granted; offsets in descriptors are below it.
+    pub arena_bytes: u64,
+    /// Entries of each ring, as asked.
+    pub entries: u32,
+    /// Most communicators that this attachment may be in at once.
+    pub communicators: u32,
+}
+
+/// Why an attachment was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RefusalKind {
+    /// The agent speaks another version.
+    Version,
+    /// The first message was no hello.
+    Malformed,
+    /// The connecting user is not one of the tenant's.
+    User,
+    /// The tenant has as many attachments as it may have.
+    Attachments,
+    /// The arena asked for is empty or exceeds what the tenant has left.
+    Arena,
+    /// Ring entries not a power of two, or too many.
+    Entries,
+    /// This access is not offered here.
+    Access,
+    /// No hello arrived in time.
+    Slow,
+    /// The agent could not create what the attachment needs, or is going down.
+    Agent,
+}
+
+/// The agent's first and last message when it refuses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// Why, for programs.
+    pub kind: RefusalKind,
+    /// Why and what to do, for people.
+    pub text: String,
+}
+
+/// A request of the tenant's process after the handshake. `id` is its own choice and comes back with the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Become `rank` of the communicator `name`, of `ranks` ranks. Answered when all have come, or none will.
+    Join {
+        /// Comes back.
+        id: u64,
+        /// The communicator's name, common to its ranks; at most [`MAX_NAME`] bytes.
+        name: String,
+        /// This rank, below `ranks`.
+        rank: Rank,
+        /// How many there are.
+        ranks: u32,
+        /// How long to wait for the others, in nanoseconds.
+        timeout_ns: u64,
+    },
+    /// Leave a communicator. Its operations in flight complete with an error.
+    Leave {
+        /// Comes back.
+        id: u64,
+        /// Handle from [`Answer::Joined`].
+        communicator: u32,
+    },
+    /// Ask why the communicator ended.
+    Detail {
+        /// Comes back.
+        id: u64,
+        /// Handle from [`Answer::Joined`].
+        communicator: u32,
+    },
+}
+
+/// The agent's answer to the request with the same `id`. Answers come in any order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// All ranks are there.
+    Joined {
+        /// Of the request.
+        id: u64,
+        /// Names the communicator in submissions of this attachment.
+        communicator: u32,
+    },
+    /// Not joined.
+    JoinRefused {
+        /// Of the request.
+        id: u64,
+        /// Why.
+        refused: JoinRefused,
+    },
+    /// Left; the handle means nothing any more.
+    Left {
+        /// Of the request.
+        id: u64,
+    },
+    /// Why the communicator ended; nothing if it has not, or is not known.
+    Detail {
+        /// Of the request.
+        id: u64,
+        /// What is known.
+        detail: Option<FailureDetail>,
+    },
+}
+
+impl Answer {
+    /// The request's id.
+    pub const fn id(&self) -> u64 {
+        match self {
+            Self::Joined { id, .. }
+            | Self::JoinRefused { id, .. }
+            | Self::Left { id }
+            | Self::Detail { id, .. } => *id,
+        }
+    }
+}
+
+/// Why joining failed, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum JoinRefusal {
+    /// Name empty, too long, or with control characters.
+    Name,
+    /// Rank not below the number of ranks, or no ranks at all.
+    Rank,
+    /// Another process has this rank.
+    Taken,
+    /// Ranks disagree on how many they are.
+    Size,
+    /// Some ranks never came.
+    Timeout,
+    /// As many communicators or ranks as the tenant may have.
+    Quota,
+    /// A rank that had come went away before all were there.
+    RankLost,
+    /// The provider cannot form communicators at the moment.
+    Unavailable,
+    /// A bug or broken invariant in the agent.
+    Internal,
+}
+
+/// Why joining failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinRefused {
+    /// For programs.
+    pub kind: JoinRefusal,
+    /// For people.
+    pub text: String,
+    /// The ranks concerned: those that never came, or that are taken or gone.
+    pub ranks: Vec<Rank>,
+}
+
+/// Why a communicator ended, as far as its ranks may know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureDetail {
+    /// The kind of failure.
+    pub status: Status,
+    /// Number of the operation on its communicator, from 0.
+    pub operation: u64,
+    /// What this rank had called, if it had.
+    pub signature: Option<Signature>,
+    /// The ranks concerned: those that never arrived, or were lost.
+    pub ranks: Vec<Rank>,
+    /// Who called what, where ranks called different operations.
+    pub calls: Vec<(Rank, Signature)>,
+    /// For people.
+    pub text: String,
+}
+
+/// Cuts lists and text to what a message holds: [`MAX_LISTED`] entries, [`MAX_TEXT`] bytes.
+pub trait Bounded {
+    /// The same, cut.
+    fn bounded(self) -> Self;
+}
+
+impl Bounded for String {
+    fn bounded(mut self) -> Self {
+        self.truncate(self.floor_char_boundary(MAX_TEXT));
+        self
+    }
+}
+
+impl Bounded for JoinRefused {
+    fn bounded(mut self) -> Self {
+        self.ranks.truncate(MAX_LISTED);
+        self.text = self.text.bounded();
+        self
+    }
+}
+
+impl Bounded for FailureDetail {
+    fn bounded(mut self) -> Self {
+        self.ranks.truncate(MAX_LISTED);
+        self.calls.truncate(MAX_LISTED);
+        self.text = self.text.bounded();
+        self
+    }
+}
+
+/// Why a message could not be encoded or understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageError {
+    /// Its length is over [`MAX_MESSAGE`] or zero.
+    Length(usize),
+    /// The other side speaks another version: this one.
+    Version(u16),
+    /// It does not open with [`MAGIC`].
+    Magic,
+    /// Not an encoding of the expected message.
+    Malformed,
+}
+
+impl core::fmt::Display for MessageError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Length(bytes) => write!(f, "a message of {bytes} bytes; 1 to {MAX_MESSAGE} are allowed"),
+            Self::Version(theirs) => {
+                write!(f, "the other side speaks version {theirs}, this one speaks {ABI_VERSION}")
+            }
+            Self::Magic => f.write_str("the other side does not speak this protocol"),
+            Self::Malformed => f.write_str("a message that cannot be decoded"),
+        }
+    }
+}
+
+impl core::error::Error for MessageError {}
+
+fn framed(opening: &[u8], message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
+    let mut bytes = Vec::from([0; 4]);
+    bytes.extend_from_slice(opening);
+    let mut bytes = postcard::to_extend(message, bytes).map_err(|_| MessageError::Malformed)?;
+    let length = bytes.len() - 4;
+    if length == 0 || length > MAX_MESSAGE {
+        return Err(MessageError::Length(length));
+    }
+    if let Some(prefix) = bytes.first_chunk_mut() {
+        *prefix = (length as u32).to_le_bytes();
+    }
+    Ok(bytes)
+}
+
+fn decoded<T: DeserializeOwned>(message: &[u8]) -> Result<T, MessageError> {
+    match postcard::take_from_bytes(message) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(MessageError::Malformed),
+    }
+}
+
+/// A message with its length, ready to be written.
+pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
+    framed(&[], message)
+}
+
+/// A message without its length.
+pub fn decode<T: DeserializeOwned>(message: &[u8]) -> Result<T, MessageError> {
+    decoded(message)
+}
+
+/// A first message ([`Hello`], or the answer to it) with its length, ready to be written.
+pub fn encode_first(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
+    let mut opening = [0; 10];
+    let (magic, version) = opening.split_at_mut(MAGIC.len());
+    magic.copy_from_slice(&MAGIC);
+    version.copy_from_slice(&ABI_VERSION.to_le_bytes());
+    framed(&opening, message)
+}
+
+/// A first message without its length. Magic and version are looked at before anything else.
+pub fn decode_first<T: DeserializeOwned>(message: &[u8]) -> Result<T, MessageError> {
+    let (magic, rest) = message.split_first_chunk::<8>().ok_or(MessageError::Malformed)?;
+    if *magic != MAGIC {
+        return Err(MessageError::Magic);
+    }
+    let (version, body) = rest.split_first_chunk::<2>().ok_or(MessageError::Malformed)?;
+    match u16::from_le_bytes(*version) {
+        ABI_VERSION => decoded(body),
+        other => Err(MessageError::Version(other)),
+    }
+}
+
+/// The length of the message that follows a prefix.
+pub fn length(prefix: [u8; 4]) -> Result<usize, MessageError> {
+    let length = u32::from_le_bytes(prefix) as usize;
+    if length == 0 || length > MAX_MESSAGE {
+        return Err(MessageError::Length(length));
+    }
+    Ok(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Collective, Dtype, ReduceOp};
+    use alloc::vec;
+
+    #[test]
+    fn the_largest_detail_fits_a_message() {
+        let signature = Signature {
+            collective: Collective::Barrier,
+            dtype: Dtype::F64,
+            reduce: ReduceOp::Average,
+            root: Rank(u32::MAX),
+            count: u64::MAX,
+        };
+        let detail = FailureDetail {
+            status: Status::Mismatch,
+            operation: u64::MAX,
+            signature: Some(signature),
+            ranks: vec![Rank(u32::MAX); 5000],
+            calls: vec![(Rank(u32::MAX), signature); 5000],
+            text: "ü".repeat(5000),
+        };
+        let answer = Answer::Detail { id: u64::MAX, detail: Some(detail.bounded()) };
+        let bytes = encode(&answer).unwrap();
+        assert_eq!(length(*bytes.first_chunk().unwrap()).unwrap(), bytes.len() - 4);
+        assert_eq!(decode::<Answer>(&bytes[4..]).unwrap(), answer);
+    }
+
+    #[test]
+    fn versions_and_strangers_are_told_apart() {
+        let hello = Hello { access: Access::Remote, arena_bytes: 1 << 40, entries: 64 };
+        let bytes = encode_first(&hello).unwrap();
+        assert_eq!(decode_first::<Hello>(&bytes[4..]), Ok(hello));
+        let mut newer = bytes[4..].to_vec();
+        newer[8] = 9;
+        newer.truncate(10);
+        assert_eq!(decode_first::<Hello>(&newer), Err(MessageError::Version(9)));
+        assert_eq!(decode_first::<Hello>(b"GET / HTTP/1.1"), Err(MessageError::Magic));
+        assert_eq!(decode_first::<Hello>(b"GET"), Err(MessageError::Malformed));
+        let mut longer = bytes[4..].to_vec();
+        longer.push(0);
+        assert_eq!(decode_first::<Hello>(&longer), Err(MessageError::Malformed));
+        assert_eq!(length([0; 4]), Err(MessageError::Length(0)));
+        assert_eq!(length((65537u32).to_le_bytes()), Err(MessageError::Length(65537)));
+    }
+}

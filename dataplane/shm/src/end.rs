@@ -1,0 +1,115 @@
+//! The two ends of an attachment, whatever way tensors are reached.
+
+use crate::{Memory, MemoryError, RingError, Span};
+use harmonaize_abi::{Completion, Submission};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Why an end cannot go on, or did not take something.
+#[derive(Debug, thiserror::Error)]
+pub enum EndError {
+    /// A queue of this end is full; try again after progress.
+    #[error("queue full")]
+    Full,
+    /// The other side is gone.
+    #[error("the other side of the attachment is gone")]
+    Closed,
+    /// A ring is full that cannot be, or corrupt. The attachment has ended.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// The other side broke the protocol. The attachment has ended.
+    #[error("protocol error of the other side: {0}")]
+    Protocol(&'static str),
+    /// A range outside the attachment's memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Fetch or store on a mapped attachment.
+    #[error("{0}: not on a mapped attachment")]
+    Mapped(&'static str),
+    /// The kernel refused. The attachment has ended.
+    #[error("{call}: {source}")]
+    System {
+        /// Which call.
+        call: &'static str,
+        /// What it said.
+        source: rustix::io::Errno,
+    },
+}
+
+impl EndError {
+    /// Whether the attachment goes on (only the call was not taken).
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Full | Self::Memory(_) | Self::Mapped(_))
+    }
+}
+
+/// The agent's end, driven by a poll loop. No call blocks or allocates. After an error that is not
+/// [transient](EndError::is_transient) the end is of no more use.
+pub trait AgentEnd: Send + std::fmt::Debug {
+    /// The next descriptor, copied once. Remote: call [`Self::progress`] to receive.
+    fn submission(&mut self) -> Result<Option<Submission>, EndError>;
+
+    /// Reports the end of an operation. At most [`Self::entries`] operations are in flight, from the descriptor's arrival
+    /// until the tenant has taken the completion, so a full ring is the tenant's breach.
+    fn complete(&mut self, completion: &Completion) -> Result<(), EndError>;
+
+    /// The tensors, if mapped.
+    fn memory(&self) -> Option<&Arc<Memory>>;
+
+    /// Bytes of tensor memory: a descriptor's regions lie below.
+    fn arena_bytes(&self) -> u64;
+
+    /// Entries of each ring.
+    fn entries(&self) -> u32;
+
+    /// Remote: copies tensor bytes from `offset` into `into`, later; `tag` comes back from [`Self::progress`]. Fetches
+    /// end in the order in which they were asked for.
+    fn fetch(&mut self, tag: u64, offset: u64, into: Span) -> Result<(), EndError>;
+
+    /// Remote: copies `from` to the tensor bytes at `offset`, later; `from` must not change before `tag` comes back from
+    /// [`Self::progress`]. Stores end in the order in which they were asked for.
+    fn store(&mut self, tag: u64, from: Span, offset: u64) -> Result<(), EndError>;
+
+    /// Remote: sends and receives what it can within a small budget of system calls; reports the fetches and stores that
+    /// ended; says how much was done (0: nothing to do). Mapped: nothing to do.
+    fn progress(&mut self, done: &mut dyn FnMut(u64)) -> Result<usize, EndError>;
+
+    /// Wakes the tenant if it sleeps: once per batch of completions.
+    fn flush(&mut self) -> Result<(), EndError>;
+
+    /// Announces that the poll loop will sleep on [`Self::wake_fd`]. `false`: there is work, do not sleep.
+    fn prepare_sleep(&mut self) -> bool;
+
+    /// Takes the announcement back, after sleeping or instead of it.
+    fn cancel_sleep(&mut self);
+
+    /// Readable (level) when there is work, once [`Self::prepare_sleep`] said `true`.
+    fn wake_fd(&self) -> BorrowedFd<'_>;
+}
+
+/// The tenant's end. No call blocks.
+pub trait TenantEnd: Send + std::fmt::Debug {
+    /// The tensors: the arena (mapped), or this process's own memory (remote).
+    fn memory(&self) -> &Arc<Memory>;
+
+    /// Entries of each ring: most operations in flight, counted from submission until the completion is taken.
+    fn entries(&self) -> u32;
+
+    /// Submits a descriptor and wakes the agent if it sleeps.
+    fn submit(&mut self, submission: &Submission) -> Result<(), EndError>;
+
+    /// The next completion. Remote: call [`Self::progress`] to receive.
+    fn completion(&mut self) -> Result<Option<Completion>, EndError>;
+
+    /// Remote: serves the agent's fetches and stores within a small budget; says how much was done. Mapped: nothing to do.
+    fn progress(&mut self) -> Result<usize, EndError>;
+
+    /// Announces sleep on [`Self::wake_fd`]. `false`: there is work, do not sleep.
+    fn prepare_sleep(&mut self) -> bool;
+
+    /// Takes the announcement back, after sleeping or instead of it.
+    fn cancel_sleep(&mut self);
+
+    /// Readable (level) when there is work, once [`Self::prepare_sleep`] said `true`.
+    fn wake_fd(&self) -> BorrowedFd<'_>;
+}

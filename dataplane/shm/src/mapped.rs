@@ -1,0 +1,165 @@
+//! Both ends of a mapped attachment: an arena and two rings that agent and tenant map, and a doorbell.
+
+use crate::doorbell::Doorbell;
+use crate::segment::{
+    Completer, CompletionReader, Shared, SubmissionReader, Submitter, Which, segment_bytes,
+};
+use crate::{AgentEnd, EndError, Memory, MemoryError, Span, TenantEnd};
+use harmonaize_abi::{Completion, Submission};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// The agent's end.
+#[derive(Debug)]
+pub struct MappedEnd {
+    arena: Arc<Memory>,
+    segment: Arc<Memory>,
+    entries: u32,
+    submissions: SubmissionReader,
+    completions: Completer,
+    doorbell: Doorbell,
+}
+
+/// The tenant's end.
+#[derive(Debug)]
+pub struct MappedTenant {
+    arena: Arc<Memory>,
+    entries: u32,
+    submissions: Submitter,
+    completions: CompletionReader,
+    doorbell: Doorbell,
+}
+
+impl MappedEnd {
+    /// A new attachment: `arena_bytes` of tensor memory and rings of `entries` (a power of two up to
+    /// [`crate::MAX_ENTRIES`]). With it comes the tenant's end of the doorbell, to be sent along with
+    /// [`Self::descriptors`].
+    pub fn create(arena_bytes: u64, entries: u32) -> Result<(Self, OwnedFd), EndError> {
+        let bytes = segment_bytes(entries).ok_or(MemoryError::BadSize(entries.into()))?;
+        let arena = Memory::shared(arena_bytes, "harmonaize-arena")?;
+        let segment = Memory::shared(bytes, "harmonaize-rings")?;
+        let (doorbell, theirs) =
+            Doorbell::pair().map_err(|source| EndError::System { call: "socketpair", source })?;
+        let submissions = SubmissionReader::new(Shared::new(&segment, entries, Which::Submissions)?);
+        let completions = Completer::new(Shared::new(&segment, entries, Which::Completions)?);
+        Ok((Self { arena, segment, entries, submissions, completions, doorbell }, theirs))
+    }
+
+    /// The memfds that the tenant maps: arena, ring segment.
+    pub fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]> {
+        Some([self.arena.fd()?, self.segment.fd()?])
+    }
+}
+
+impl AgentEnd for MappedEnd {
+    fn submission(&mut self) -> Result<Option<Submission>, EndError> {
+        match self.submissions.pop()? {
+            Some(words) => Ok(Some(zerocopy::transmute!(words))),
+            None if self.doorbell.closed() => Err(EndError::Closed),
+            None => Ok(None),
+        }
+    }
+
+    fn complete(&mut self, completion: &Completion) -> Result<(), EndError> {
+        Ok(self.completions.push(&zerocopy::transmute!(*completion))?)
+    }
+
+    fn memory(&self) -> Option<&Arc<Memory>> {
+        Some(&self.arena)
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.arena.bytes() as u64
+    }
+
+    fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    fn fetch(&mut self, _: u64, _: u64, _: Span) -> Result<(), EndError> {
+        Err(EndError::Mapped("fetch"))
+    }
+
+    fn store(&mut self, _: u64, _: Span, _: u64) -> Result<(), EndError> {
+        Err(EndError::Mapped("store"))
+    }
+
+    fn progress(&mut self, _: &mut dyn FnMut(u64)) -> Result<usize, EndError> {
+        Ok(0)
+    }
+
+    fn flush(&mut self) -> Result<(), EndError> {
+        if self.completions.must_wake() {
+            self.doorbell.ring();
+        }
+        Ok(())
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        !self.doorbell.closed() && self.submissions.prepare_sleep()
+    }
+
+    fn cancel_sleep(&mut self) {
+        self.submissions.wake();
+        self.doorbell.quiet();
+    }
+
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.doorbell.fd()
+    }
+}
+
+impl MappedTenant {
+    /// The tenant's end from the descriptors that came with the agent's welcome: arena, ring segment, doorbell.
+    pub fn open(descriptors: [OwnedFd; 3], arena_bytes: u64, entries: u32) -> Result<Self, EndError> {
+        let bytes = segment_bytes(entries).ok_or(MemoryError::BadSize(entries.into()))?;
+        let [arena, segment, doorbell] = descriptors;
+        let (arena, segment) = (Memory::map(arena, arena_bytes)?, Memory::map(segment, bytes)?);
+        let submissions = Submitter::new(Shared::new(&segment, entries, Which::Submissions)?);
+        let completions = CompletionReader::new(Shared::new(&segment, entries, Which::Completions)?);
+        Ok(Self { arena, entries, submissions, completions, doorbell: Doorbell::from(doorbell) })
+    }
+}
+
+impl TenantEnd for MappedTenant {
+    fn memory(&self) -> &Arc<Memory> {
+        &self.arena
+    }
+
+    fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    fn submit(&mut self, submission: &Submission) -> Result<(), EndError> {
+        self.submissions.push(&zerocopy::transmute!(*submission))?;
+        if self.submissions.must_wake() {
+            self.doorbell.ring();
+        }
+        Ok(())
+    }
+
+    fn completion(&mut self) -> Result<Option<Completion>, EndError> {
+        match self.completions.pop()? {
+            Some(words) => Ok(Some(zerocopy::transmute!(words))),
+            None if self.doorbell.closed() => Err(EndError::Closed),
+            None => Ok(None),
+        }
+    }
+
+    fn progress(&mut self) -> Result<usize, EndError> {
+        Ok(0)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        !self.doorbell.closed() && self.completions.prepare_sleep()
+    }
+
+    fn cancel_sleep(&mut self) {
+        self.completions.wake();
+        self.doorbell.quiet();
+    }
+
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.doorbell.fd()
+    }
+}
