@@ -1,1 +1,13 @@
-//! In construction.
+//! The only room that turns a provider's fact into something that a tenant may see: ranks, the tenant's own calls, and
+//! text made of these alone.
+//!
+//! Architecture invariant: no host, address, link, path or other tenant enters a value that leaves here. Details for the
+//! operator come in beside the facts and are dropped, never quoted.
+#![forbid(unsafe_code)]
+
+mod failure;
+mod join;
+mod ranks;
+
+pub use failure::{Failure, TenantError, disclose};
+pub use join::{JoinFailure, TenantRefusal, disclose_join};

@@ -1,0 +1,203 @@
+//! The end of a communicator or an operation, as its tenant sees it.
+
+use crate::ranks::{list, sorted, verb};
+use harmonaize_abi::{Rank, Signature, Status};
+
+/// Most calls that an error carries; a text groups them.
+const MOST_CALLS: usize = 1024;
+
+/// Most groups of calls that a text names.
+const MOST_GROUPS: usize = 8;
+
+/// What happened, as the provider knows it. `detail` is for the operator's log and never leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Some ranks never called an operation that others called.
+    Timeout {
+        /// Number of the operation on its communicator, from 0.
+        operation: u64,
+        /// What the others called.
+        signature: Signature,
+        /// Who never did.
+        missing: Vec<Rank>,
+    },
+    /// Ranks called different things as the same operation.
+    Mismatch {
+        /// Number of the operation on its communicator, from 0.
+        operation: u64,
+        /// Who called what, as far as it is known.
+        calls: Vec<(Rank, Signature)>,
+    },
+    /// A process, an agent or a host was lost, and these ranks with it.
+    RanksLost {
+        /// Who.
+        ranks: Vec<Rank>,
+        /// For the operator.
+        detail: String,
+    },
+    /// The provider ended the communicator: an operator's wish, or links that could not be made.
+    Dissolved {
+        /// For the operator.
+        detail: String,
+    },
+    /// A rank destroyed the communicator with operations in flight.
+    Destroyed {
+        /// Who, where it is known.
+        ranks: Vec<Rank>,
+    },
+    /// A bug or broken invariant in an agent or in control.
+    Internal {
+        /// For the operator.
+        detail: String,
+    },
+}
+
+/// What a tenant is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantError {
+    /// For programs.
+    pub status: Status,
+    /// The operation at which it showed, where there is one.
+    pub operation: Option<u64>,
+    /// The ranks concerned, ascending: missing, lost, or with differing calls.
+    pub ranks: Vec<Rank>,
+    /// Who called what, in rank order, where calls differ or some are missing.
+    pub calls: Vec<(Rank, Signature)>,
+    /// For people: one sentence about ranks and calls.
+    pub text: String,
+}
+
+/// What a tenant may know of a failure.
+pub fn disclose(failure: &Failure) -> TenantError {
+    let error = |status, operation, ranks: &[Rank], text| TenantError {
+        status,
+        operation,
+        ranks: sorted(ranks),
+        calls: Vec::new(),
+        text,
+    };
+    match failure {
+        Failure::Timeout { operation, signature, missing } => {
+            let have = verb(missing, "has", "have");
+            let who = list(missing);
+            let text = format!("operation {operation}, {signature}: {who} {have} not arrived in time");
+            error(Status::Timeout, Some(*operation), missing, text)
+        }
+        Failure::Mismatch { operation, calls } => mismatch(*operation, calls),
+        Failure::RanksLost { ranks, detail: _ } => {
+            let text = format!("{} {} lost", list(ranks), verb(ranks, "was", "were"));
+            error(Status::RankLost, None, ranks, text)
+        }
+        Failure::Dissolved { detail: _ } => {
+            error(Status::Aborted, None, &[], "the provider ended the communicator".to_owned())
+        }
+        Failure::Destroyed { ranks } if ranks.is_empty() => {
+            error(Status::Destroyed, None, &[], "the communicator was destroyed".to_owned())
+        }
+        Failure::Destroyed { ranks } => {
+            let text = format!("{} destroyed the communicator", list(ranks));
+            error(Status::Destroyed, None, ranks, text)
+        }
+        Failure::Internal { detail: _ } => {
+            error(Status::Internal, None, &[], "internal error; the communicator has ended".to_owned())
+        }
+    }
+}
+
+fn mismatch(operation: u64, calls: &[(Rank, Signature)]) -> TenantError {
+    let mut calls = calls.to_vec();
+    calls.sort_by_key(|(rank, _)| *rank);
+    calls.dedup();
+    calls.truncate(MOST_CALLS);
+    let mut groups: Vec<(Signature, Vec<Rank>)> = Vec::new();
+    for (rank, signature) in &calls {
+        match groups.iter_mut().find(|(known, _)| known == signature) {
+            Some((_, ranks)) => ranks.push(*rank),
+            None => groups.push((*signature, vec![*rank])),
+        }
+    }
+    let named = groups.iter().take(MOST_GROUPS);
+    let named: Vec<String> =
+        named.map(|(signature, ranks)| format!("{} called {signature}", list(ranks))).collect();
+    let others = if groups.len() > MOST_GROUPS { ", others called something else again" } else { "" };
+    let text = format!("operation {operation} differs between ranks: {}{others}", named.join(", "));
+    let ranks = sorted(&calls.iter().map(|(rank, _)| *rank).collect::<Vec<_>>());
+    TenantError { status: Status::Mismatch, operation: Some(operation), ranks, calls, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_abi::{Collective, Dtype, ReduceOp};
+    use proptest::prelude::*;
+
+    fn sum(count: u64) -> Signature {
+        Signature {
+            collective: Collective::AllReduce,
+            dtype: Dtype::F32,
+            reduce: ReduceOp::Sum,
+            root: Rank(0),
+            count,
+        }
+    }
+
+    #[test]
+    fn says_who_and_what() {
+        let told =
+            disclose(&Failure::Timeout { operation: 7, signature: sum(3), missing: vec![Rank(2), Rank(1)] });
+        assert_eq!((told.status, told.operation), (Status::Timeout, Some(7)));
+        assert_eq!(told.ranks, [Rank(1), Rank(2)]);
+        assert_eq!(told.text, "operation 7, allreduce(3 x f32, sum): ranks 1, 2 have not arrived in time");
+
+        let calls = vec![(Rank(2), sum(4)), (Rank(0), sum(3)), (Rank(1), sum(3))];
+        let told = disclose(&Failure::Mismatch { operation: 0, calls });
+        assert_eq!(told.calls, [(Rank(0), sum(3)), (Rank(1), sum(3)), (Rank(2), sum(4))]);
+        let expected = "operation 0 differs between ranks: ranks 0, 1 called allreduce(3 x f32, sum), \
+                        rank 2 called allreduce(4 x f32, sum)";
+        assert_eq!(told.text, expected);
+
+        let told = disclose(&Failure::RanksLost { ranks: vec![Rank(5)], detail: String::new() });
+        assert_eq!((told.status, told.text.as_str()), (Status::RankLost, "rank 5 was lost"));
+    }
+
+    #[test]
+    fn texts_stay_short() {
+        let calls = (0..100_000).map(|rank| (Rank(rank), sum(u64::from(rank)))).collect();
+        let told = disclose(&Failure::Mismatch { operation: u64::MAX, calls });
+        assert!(told.text.len() < 1024 && told.calls.len() == MOST_CALLS, "{}", told.text);
+    }
+
+    proptest! {
+        /// What the operator's detail says changes nothing that the tenant sees.
+        #[test]
+        fn details_do_not_pass(ranks in proptest::collection::vec(0_u32..9, 0..9), a in ".{0,40}", b in ".{0,40}") {
+            let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
+            let pair = |make: &dyn Fn(String) -> Failure| (disclose(&make(a.clone())), disclose(&make(b.clone())));
+            let lost = pair(&|detail| Failure::RanksLost { ranks: ranks.clone(), detail });
+            let dissolved = pair(&|detail| Failure::Dissolved { detail });
+            let internal = pair(&|detail| Failure::Internal { detail });
+            for (left, right) in [lost, dissolved, internal] {
+                prop_assert_eq!(left, right);
+            }
+        }
+
+        /// Every word of a text is one that this room or the ABI has, or a number.
+        #[test]
+        fn texts_hold_no_names(ranks in proptest::collection::vec(0_u32..2000, 0..40), host in "[a-z]{4,8}[0-9]{1,3}",
+                               octets: [u8; 4], port: u16) {
+            let address = format!("{}.{}.{}.{}:{port}", octets[0], octets[1], octets[2], octets[3]);
+            let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
+            let detail = format!("{host} at {address} went away");
+            for failure in [
+                Failure::RanksLost { ranks: ranks.clone(), detail: detail.clone() },
+                Failure::Dissolved { detail: detail.clone() },
+                Failure::Internal { detail },
+                Failure::Destroyed { ranks: ranks.clone() },
+                Failure::Timeout { operation: 1, signature: sum(1), missing: ranks },
+            ] {
+                let text = disclose(&failure).text;
+                prop_assert!(!text.contains(&host) && !text.contains(&address), "{}", text);
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! A join that will not happen, as its tenant sees it.
+
+use crate::ranks::{list, sorted, verb};
+use harmonaize_abi::Rank;
+
+/// Most ranks that a refusal carries.
+const MOST_RANKS: usize = 1000;
+
+/// Why a join will not happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JoinFailure {
+    /// The provider does not know the tenant (any more).
+    UnknownTenant,
+    /// The communicator's name is empty or too long.
+    BadName {
+        /// Most bytes that it may have.
+        most: usize,
+    },
+    /// No ranks, or more than the provider allows.
+    BadSize {
+        /// As joined.
+        ranks: u32,
+        /// Most that it may be.
+        most: u32,
+    },
+    /// A rank outside the communicator.
+    RankOutside {
+        /// As joined.
+        rank: Rank,
+        /// As joined.
+        ranks: u32,
+    },
+    /// Another process is that rank.
+    DuplicateRank {
+        /// Which.
+        rank: Rank,
+    },
+    /// Ranks do not agree on the size.
+    SizeMismatch {
+        /// Who is refused.
+        rank: Rank,
+        /// Its size.
+        ranks: u32,
+        /// Who joined first.
+        first: Rank,
+        /// And its size.
+        first_ranks: u32,
+    },
+    /// Not all ranks joined in time.
+    Timeout {
+        /// Size of the communicator.
+        ranks: u32,
+        /// Who did not.
+        missing: Vec<Rank>,
+    },
+    /// The tenant has as many communicators as it may.
+    TooManyCommunicators {
+        /// Most that it may have.
+        most: usize,
+    },
+    /// The provider cannot form communicators now.
+    Unavailable {
+        /// For the operator.
+        detail: String,
+    },
+}
+
+/// What a tenant is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantRefusal {
+    /// The ranks concerned, ascending; at most a thousand.
+    pub ranks: Vec<Rank>,
+    /// One sentence.
+    pub text: String,
+}
+
+/// What a tenant may know of a join that will not happen.
+pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
+    let (ranks, text) = match failure {
+        JoinFailure::UnknownTenant => (vec![], "the provider does not know this tenant".to_owned()),
+        JoinFailure::BadName { most } => {
+            (vec![], format!("a communicator's name has 1 to {most} bytes and no control characters"))
+        }
+        JoinFailure::BadSize { ranks, most } => {
+            (vec![], format!("a communicator of {ranks} ranks is not possible; 1 to {most} are"))
+        }
+        JoinFailure::RankOutside { rank, ranks } => {
+            (vec![*rank], format!("rank {rank} lies outside a communicator of {ranks} ranks"))
+        }
+        JoinFailure::DuplicateRank { rank } => {
+            (vec![*rank], format!("another process is rank {rank} of this communicator already"))
+        }
+        JoinFailure::SizeMismatch { rank, ranks, first, first_ranks } => (
+            vec![*first],
+            format!(
+                "rank {rank} joins a communicator of {ranks} ranks, but rank {first} one of {first_ranks}"
+            ),
+        ),
+        JoinFailure::Timeout { ranks, missing } => {
+            let have = verb(missing, "has", "have");
+            let text = format!("{} of {ranks} {have} not joined in time", list(missing));
+            (sorted(missing).into_iter().take(MOST_RANKS).collect(), text)
+        }
+        JoinFailure::TooManyCommunicators { most } => {
+            (vec![], format!("the tenant has {most} communicators, the most that the provider allows"))
+        }
+        JoinFailure::Unavailable { detail: _ } => {
+            (vec![], "the provider cannot form communicators now; try again later".to_owned())
+        }
+    };
+    TenantRefusal { ranks, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_who_is_missing() {
+        let told = disclose_join(&JoinFailure::Timeout { ranks: 8, missing: vec![Rank(5), Rank(3)] });
+        assert_eq!(told.ranks, [Rank(3), Rank(5)]);
+        assert_eq!(told.text, "ranks 3, 5 of 8 have not joined in time");
+        let missing: Vec<Rank> = (1..5000).map(Rank).collect();
+        let told = disclose_join(&JoinFailure::Timeout { ranks: 5000, missing });
+        assert_eq!(
+            (told.ranks.len(), told.text.as_str()),
+            (1000, "ranks 1-4999 of 5000 have not joined in time")
+        );
+    }
+
+    #[test]
+    fn details_do_not_pass() {
+        let told = |detail: &str| disclose_join(&JoinFailure::Unavailable { detail: detail.to_owned() });
+        assert_eq!(told("control at 10.0.0.1:7000 is away"), told(""));
+    }
+}
