@@ -1,0 +1,302 @@
+//! One participant's memory on symbols, and which unfinished steps still use it.
+
+use super::Fault;
+use super::grid::Grid;
+use super::values::{Value, Values};
+use crate::plan::{Local, Plan, Request};
+use crate::program::{Form, Operand, Part, Participant, Place, Program, Retention, Slot};
+use harmonaize_abi::{Collective, Rank};
+use std::collections::HashMap;
+
+/// What a step reads or writes: one symbol per range of the grid.
+pub(super) type Content = Vec<Value>;
+
+pub(super) struct Memory {
+    blocks: u32,
+    atoms: u32,
+    ranks: HashMap<Rank, Tensors>,
+    slots: Vec<Staged>,
+    /// Whether outputs may be inputs at the same time.
+    in_place: bool,
+    /// Whose inputs must not be overwritten before the acknowledgement.
+    held: Held,
+    copied: bool,
+    copying: u32,
+    /// By step: known to have completed.
+    done: Vec<bool>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Nobody,
+    All,
+    Root(Rank),
+}
+
+/// One rank's tensors, block after block.
+#[derive(Default)]
+struct Tensors {
+    overwritten: Vec<bool>,
+    output: Vec<Option<Value>>,
+    input_reads: Vec<Use>,
+    output_reads: Vec<Use>,
+    output_writes: Vec<Use>,
+}
+
+/// A step that uses cells `lo..hi` until it completes.
+#[derive(Clone, Copy)]
+struct Use {
+    step: u32,
+    lo: usize,
+    hi: usize,
+}
+
+#[derive(Default)]
+struct Staged {
+    content: Option<(Part, Form, Content)>,
+    /// Written by a copying step.
+    copy: bool,
+    /// Read later: must stay.
+    kept: bool,
+    reads: Vec<Use>,
+    writes: Vec<Use>,
+}
+
+impl Memory {
+    pub(super) fn new(
+        plan: &Plan,
+        request: Request,
+        me: Participant,
+        program: &Program,
+        local: &Local<'_>,
+        grid: &Grid,
+    ) -> Self {
+        let blocks = super::shape::blocks(plan, request);
+        let cells = blocks as usize * grid.atoms() as usize;
+        let several = plan.participants() > 1;
+        let tensors =
+            || Tensors { overwritten: vec![false; cells], output: vec![None; cells], ..Default::default() };
+        let held = match (local.retention, request.collective) {
+            (Retention::HoldOutputs, Collective::Broadcast) if several => Held::Root(request.root),
+            (Retention::HoldOutputs, _) if several => Held::All,
+            _ => Held::Nobody,
+        };
+        let in_place = match request.collective {
+            Collective::AllReduce => !several || local.retention != Retention::KeepInputs,
+            Collective::Broadcast => true,
+            Collective::AllToAll | Collective::Barrier => false,
+        };
+        Self {
+            blocks,
+            atoms: grid.atoms(),
+            ranks: plan.group().local(me).iter().map(|rank| (*rank, tensors())).collect(),
+            slots: program.slots.iter().map(|_| Staged::default()).collect(),
+            in_place,
+            held,
+            copied: several && local.retention == Retention::CopyInputs,
+            copying: program.copying,
+            done: vec![false; program.steps.len()],
+        }
+    }
+
+    /// A step is known to have completed.
+    pub(super) fn complete(&mut self, step: u32) {
+        if let Some(done) = self.done.get_mut(step as usize) {
+            *done = true;
+        }
+    }
+
+    /// The segment was acknowledged: everything issued so far has completed.
+    pub(super) fn acknowledge(&mut self) {
+        self.done.iter_mut().for_each(|done| *done = true);
+    }
+
+    /// Issued again after the acknowledgement: a committed step that has not completed.
+    pub(super) fn begin(&mut self, step: u32) {
+        if let Some(done) = self.done.get_mut(step as usize) {
+            *done = false;
+        }
+    }
+
+    /// Reads memory at the issue of `step`; if `unfinished`, it is read until the step completes.
+    pub(super) fn read(
+        &mut self,
+        values: &mut Values,
+        grid: &Grid,
+        step: u32,
+        operand: &Operand,
+    ) -> Result<Content, Fault> {
+        let atoms = grid.range(operand.part);
+        let (lo, hi) = self.cells(operand, grid);
+        match operand.place {
+            Place::Input(rank) => {
+                if self.copied && step >= self.copying {
+                    return Err(Fault::Copied);
+                }
+                let tensors = self.ranks.get(&rank).ok_or(Fault::Place)?;
+                if tensors.overwritten.get(lo..hi).is_none_or(|cells| cells.contains(&true)) {
+                    return Err(Fault::Overwritten(rank));
+                }
+                Ok(atoms.map(|atom| values.leaf(rank, operand.part.block, atom)).collect())
+            }
+            Place::Output(rank) => {
+                let tensors = self.ranks.get_mut(&rank).ok_or(Fault::Place)?;
+                unused(&mut tensors.output_writes, &self.done, lo, hi)?;
+                let cells = tensors.output.get(lo..hi).ok_or(Fault::Place)?;
+                cells.iter().map(|cell| cell.ok_or(Fault::Undefined)).collect()
+            }
+            Place::Staging(slot) => {
+                let late = step >= self.copying;
+                let staged = self.slots.get_mut(usize::from(slot.0)).ok_or(Fault::Place)?;
+                unused(&mut staged.writes, &self.done, 0, 1)?;
+                staged.kept |= staged.copy && late;
+                match &staged.content {
+                    Some((part, form, content)) if *part == operand.part && *form == operand.form => {
+                        Ok(content.clone())
+                    }
+                    _ => Err(Fault::Undefined),
+                }
+            }
+            Place::Peer(_) => Err(Fault::Place),
+        }
+    }
+
+    /// Writes memory at the issue of `step`.
+    pub(super) fn write(
+        &mut self,
+        values: &mut Values,
+        grid: &Grid,
+        step: u32,
+        operand: &Operand,
+        content: &Content,
+        committed: bool,
+    ) -> Result<(), Fault> {
+        match operand.place {
+            Place::Output(rank) => self.write_output(values, grid, (rank, operand), content, committed),
+            Place::Staging(slot) => self.write_slot(step, slot, operand, content),
+            Place::Input(_) | Place::Peer(_) => Err(Fault::Destinations),
+        }
+    }
+
+    fn write_output(
+        &mut self,
+        values: &mut Values,
+        grid: &Grid,
+        (rank, operand): (Rank, &Operand),
+        content: &Content,
+        committed: bool,
+    ) -> Result<(), Fault> {
+        let (lo, hi) = self.cells(operand, grid);
+        let tensors = self.ranks.get_mut(&rank).ok_or(Fault::Place)?;
+        unused(&mut tensors.output_writes, &self.done, lo, hi)?;
+        unused(&mut tensors.output_reads, &self.done, lo, hi)?;
+        let cells = tensors.output.get_mut(lo..hi).ok_or(Fault::Place)?;
+        for (cell, value) in cells.iter_mut().zip(content) {
+            *cell = Some(*value);
+        }
+        if !self.in_place {
+            return Ok(());
+        }
+        for ((value, atom), cell) in content.iter().zip(grid.range(operand.part)).zip(lo..hi) {
+            if *value == values.leaf(rank, operand.part.block, atom) {
+                continue; // Its own input: in place, nothing changes.
+            }
+            if !committed && (self.held == Held::All || self.held == Held::Root(rank)) {
+                return Err(Fault::Uncommitted(rank));
+            }
+            unused(&mut tensors.input_reads, &self.done, cell, cell + 1)?;
+            if let Some(overwritten) = tensors.overwritten.get_mut(cell) {
+                *overwritten = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_slot(
+        &mut self,
+        step: u32,
+        slot: Slot,
+        operand: &Operand,
+        content: &Content,
+    ) -> Result<(), Fault> {
+        let early = step < self.copying;
+        let staged = self.slots.get_mut(usize::from(slot.0)).ok_or(Fault::Place)?;
+        unused(&mut staged.reads, &self.done, 0, 1)?;
+        unused(&mut staged.writes, &self.done, 0, 1)?;
+        if staged.kept && !early {
+            return Err(Fault::Copied);
+        }
+        staged.copy = early;
+        staged.content = Some((operand.part, operand.form, content.clone()));
+        Ok(())
+    }
+
+    /// `step` goes on reading the operand until it completes.
+    pub(super) fn reading(&mut self, grid: &Grid, step: u32, operand: &Operand) {
+        let (lo, hi) = self.cells(operand, grid);
+        let span = Use { step, lo, hi };
+        match operand.place {
+            Place::Input(rank) => {
+                if let Some(tensors) = self.ranks.get_mut(&rank) {
+                    tensors.input_reads.push(span);
+                }
+            }
+            Place::Output(rank) => {
+                if let Some(tensors) = self.ranks.get_mut(&rank) {
+                    tensors.output_reads.push(span);
+                }
+            }
+            Place::Staging(slot) => {
+                if let Some(staged) = self.slots.get_mut(usize::from(slot.0)) {
+                    staged.reads.push(span);
+                }
+            }
+            Place::Peer(_) => {}
+        }
+    }
+
+    /// `step` goes on writing the operand until it completes.
+    pub(super) fn writing(&mut self, grid: &Grid, step: u32, operand: &Operand) {
+        let (lo, hi) = self.cells(operand, grid);
+        let span = Use { step, lo, hi };
+        match operand.place {
+            Place::Output(rank) => {
+                if let Some(tensors) = self.ranks.get_mut(&rank) {
+                    tensors.output_writes.push(span);
+                }
+            }
+            Place::Staging(slot) => {
+                if let Some(staged) = self.slots.get_mut(usize::from(slot.0)) {
+                    staged.writes.push(span);
+                }
+            }
+            Place::Input(_) | Place::Peer(_) => {}
+        }
+    }
+
+    /// What a rank's output holds, by block and range of the grid.
+    pub(super) fn output(&self, rank: Rank) -> impl Iterator<Item = (u32, u32, Option<Value>)> {
+        let cells = (0..self.blocks).flat_map(|block| (0..self.atoms).map(move |atom| (block, atom)));
+        let output = self.ranks.get(&rank).map_or([].as_slice(), |tensors| tensors.output.as_slice());
+        cells.zip(output).map(|((block, atom), value)| (block, atom, *value))
+    }
+
+    /// Cells of a tensor that an operand covers; of a slot, its one cell.
+    fn cells(&self, operand: &Operand, grid: &Grid) -> (usize, usize) {
+        if let Place::Staging(_) = operand.place {
+            return (0, 1);
+        }
+        let start = operand.part.block as usize * self.atoms as usize;
+        let range = grid.range(operand.part);
+        (start + range.start as usize, start + range.end as usize)
+    }
+}
+
+/// Fails if an unfinished step uses a cell of `lo..hi`; forgets those that have finished.
+fn unused(uses: &mut Vec<Use>, done: &[bool], lo: usize, hi: usize) -> Result<(), Fault> {
+    uses.retain(|each| !done.get(each.step as usize).is_some_and(|done| *done));
+    match uses.iter().find(|each| each.lo < hi && lo < each.hi) {
+        Some(each) => Err(Fault::Unordered(each.step)),
+        None => Ok(()),
+    }
+}

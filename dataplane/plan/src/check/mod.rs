@@ -1,0 +1,229 @@
+//! The symbolic checker: runs all participants' programs together on symbols instead of bytes, for every segment length at
+//! once, and refuses what would compute a wrong result, race with itself, or wait for ever.
+//!
+//! One run proves it for all timings: each participant issues its steps in a fixed order, each step waits only for what no
+//! later event takes away again, and each channel has one sender and one receiver, so every execution that goes on as long
+//! as it can ends in the same state. More landing slots only let a step be issued earlier, and a sequence of checked
+//! programs is as free of deadlock as each of them, because each leaves every channel empty.
+
+mod grid;
+mod memory;
+mod run;
+mod shape;
+mod values;
+
+use crate::plan::{Local, Plan, Request};
+use crate::program::{Part, Participant, Program, Slot};
+use harmonaize_abi::Rank;
+
+/// What the programs cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// By participant.
+    pub usage: Vec<Usage>,
+    /// Messages of all participants together.
+    pub messages: u64,
+    /// Most times that any part of a result was encoded by a codec on its way.
+    pub encodings: u32,
+}
+
+/// What one participant needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Usage {
+    /// All staging slots together, in segments of one block: multiply with a segment's elements for its elements (up to
+    /// one more per slot, for the rounding).
+    pub staging: f64,
+    /// Messages sent.
+    pub sent: u64,
+    /// Messages received.
+    pub received: u64,
+}
+
+/// Why programs must not run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckError {
+    /// Not one program and one set of local facts per participant.
+    #[error("{programs} programs and {locals} locals for {participants} participants")]
+    Participants {
+        /// Participants of the plan.
+        participants: u32,
+        /// Programs given.
+        programs: usize,
+        /// Locals given.
+        locals: usize,
+    },
+    /// The root is not a rank of the group.
+    #[error("root {0} is not a rank of the group")]
+    Root(Rank),
+    /// Parts divide a segment more finely than the checker is willing to follow.
+    #[error("parts are too fine to check")]
+    TooFine,
+    /// A step is wrong.
+    #[error("participant {}, step {step}: {fault}", .participant.0)]
+    Step {
+        /// Whose.
+        participant: Participant,
+        /// Which.
+        step: u32,
+        /// What is wrong.
+        fault: Fault,
+    },
+    /// Nobody can go on.
+    #[error("deadlock: participant {} waits at step {step} for {wait}", .participant.0)]
+    Deadlock {
+        /// One of those who wait.
+        participant: Participant,
+        /// The step that it cannot issue.
+        step: u32,
+        /// For what.
+        wait: Wait,
+    },
+    /// A message that nobody receives.
+    #[error("{count} messages from participant {} to {} are never received", .from.0, .to.0)]
+    Unreceived {
+        /// Sender.
+        from: Participant,
+        /// Receiver.
+        to: Participant,
+        /// How many.
+        count: usize,
+    },
+    /// An output does not hold its result in the end.
+    #[error("rank {rank}'s output block {block} holds {found}")]
+    Output {
+        /// Whose output.
+        rank: Rank,
+        /// Which block.
+        block: u32,
+        /// What is wrong with it.
+        found: Found,
+    },
+}
+
+/// What a step that cannot be issued waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Wait {
+    /// A message.
+    #[error("a message from participant {}", .0.0)]
+    Message(Participant),
+    /// A free landing slot.
+    #[error("credit from participant {}", .0.0)]
+    Credit(Participant),
+}
+
+/// What an output holds instead of its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Found {
+    /// It was not written everywhere.
+    #[error("nothing in some places")]
+    Nothing,
+    /// Another block or rank's data, or an incomplete reduction.
+    #[error("something else than its result")]
+    Other,
+    /// The inputs are all there, but no step marked the reduction as complete.
+    #[error("a reduction that was not completed")]
+    Unfinished,
+    /// Reduced or encoded another way than rank 0's, so that the bits may differ.
+    #[error("a result that was computed differently from another rank's")]
+    Different,
+}
+
+/// What is wrong with a step.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// A kind of step with sources that it cannot have.
+    #[error("wrong number or kind of sources")]
+    Sources,
+    /// A kind of step with destinations that it cannot have.
+    #[error("wrong number or kind of destinations")]
+    Destinations,
+    /// The same destination, or the same peer, twice.
+    #[error("the same operand twice")]
+    Repeated,
+    /// Operands of different lengths, or a range that does not exist.
+    #[error("operands do not have the same length, or {0:?} is no range")]
+    Part(Part),
+    /// No such local rank, peer or slot, or the participant itself as peer.
+    #[error("an operand's place does not exist")]
+    Place,
+    /// A mapped rank's tensor where only a remote one can be, or the other way round.
+    #[error("rank {0}'s memory cannot be reached by this kind of step")]
+    Access(Rank),
+    /// A reduction in a collective that has none.
+    #[error("this collective does not reduce")]
+    Reduce,
+    /// A codec where only exact elements can be.
+    #[error("encoded elements where only exact ones can be")]
+    Form,
+    /// Waits for a step that is not before it.
+    #[error("waits for step {0}, which is not before it")]
+    After(u32),
+    /// A committed step before another, or one that talks to a peer.
+    #[error("committed steps stand last and talk to nobody")]
+    Committed,
+    /// Copying steps where none are due, or one that talks to a peer.
+    #[error("copying steps are for CopyInputs among several, stand first and talk to nobody")]
+    Copying,
+    /// The part can be larger than the slot.
+    #[error("{0:?} may be too small for its content")]
+    SlotSize(Slot),
+    /// Reads memory that nothing wrote, or that holds another part.
+    #[error("reads what is not there")]
+    Undefined,
+    /// Reads an input that an output in place has overwritten.
+    #[error("reads rank {0}'s input after it was overwritten")]
+    Overwritten(Rank),
+    /// Overwrites an input that another attempt might need.
+    #[error("overwrites rank {0}'s input before the segment was acknowledged")]
+    Uncommitted(Rank),
+    /// Reads an input that the tenant may have changed since, or overwrites its copy.
+    #[error("uses an input, or overwrites its copy, after the copying steps")]
+    Copied,
+    /// Touches memory that an unfinished step uses.
+    #[error("touches memory of step {0} without waiting for it")]
+    Unordered(u32),
+    /// The message that arrives is not the one expected.
+    #[error("expects another message than participant {} sends", .0.0)]
+    Message(Participant),
+    /// Adds elements of different positions.
+    #[error("reduces elements that do not belong together")]
+    Mixed,
+    /// Adds a rank's contribution twice.
+    #[error("counts rank {0} twice")]
+    Twice(Rank),
+    /// Adds to a completed reduction.
+    #[error("reduces a result that was already completed")]
+    AfterLast,
+    /// Completes a reduction that lacks contributions.
+    #[error("completes a reduction that lacks rank {0}")]
+    Incomplete(Rank),
+}
+
+/// Checks the programs of all participants, in their order by number, with `landing_slots` landing slots per channel from
+/// each peer (1 is the hardest). `locals` are what each program was made for.
+pub fn check(
+    plan: &Plan,
+    request: Request,
+    programs: &[Program],
+    landing_slots: u32,
+    locals: &[Local<'_>],
+) -> Result<Report, CheckError> {
+    let participants = plan.participants();
+    if programs.len() != participants as usize || locals.len() != participants as usize {
+        return Err(CheckError::Participants {
+            participants,
+            programs: programs.len(),
+            locals: locals.len(),
+        });
+    }
+    if request.collective == harmonaize_abi::Collective::Broadcast
+        && plan.group().participant_of(request.root).is_none()
+    {
+        return Err(CheckError::Root(request.root));
+    }
+    let grid = grid::Grid::new(programs).ok_or(CheckError::TooFine)?;
+    for (me, (program, local)) in (0..participants).map(Participant).zip(programs.iter().zip(locals)) {
+        shape::check(plan, request, me, program, local)?;
+    }
+    run::Run::new(plan, request, programs, locals, landing_slots, grid).finish()
+}

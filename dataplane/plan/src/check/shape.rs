@@ -1,0 +1,155 @@
+//! What can be said of each step alone: its operands exist, fit its kind, and have one length.
+
+use super::{CheckError, Fault};
+use crate::plan::{Local, Plan, Request};
+use crate::program::{
+    Access, Form, MAX_SOURCES, Operand, Participant, Place, Program, Retention, Step, StepKind,
+};
+use harmonaize_abi::{Collective, Rank};
+
+struct Shape<'a> {
+    plan: &'a Plan,
+    request: Request,
+    me: Participant,
+    ranks: &'a [Rank],
+    local: &'a Local<'a>,
+    slots: &'a [u32],
+    blocks: u32,
+}
+
+/// Checks every step of a participant's program by itself.
+pub(super) fn check(
+    plan: &Plan,
+    request: Request,
+    me: Participant,
+    program: &Program,
+    local: &Local<'_>,
+) -> Result<(), CheckError> {
+    let blocks = blocks(plan, request);
+    let ranks = plan.group().local(me);
+    let shape = Shape { plan, request, me, ranks, local, slots: &program.slots, blocks };
+    let copies = local.retention == Retention::CopyInputs && plan.participants() > 1;
+    let mut committed = false;
+    for (step, index) in program.steps.iter().zip(0..) {
+        let at = |fault| CheckError::Step { participant: me, step: index, fault };
+        shape.step(step, index).map_err(at)?;
+        let talks = step.sources.iter().chain(&step.destinations).any(is_peer);
+        if (committed && !step.committed) || (step.committed && talks) {
+            return Err(at(Fault::Committed));
+        }
+        if index < program.copying && (!copies || talks || step.committed) {
+            return Err(at(Fault::Copying));
+        }
+        committed = step.committed;
+    }
+    if program.copying as usize > program.steps.len() {
+        return Err(CheckError::Step { participant: me, step: program.copying, fault: Fault::Copying });
+    }
+    Ok(())
+}
+
+/// Blocks of a tensor.
+pub(super) fn blocks(plan: &Plan, request: Request) -> u32 {
+    match request.collective {
+        Collective::AllToAll => plan.group().ranks(),
+        _ => 1,
+    }
+}
+
+fn is_peer(operand: &Operand) -> bool {
+    matches!(operand.place, Place::Peer(_))
+}
+
+impl Shape<'_> {
+    fn step(&self, step: &Step, index: u32) -> Result<(), Fault> {
+        if let Some(after) = step.after.iter().find(|after| **after >= index) {
+            return Err(Fault::After(*after));
+        }
+        let first = step.sources.iter().chain(&step.destinations).next().ok_or(Fault::Destinations)?;
+        for operand in step.sources.iter().chain(&step.destinations) {
+            let part = operand.part;
+            if part.index >= part.of || (part.index, part.of) != (first.part.index, first.part.of) {
+                return Err(Fault::Part(part));
+            }
+            self.operand(step.kind, operand)?;
+        }
+        if repeats(&step.destinations, |_| true) || repeats(&step.sources, is_peer) {
+            return Err(Fault::Repeated);
+        }
+        if step.destinations.iter().any(|operand| matches!(operand.place, Place::Input(_))) {
+            return Err(Fault::Destinations);
+        }
+        self.counts(step)
+    }
+
+    fn operand(&self, kind: StepKind, operand: &Operand) -> Result<(), Fault> {
+        let blocks = match operand.place {
+            Place::Input(rank) | Place::Output(rank) => {
+                if !self.ranks.contains(&rank) {
+                    return Err(Fault::Place);
+                }
+                let reached = match kind {
+                    StepKind::Move | StepKind::Reduce { .. } => Access::Mapped,
+                    StepKind::Fetch | StepKind::Store => Access::Remote,
+                };
+                if (self.local.access)(rank) != reached {
+                    return Err(Fault::Access(rank));
+                }
+                if operand.form != Form::Exact {
+                    return Err(Fault::Form);
+                }
+                self.blocks
+            }
+            Place::Staging(slot) => match self.slots.get(usize::from(slot.0)) {
+                None => return Err(Fault::Place),
+                Some(divisor) if operand.part.of < *divisor || *divisor == 0 => {
+                    return Err(Fault::SlotSize(slot));
+                }
+                Some(_) => 1,
+            },
+            Place::Peer(peer) => {
+                if peer == self.me || peer.0 >= self.plan.participants() {
+                    return Err(Fault::Place);
+                }
+                1
+            }
+        };
+        if operand.part.block >= blocks { Err(Fault::Part(operand.part)) } else { Ok(()) }
+    }
+
+    /// Numbers and kinds of operands.
+    fn counts(&self, step: &Step) -> Result<(), Fault> {
+        let staging = |operand: &Operand| matches!(operand.place, Place::Staging(_));
+        match (step.kind, step.sources.as_slice(), step.destinations.as_slice()) {
+            (StepKind::Move, [], to) if to.iter().all(is_peer) => Ok(()),
+            (StepKind::Move, [], _) => Err(Fault::Destinations),
+            (StepKind::Move, [from], []) if !is_peer(from) => Err(Fault::Destinations),
+            (StepKind::Move, [_], _) => Ok(()),
+            (StepKind::Reduce { .. }, _, _) if self.request.collective != Collective::AllReduce => {
+                Err(Fault::Reduce)
+            }
+            (StepKind::Reduce { .. }, from, to) if (1..=MAX_SOURCES).contains(&from.len()) => {
+                if to.iter().all(is_peer) { Err(Fault::Destinations) } else { Ok(()) }
+            }
+            (StepKind::Fetch, [from], [to]) => match (from.place, to.form) {
+                (Place::Input(_), Form::Exact) if staging(to) => Ok(()),
+                (Place::Input(_), _) if staging(to) => Err(Fault::Form),
+                _ => Err(Fault::Destinations),
+            },
+            (StepKind::Store, [from], [to]) => match (to.place, from.form) {
+                (Place::Output(_), Form::Exact) if staging(from) => Ok(()),
+                (Place::Output(_), _) if staging(from) => Err(Fault::Form),
+                _ => Err(Fault::Destinations),
+            },
+            _ => Err(Fault::Sources),
+        }
+    }
+}
+
+/// Whether two of the operands that count lie in the same place: the same peer or slot, or the same block of a tensor.
+fn repeats(operands: &[Operand], counts: impl Fn(&Operand) -> bool) -> bool {
+    let same = |a: &Operand, b: &Operand| a.place == b.place && a.part.block == b.part.block;
+    operands.iter().enumerate().any(|(index, operand)| {
+        counts(operand) && operands.iter().take(index).any(|other| same(operand, other))
+    })
+}
