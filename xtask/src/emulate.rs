@@ -1,0 +1,147 @@
+//! `cargo xtask emulate FILE`: the fabric of a topology file, with control and agents, until Ctrl-C.
+
+use crate::deployment::{Deployment, Tenant, socket};
+use crate::fabric::{self, Fabric};
+use crate::packages::{self, Consent};
+use crate::workspace::{Binaries, Profile};
+use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// What `cargo xtask emulate` takes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask emulate fabric.toml                      control, agents, two tenants, until Ctrl-C
+  cargo xtask emulate fabric.toml --tenant a=3001      one tenant, whose processes run as user 3001
+  cargo xtask emulate fabric.toml --bare --keep        namespaces and links alone, left up
+  cargo xtask emulate --list                           fabrics that are up
+  cargo xtask emulate --down hz-4711-0                 remove one that was left up")]
+pub struct Args {
+    /// Control's topology file: hosts, switches, links with rate and delay
+    #[arg(required_unless_present_any = ["down", "list"])]
+    pub file: Option<PathBuf>,
+    /// Leave the fabric up (without control and agents) when this command ends
+    #[arg(long)]
+    pub keep: bool,
+    /// Namespaces and links alone: neither control nor agents
+    #[arg(long)]
+    pub bare: bool,
+    /// A tenant and the user id of its processes; may be given several times
+    #[arg(long, value_name = "NAME=UID", value_parser = tenant, default_values = ["a=3001", "b=3002"])]
+    pub tenant: Vec<Tenant>,
+    /// Remove the fabric of this name
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "list"])]
+    pub down: Option<String>,
+    /// List the fabrics that are up
+    #[arg(long, conflicts_with = "file")]
+    pub list: bool,
+    /// Install missing packages without asking
+    #[arg(long)]
+    pub yes: bool,
+}
+
+fn tenant(text: &str) -> Result<Tenant> {
+    let (name, user) = text.split_once('=').context("write NAME=UID")?;
+    let user = user.parse().with_context(|| format!("{user} is not a user id"))?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    if user == 0 || name.is_empty() || !name.bytes().all(plain) {
+        bail!("a tenant has a name of letters and digits, and a user id that is not root's");
+    }
+    Ok(Tenant { name: name.to_owned(), user })
+}
+
+/// Runs the task.
+pub fn run(args: &Args) -> Result<()> {
+    if args.list {
+        fabric::standing()?.iter().for_each(|name| println!("{name}"));
+        return Ok(());
+    }
+    if let Some(name) = &args.down {
+        return fabric::down(name);
+    }
+    let file = args.file.as_deref().context("name a topology file")?;
+    packages::require(packages::EMULATION, Consent::from_flag(args.yes))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let binaries = if args.bare { None } else { Some(Binaries::build(Profile::Dev)?) };
+    let fabric = Fabric::from_file(file)?;
+    describe(&fabric);
+    let Some(binaries) = binaries else {
+        if args.keep {
+            let name = fabric.keep()?;
+            println!("It stays up; `cargo xtask emulate --down {name}` removes it.");
+            return Ok(());
+        }
+        println!("Ctrl-C removes it.");
+        wait(&stop, || Ok(()))?;
+        return Ok(());
+    };
+    let mut deployment = Deployment::start(fabric, file, &binaries, &args.tenant)?;
+    describe_programs(&deployment, &binaries)?;
+    println!("Ctrl-C ends them and removes it.");
+    wait(&stop, || deployment.check())?;
+    if args.keep {
+        let name = deployment.end()?.keep()?;
+        println!("The fabric stays up; `cargo xtask emulate --down {name}` removes it.");
+    }
+    Ok(())
+}
+
+/// Waits for a signal, or for something that went wrong.
+fn wait(stop: &AtomicBool, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        check()?;
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+    eprintln!("\nRemoving it.");
+    Ok(())
+}
+
+fn describe(fabric: &Fabric) {
+    println!("Fabric {} is up.\n", fabric.name());
+    println!("{:<16} {:<28} {:<16} fabric addresses", "host", "namespace", "management");
+    for host in fabric.hosts() {
+        let addresses: Vec<String> = host.addresses.iter().map(ToString::to_string).collect();
+        let (namespace, management) = (host.namespace.name(), host.management.to_string());
+        println!("{:<16} {namespace:<28} {management:<16} {}", host.name, addresses.join(" "));
+    }
+    for switch in fabric.topology().switches() {
+        if let Some(node) = fabric.topology().nodes.get(switch) {
+            let how = if fabric.layout().bridged { "(bridge)" } else { "(routes, ECMP)" };
+            println!("{:<16} {:<28} {how}", node.name, fabric.namespace(&node.name).name());
+        }
+    }
+    if let Some(host) = fabric.hosts().first() {
+        let name = host.namespace.name();
+        println!("\nEnter a node:  ip netns exec {name} bash");
+        println!("or, keeping the mounts of cgroup2 and bpffs:  nsenter --net=/run/netns/{name} bash");
+    }
+}
+
+fn describe_programs(deployment: &Deployment, binaries: &Binaries) -> Result<()> {
+    let (fabric, control) = (deployment.fabric(), deployment.control_address());
+    let cli = binaries.path("harmonaize")?;
+    println!("\nControl listens at {control} on the management network:");
+    println!(
+        "  ip netns exec {} {} --control http://{control} status",
+        fabric.control().name(),
+        cli.display()
+    );
+    println!("Logs and configurations: {}", fabric.folder().display());
+    for tenant in deployment.tenants() {
+        if let Some(host) = fabric.hosts().first() {
+            println!(
+                "Tenant {} (user {}): {} and so on each host",
+                tenant.name,
+                tenant.user,
+                socket(host, &tenant.name).display()
+            );
+        }
+    }
+    Ok(())
+}

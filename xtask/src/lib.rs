@@ -1,0 +1,21 @@
+//! The project's tasks as a library: each task is one module, and the emulated fabric serves tests and benches too.
+
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod ci;
+pub mod demo;
+pub mod deployment;
+pub mod emulate;
+pub mod fabric;
+pub mod layout;
+pub mod namespace;
+pub mod packages;
+pub mod process;
+pub mod soak;
+pub mod task;
+pub mod tenant;
+pub mod test;
+pub mod tidy;
+pub mod topology;
+pub mod workspace;

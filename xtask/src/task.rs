@@ -1,0 +1,57 @@
+//! The command line of `cargo xtask`: every task with its arguments.
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// The project's tasks.
+#[derive(Parser)]
+#[command(name = "cargo xtask", version, about, after_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+const EXAMPLES: &str = "Examples:
+  cargo xtask demo                         two tenants on four emulated hosts, with a report
+  cargo xtask test --yes                   every test; installs what is missing without asking
+  cargo xtask emulate fabric.toml          the fabric of a topology file, until Ctrl-C
+  cargo xtask bench shaped --json out.json one suite of benchmarks
+  cargo xtask ci                           what a change must pass";
+
+#[derive(Subcommand)]
+enum Task {
+    /// Train a model on one tenant beside another tenant's AllToAll, and prove both right
+    Demo(crate::demo::Args),
+    /// Build and run every test, in namespaces too where the privilege is there
+    Test(crate::test::Args),
+    /// Run everything that a change must pass, stage by stage
+    Ci(crate::ci::Args),
+    /// Run the simulation with rotating seeds for as long as asked
+    Soak(crate::soak::Args),
+    /// Build the fabric that a topology file describes, with control and agents, and keep it up
+    Emulate(crate::emulate::Args),
+    /// Run a suite of benchmarks and compare each with its bar
+    Bench(crate::bench::Args),
+    /// Check the project's invariants by reading the tree
+    Tidy(crate::tidy::Args),
+}
+
+/// Runs the task that the command line names.
+pub fn main() -> ExitCode {
+    let done = match Arguments::parse().task {
+        Task::Demo(args) => crate::demo::run(&args),
+        Task::Test(args) => crate::test::run(&args),
+        Task::Ci(args) => crate::ci::run(&args),
+        Task::Soak(args) => crate::soak::run(&args),
+        Task::Emulate(args) => crate::emulate::run(&args),
+        Task::Bench(args) => crate::bench::run(&args),
+        Task::Tidy(args) => crate::tidy::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

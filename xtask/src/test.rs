@@ -1,0 +1,160 @@
+//! `cargo xtask test`: builds, and runs every test, in namespaces too where the privilege is there.
+
+use crate::packages::{self, Consent};
+use crate::workspace::{self, Binaries, Profile};
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+/// What `cargo xtask test` takes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask test                       asks before it installs anything
+  cargo xtask test --yes                 installs what is missing
+  cargo xtask test -- -p harmonaize-plan only those; arguments go to the test runner")]
+pub struct Args {
+    /// Install missing packages and tools without asking
+    #[arg(long)]
+    pub yes: bool,
+    /// Arguments for the test runner
+    #[arg(last = true)]
+    pub runner: Vec<String>,
+}
+
+/// How many tests passed and failed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Tests that passed.
+    pub passed: u64,
+    /// Tests that failed.
+    pub failed: u64,
+}
+
+/// Runs the task.
+pub fn run(args: &Args) -> Result<()> {
+    let consent = Consent::from_flag(args.yes);
+    if crate::fabric::privileged() {
+        packages::require(packages::EMULATION, consent)?;
+    } else {
+        eprintln!("SKIPPED: not root, so the end-to-end tests in network namespaces do nothing in this run.");
+    }
+    workspace::run(workspace::cargo().args(["build", "--locked"]))?;
+    let mut count = Count::default();
+    let mut wrong = Vec::new();
+    let mut tests = match packages::tool(packages::NEXTEST, consent) {
+        Ok(nextest) => {
+            let mut command = Command::new(nextest);
+            command.current_dir(workspace::root());
+            command.args(["nextest", "run", "--locked", "--no-fail-fast"]);
+            command
+        }
+        Err(error) => {
+            eprintln!("note: {error:#}; `cargo test` stands in for it");
+            let mut command = workspace::cargo();
+            command.args(["test", "--locked", "--no-fail-fast", "--lib", "--bins", "--tests"]);
+            command
+        }
+    };
+    tests.env("HARMONAIZE_BINARIES", Binaries::folder_of(Profile::Dev)).args(&args.runner);
+    stage(&mut tests, &mut count, &mut wrong)?;
+    if args.runner.is_empty() {
+        let mut documents = workspace::cargo();
+        documents.args(["test", "--locked", "--quiet", "--doc", "--no-fail-fast"]);
+        stage(&mut documents, &mut count, &mut wrong)?;
+    }
+    if count.failed == 0 && !wrong.is_empty() {
+        bail!("{} went wrong before its tests had run", wrong.join(" and "));
+    }
+    println!("{} passed, {} failed", count.passed, count.failed);
+    match count {
+        Count { failed: 0, passed: 0 } => bail!("no test ran"),
+        Count { failed: 0, .. } => Ok(()),
+        Count { failed, .. } => bail!("{failed} tests failed"),
+    }
+}
+
+fn stage(command: &mut Command, count: &mut Count, wrong: &mut Vec<String>) -> Result<()> {
+    let (ran, fine) = counted(command)?;
+    count.passed += ran.passed;
+    count.failed += ran.failed;
+    if !fine {
+        wrong.push(format!("`{}`", workspace::describe(command)));
+    }
+    Ok(())
+}
+
+/// Runs a test runner, passes on what it prints, and counts by its closing lines; true when it ended well.
+fn counted(command: &mut Command) -> Result<(Count, bool)> {
+    let shown = workspace::describe(command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot start `{shown}`"))?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let (printed, complained) = std::thread::scope(|scope| {
+        let printed = scope.spawn(|| out.map_or(Count::default(), |pipe| passed_on(pipe, false)));
+        let complained = err.map_or(Count::default(), |pipe| passed_on(pipe, true));
+        (printed.join().unwrap_or_default(), complained)
+    });
+    let status = child.wait()?;
+    let count =
+        Count { passed: printed.passed + complained.passed, failed: printed.failed + complained.failed };
+    Ok((count, status.success()))
+}
+
+fn passed_on(pipe: impl Read, to_stderr: bool) -> Count {
+    let mut count = Count::default();
+    for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        if to_stderr {
+            eprintln!("{line}");
+        } else {
+            println!("{line}");
+        }
+        if let Some(Count { passed, failed }) = closing(&line) {
+            count.passed += passed;
+            count.failed += failed;
+        }
+    }
+    count
+}
+
+/// The counts in a closing line of nextest or of libtest.
+fn closing(line: &str) -> Option<Count> {
+    let line = line.trim();
+    let nextest = line.starts_with("Summary") && line.contains("run:");
+    if !nextest && !line.starts_with("test result:") {
+        return None;
+    }
+    let words: Vec<&str> =
+        line.split(|letter: char| !letter.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    let before = |word: &str| -> Option<u64> {
+        let at = words.iter().position(|other| *other == word)?;
+        words.get(at.checked_sub(1)?)?.parse().ok()
+    };
+    Some(Count {
+        passed: before("passed").unwrap_or(0),
+        // A test that ran out of time has failed, and so has one that could not be started.
+        failed: ["failed", "timed", "exec"].into_iter().filter_map(before).sum(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_lines_are_counted() {
+        let count = |passed, failed| Some(Count { passed, failed });
+        assert_eq!(
+            closing("     Summary [   0.5s] 12 tests run: 12 passed (1 slow), 3 skipped"),
+            count(12, 0)
+        );
+        assert_eq!(
+            closing("Summary [ 1.0s] 9/12 tests run: 6 passed, 2 failed, 1 timed out, 3 skipped"),
+            count(6, 3)
+        );
+        assert_eq!(closing("test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured"), count(4, 0));
+        assert_eq!(closing("test result: FAILED. 1 passed; 2 failed; 0 ignored"), count(1, 2));
+        assert_eq!(closing("test tests::a ... ok"), None);
+        assert_eq!(closing("Summary of the plan"), None);
+    }
+}

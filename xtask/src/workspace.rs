@@ -1,0 +1,91 @@
+//! Where the workspace is, and how cargo is called in it.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The workspace's root folder.
+pub fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// The folder of build outputs: `CARGO_TARGET_DIR`, or `target` in the root.
+pub fn target() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => root().join(folder),
+        None => root().join("target"),
+    }
+}
+
+/// A cargo call in the workspace's root, by the cargo that runs us.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// Runs a command with our own output streams; an error names it and its status.
+pub fn run(command: &mut Command) -> Result<()> {
+    let shown = describe(command);
+    let status = command.status().with_context(|| format!("cannot start `{shown}`"))?;
+    if !status.success() {
+        bail!("`{shown}` ended with {status}");
+    }
+    Ok(())
+}
+
+/// A command as a person would type it.
+pub fn describe(command: &Command) -> String {
+    let mut words = vec![Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy()];
+    words.extend(command.get_args().map(|word| word.to_string_lossy()));
+    words.join(" ")
+}
+
+/// The programs that a deployment runs, built from this tree.
+#[derive(Debug, Clone)]
+pub struct Binaries {
+    folder: PathBuf,
+}
+
+/// The build profile of the programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Quick to build, for tests.
+    Dev,
+    /// Optimised, for the demo and the benches.
+    Release,
+}
+
+impl Binaries {
+    /// Builds agent, control and command line in `profile`, and says where they are.
+    ///
+    /// `HARMONAIZE_BINARIES` names a folder to use as it is instead: set by tasks that have built already.
+    pub fn build(profile: Profile) -> Result<Self> {
+        if let Some(folder) = std::env::var_os("HARMONAIZE_BINARIES") {
+            return Ok(Self { folder: folder.into() });
+        }
+        let mut build = cargo();
+        build.args(["build", "--quiet", "--locked", "-p", "harmonaize-agent", "-p", "harmonaize-server"]);
+        build.args(["-p", "harmonaize-cli"]);
+        if profile == Profile::Release {
+            build.arg("--release");
+        }
+        run(&mut build)?;
+        Ok(Self { folder: Self::folder_of(profile) })
+    }
+
+    /// The folder where cargo leaves programs of `profile`.
+    pub fn folder_of(profile: Profile) -> PathBuf {
+        target().join(if profile == Profile::Release { "release" } else { "debug" })
+    }
+
+    /// The path of one program, which must be there.
+    pub fn path(&self, name: &str) -> Result<PathBuf> {
+        let path = self.folder.join(name);
+        if !path.is_file() {
+            bail!("{} is not there; build it with `cargo build`", path.display());
+        }
+        Ok(path)
+    }
+}
