@@ -1,1 +1,11 @@
-//! In construction.
+//! What the demo's tenants and the bench's rank processes are made of: a data set, a training, payloads that prove
+//! themselves, and the lines that they report on standard output.
+#![forbid(unsafe_code)]
+
+pub mod communicator;
+pub mod digits;
+pub mod model;
+pub mod payload;
+pub mod report;
+pub mod seeded;
+pub mod training;

@@ -1,0 +1,40 @@
+//! Trains the digits' model: in one process, or as one worker of several whose gradients go through their agent.
+#![forbid(unsafe_code)]
+
+use anyhow::Result;
+use clap::Parser;
+use harmonaize_bench::communicator::{Alone, Communicator};
+use harmonaize_bench::report::Line;
+use harmonaize_bench::training::{Recipe, train};
+
+/// Trains a model on handwritten digits and prints a line of JSON per step.
+#[derive(Parser)]
+struct Arguments {
+    /// Train in this process alone, on whole batches
+    #[arg(long)]
+    single: bool,
+    /// Seed of split, weights and batches
+    #[arg(long, default_value_t = Recipe::default().seed)]
+    seed: u64,
+    /// Steps
+    #[arg(long, default_value_t = Recipe::default().steps)]
+    steps: usize,
+    /// Images a step, over all workers
+    #[arg(long, default_value_t = Recipe::default().batch)]
+    batch: usize,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let recipe =
+        Recipe { seed: arguments.seed, steps: arguments.steps, batch: arguments.batch, ..Recipe::default() };
+    anyhow::ensure!(arguments.single, "only --single works yet");
+    work(&recipe, &mut Alone)
+}
+
+fn work(recipe: &Recipe, communicator: &mut dyn Communicator) -> Result<()> {
+    let (rank, ranks) = (communicator.rank(), communicator.ranks());
+    Line::Start { at_us: harmonaize_bench::report::now_us(), rank, ranks }.print()?;
+    let outcome = train(recipe, communicator, &mut |step| Line::step(step).print())?;
+    Line::trained(&outcome).print()
+}
