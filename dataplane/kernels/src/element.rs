@@ -6,8 +6,8 @@ use half::{bf16, f16};
 pub(crate) trait Lane: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
-    fn min(self, other: Self) -> Self;
-    fn max(self, other: Self) -> Self;
+    fn minimum(self, other: Self) -> Self;
+    fn maximum(self, other: Self) -> Self;
     fn divide(self, by: &Divisor) -> Self;
 }
 
@@ -32,19 +32,32 @@ macro_rules! folds {
 folds! {
     Sum sum;
     Product product;
-    Min min;
-    Max max;
+    Min minimum;
+    Max maximum;
 }
 
-/// The number of ranks that an average divides by, 1 at least.
+/// The number of ranks that an average divides by, 1 at least, and what stands in for it where no divider is.
 pub(crate) struct Divisor {
     pub(crate) ranks: u32,
+    pub(crate) single: f32,
+    pub(crate) double: f64,
+    /// floor(2^64 * (2^l - n) / n) + 1 for n ranks, l being the least with 2^l >= n.
+    pub(crate) multiplier: u64,
+    /// min(l, 1).
+    pub(crate) halve: u32,
+    /// l - 1, or 0 if l is 0.
+    pub(crate) shift: u32,
 }
 
 impl Divisor {
     /// `None` for 0.
     pub(crate) fn new(ranks: u32) -> Option<Self> {
-        (ranks > 0).then_some(Self { ranks })
+        let width = u32::BITS - ranks.checked_sub(1)?.leading_zeros();
+        let wide = u128::from(ranks);
+        // Less than 2^64: (2^l - n) < n because 2^(l - 1) < n.
+        let multiplier = ((((1 << width) - wide) << 64) / wide + 1) as u64;
+        let (halve, shift) = (width.min(1), width.saturating_sub(1));
+        Some(Self { ranks, single: ranks as f32, double: f64::from(ranks), multiplier, halve, shift })
     }
 }
 
@@ -62,12 +75,12 @@ macro_rules! integer_lanes {
             }
 
             #[inline(always)]
-            fn min(self, other: Self) -> Self {
+            fn minimum(self, other: Self) -> Self {
                 Ord::min(self, other)
             }
 
             #[inline(always)]
-            fn max(self, other: Self) -> Self {
+            fn maximum(self, other: Self) -> Self {
                 Ord::max(self, other)
             }
 
@@ -103,7 +116,7 @@ macro_rules! float_lanes {
             }
 
             #[inline(always)]
-            fn min(self, other: Self) -> Self {
+            fn minimum(self, other: Self) -> Self {
                 if self.is_nan() || other.is_nan() {
                     Self::NAN
                 } else if self < other || (self == other && self.is_sign_negative()) {
@@ -114,7 +127,7 @@ macro_rules! float_lanes {
             }
 
             #[inline(always)]
-            fn max(self, other: Self) -> Self {
+            fn maximum(self, other: Self) -> Self {
                 if self.is_nan() || other.is_nan() {
                     Self::NAN
                 } else if self > other || (self == other && self.is_sign_positive()) {

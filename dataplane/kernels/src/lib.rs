@@ -21,11 +21,18 @@
 //!
 //! Architecture invariant: no allocation, no threads, no I/O.
 
+mod divide;
 mod element;
 mod error;
 mod isa;
 mod pass;
 mod scalar;
+#[cfg(test)]
+mod tests;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod vector;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use error::KernelError;
 pub use isa::Isa;
@@ -35,6 +42,10 @@ use pass::{Kernel, Pass};
 
 /// Most sources that one pass reads.
 pub const MAX_SOURCES: usize = 8;
+
+/// A pass that writes at least this many bytes, to all destinations together, writes past the caches: nothing of it would
+/// still be there for whoever reads it next.
+pub const STREAM_FROM: usize = 32 << 20;
 
 /// Reduces `sources` (1 to [`MAX_SOURCES`]) into every one of `destinations` (at least 1) in one pass; `divide: Some(n)`
 /// then divides each element by `n`, which is the last step of an `Average` (that adds like `Sum`), whatever `op` is. All
@@ -65,8 +76,8 @@ pub fn reduce_with(
     divide: Option<u32>,
 ) -> Result<(), KernelError> {
     let kernel = kernel(isa, op, dtype)?;
-    let pass = Pass::new(dtype, sources, destinations, divide)?;
-    // SAFETY: `kernel` refused an instruction set that this CPU lacks.
+    let pass = Pass::new(dtype, sources, destinations, divide, STREAM_FROM)?;
+    // SAFETY: `kernel` refused an instruction set that this CPU lacks, and is of `dtype` like the pass.
     unsafe { kernel(&pass) };
     Ok(())
 }
@@ -84,5 +95,13 @@ fn kernel(isa: Isa, op: ReduceOp, dtype: Dtype) -> Result<Kernel, KernelError> {
     if !isa.is_available() {
         return Err(KernelError::Isa { isa });
     }
-    Ok(scalar::kernel(op, dtype))
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => Ok(x86::avx2::kernel(op, dtype)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => Ok(x86::avx512::kernel(op, dtype)),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => Ok(neon::kernel(op, dtype)),
+        _ => Ok(scalar::kernel(op, dtype)),
+    }
 }

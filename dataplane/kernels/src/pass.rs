@@ -10,6 +10,12 @@ use harmonaize_abi::{Dtype, View, ViewMut};
 /// The CPU must have the kernel's instruction set, and the pass must be of the kernel's element type.
 pub(crate) type Kernel = unsafe fn(&Pass<'_>);
 
+/// A pass at least this long first does the few elements before its destination's next aligned address.
+const ALIGN_FROM: usize = 4096;
+
+/// The widest register's bytes: destinations that lie alike in this modulus are aligned together.
+const WIDEST: usize = 64;
+
 /// Sources and destinations of one pass. Holds: 1 to [`MAX_SOURCES`] sources, at least 1 destination, each of exactly
 /// `bytes` bytes, a whole number of elements.
 pub(crate) struct Pass<'a> {
@@ -17,6 +23,11 @@ pub(crate) struct Pass<'a> {
     pub(crate) destinations: &'a [ViewMut<'a>],
     pub(crate) bytes: usize,
     pub(crate) divide: Option<Divisor>,
+    /// Bit `i`: destination `i` (of the first 64) is written past the caches. All such lie alike modulo [`WIDEST`].
+    pub(crate) streams: u64,
+    /// Bytes from the start to the first address that is a multiple of [`WIDEST`] in the destinations that stream, or in
+    /// the first destination if none does; whole elements.
+    head: usize,
 }
 
 impl<'a> Pass<'a> {
@@ -25,6 +36,7 @@ impl<'a> Pass<'a> {
         sources: &'a [View<'a>],
         destinations: &'a [ViewMut<'a>],
         divide: Option<u32>,
+        stream_from: usize,
     ) -> Result<Self, KernelError> {
         let given = sources.len();
         let Some(first) = sources.first().filter(|_| given <= MAX_SOURCES) else {
@@ -48,6 +60,38 @@ impl<'a> Pass<'a> {
             Some(ranks) => Some(Divisor::new(ranks).ok_or(KernelError::DivideByZero)?),
             None => None,
         };
-        Ok(Self { sources, destinations, bytes, divide })
+        let mut pass = Self { sources, destinations, bytes, divide, streams: 0, head: 0 };
+        if bytes >= ALIGN_FROM {
+            pass.place(dtype.size(), bytes.saturating_mul(destinations.len()) >= stream_from);
+        }
+        Ok(pass)
+    }
+
+    /// Bytes to do before the first aligned block of registers of `width` bytes: less than `width`, whole elements.
+    pub(crate) fn head(&self, width: usize) -> usize {
+        self.head % width
+    }
+
+    /// Chooses the head and, if `stream`, what streams. A destination that overlaps a source does not: its lines are in
+    /// the cache once the source has been read, and writing past the cache would evict them first.
+    fn place(&mut self, element: usize, stream: bool) {
+        let head = |destination: &ViewMut<'_>| {
+            Some(destination.pointer().addr().wrapping_neg() % WIDEST)
+                .filter(|head| head.is_multiple_of(element))
+        };
+        self.head = self.destinations.first().and_then(head).unwrap_or(0);
+        if !stream {
+            return;
+        }
+        for (index, destination) in self.destinations.iter().enumerate().take(u64::BITS as usize) {
+            let Some(head) = head(destination) else { continue };
+            let overlaps = |source: &View<'_>| {
+                source.pointer().addr().abs_diff(destination.pointer().addr()) < self.bytes
+            };
+            if (self.streams == 0 || head == self.head) && !self.sources.iter().any(overlaps) {
+                self.streams |= 1 << index;
+                self.head = head;
+            }
+        }
     }
 }

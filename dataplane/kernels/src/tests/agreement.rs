@@ -1,0 +1,185 @@
+//! Every instruction set gives the reference's bits.
+
+use super::memory::{Memory, elements};
+use super::{Case, vector_isas};
+use crate::{Isa, MAX_SOURCES, copy};
+use harmonaize_abi::{Dtype, ReduceOp};
+use proptest::prelude::*;
+
+const LENGTHS: &[usize] = &[0, 1, 3, 7, 8, 31, 63, 64, 65, 255, 257, 1000, 1031, 2100];
+
+fn check(case: &Case) {
+    let expected = case.results(Isa::Scalar);
+    assert!(expected.windows(2).all(|pair| pair[0] == pair[1]), "destinations differ: {case:?}");
+    let expected_in_place = case.results_in_place(Isa::Scalar);
+    assert!(expected_in_place.iter().all(|bytes| *bytes == expected[0]), "in place differs: {case:?}");
+    for isa in vector_isas() {
+        for (results, expected) in
+            [(case.results(isa), &expected), (case.results_in_place(isa), &expected_in_place)]
+        {
+            if results != *expected {
+                let first = (0..case.elements).find(|index| {
+                    let range = index * case.dtype.size()..(index + 1) * case.dtype.size();
+                    results.iter().zip(expected).any(|(a, b)| a[range.clone()] != b[range.clone()])
+                });
+                panic!("{isa} differs from the reference first at element {first:?} of {case:?}");
+            }
+        }
+    }
+}
+
+fn check_dtype(dtype: Dtype) {
+    let mut seed = u64::from(dtype.code()) << 32;
+    for op in ReduceOp::ALL.iter().copied() {
+        for sources in 1..=MAX_SOURCES {
+            for destinations in 1..=3 {
+                for elements in LENGTHS.iter().copied() {
+                    seed += MAX_SOURCES as u64;
+                    let mix = seed as usize / MAX_SOURCES;
+                    // Aligned alike, misaligned by elements, and misaligned within elements, in turn.
+                    let step = [0, dtype.size(), 1][mix % 3];
+                    let offset = |index: usize| (mix / 3 + index * 5) * step % 64;
+                    check(&Case {
+                        op,
+                        dtype,
+                        elements,
+                        source_offsets: (0..sources).map(offset).collect(),
+                        destination_offsets: (3..3 + destinations).map(offset).collect(),
+                        divide: [None, Some(sources as u32), Some(3), None][mix % 4],
+                        stream_from: [usize::MAX, 0][mix / 4 % 2],
+                        seed,
+                    });
+                }
+            }
+        }
+    }
+}
+
+macro_rules! dtypes {
+    ($($name:ident $dtype:ident;)*) => {$(
+        #[test]
+        fn $name() {
+            check_dtype(Dtype::$dtype);
+        }
+    )*};
+}
+
+dtypes! {
+    i8_agrees I8;
+    u8_agrees U8;
+    i32_agrees I32;
+    u32_agrees U32;
+    i64_agrees I64;
+    u64_agrees U64;
+    f16_agrees F16;
+    bf16_agrees Bf16;
+    f32_agrees F32;
+    f64_agrees F64;
+}
+
+#[test]
+fn what_streams_agrees_at_every_alignment() {
+    for dtype in [Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::F64] {
+        for offset in 0..64 {
+            for second in [offset, offset + dtype.size(), 0] {
+                check(&Case {
+                    op: ReduceOp::Sum,
+                    dtype,
+                    elements: 8192 / dtype.size() + 5,
+                    source_offsets: vec![0, 7, 64],
+                    destination_offsets: vec![1, offset, second, offset],
+                    divide: None,
+                    stream_from: 0,
+                    seed: offset as u64,
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn more_destinations_than_can_stream_agree() {
+    check(&Case {
+        op: ReduceOp::Max,
+        dtype: Dtype::F32,
+        elements: 2048,
+        source_offsets: vec![0, 0],
+        destination_offsets: vec![0; 70],
+        divide: None,
+        stream_from: 0,
+        seed: 9,
+    });
+}
+
+/// All 65,536 elements of a 16-bit float type, to reduce with a few others.
+#[test]
+fn every_16_bit_float_agrees() {
+    let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for op in [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max] {
+            for seed in 0..16 {
+                let from = Memory::new(0, &all);
+                let with = Memory::new(0, &elements(dtype, 1 << 16, seed));
+                let sources = [from.view().as_view(), with.view().as_view()];
+                let sources = if seed == 0 { &sources[..1] } else { &sources[..] };
+                let run = |isa| {
+                    let to = Memory::new(0, &all);
+                    crate::reduce_with(isa, op, dtype, sources, &[to.view()], None).unwrap();
+                    to.bytes()
+                };
+                let expected = run(Isa::Scalar);
+                for isa in vector_isas() {
+                    assert!(run(isa) == expected, "{isa}: {op} of every {dtype}, seed {seed}");
+                }
+            }
+        }
+    }
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let offsets = |most| proptest::collection::vec(0..64_usize, 1..=most);
+    (
+        (proptest::sample::select(ReduceOp::ALL), proptest::sample::select(Dtype::ALL)),
+        0..6000_usize,
+        (offsets(MAX_SOURCES), offsets(4)),
+        proptest::option::of(1..=u32::MAX),
+        proptest::sample::select(&[0, 10_000, usize::MAX][..]),
+        any::<u64>(),
+    )
+        .prop_map(|((op, dtype), elements, offsets, divide, stream_from, seed)| Case {
+            op,
+            dtype,
+            elements,
+            source_offsets: offsets.0,
+            destination_offsets: offsets.1,
+            divide: divide.map(|ranks| (ranks >> (seed % 32)).max(1)),
+            stream_from,
+            seed: seed >> 1,
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+
+    #[test]
+    fn any_pass_agrees(case in case()) {
+        check(&case);
+    }
+
+    #[test]
+    fn any_copy_is_the_source(
+        bytes in 0..50_000_usize, from in 0..64_usize, offsets in proptest::collection::vec(0..64_usize, 1..4), seed: u64,
+    ) {
+        let content = elements(Dtype::U8, bytes, seed);
+        let source = Memory::new(from, &content);
+        let stale = vec![0; bytes];
+        let destinations: Vec<_> = offsets.iter().map(|offset| Memory::new(*offset, &stale)).collect();
+        let mut to: Vec<_> = destinations.iter().map(Memory::view).collect();
+        to.insert(seed as usize % to.len(), source.view());
+        copy(source.view().as_view(), &to).unwrap();
+        for memory in destinations.iter().chain([&source]) {
+            prop_assert!(memory.bytes() == content);
+            prop_assert!(memory.is_intact_around());
+        }
+    }
+}
