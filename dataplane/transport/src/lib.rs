@@ -11,6 +11,7 @@
 pub mod conformance;
 pub mod loopback;
 mod rings;
+pub mod tcp;
 mod timer;
 
 use harmonaize_shm::Span;

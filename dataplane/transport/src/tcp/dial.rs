@@ -1,0 +1,165 @@
+//! The initiator's side of one connection until it is authenticated.
+
+use super::handshake::{Hello, PROOF, Proof, REPLY, Reply, Status, WELCOME, Welcome};
+use super::sys;
+use crate::{DownReason, Introduction};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::io;
+use std::net::SocketAddr;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A connection that is being made.
+#[derive(Debug)]
+pub(super) struct Dial {
+    pub(super) socket: Socket,
+    hello: Hello,
+    stage: Stage,
+    input: [u8; REPLY],
+    have: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Connecting,
+    Reply,
+    Welcome,
+}
+
+/// How far a dial has come.
+pub(super) enum Dialled {
+    Waiting,
+    /// Authenticated by both ends.
+    Done,
+    /// Worth another try later.
+    Again(DownReason),
+    /// Not worth another.
+    Never(DownReason),
+}
+
+impl Dial {
+    /// Starts to connect from `local` (its port 0 for any).
+    pub(super) fn start(
+        introduction: &Introduction,
+        path: u16,
+        local: Option<SocketAddr>,
+        prepare: &dyn Fn(&Socket) -> io::Result<()>,
+    ) -> Result<Self, Dialled> {
+        let failed = |what: &str, error: io::Error| {
+            Dialled::Again(DownReason::Connect(format!("{what} {}: {error}", introduction.peer)))
+        };
+        let paths = introduction.source_ports.len() as u16;
+        let mut nonce = [0; 32];
+        sys::random(&mut nonce).map_err(|error| failed("no nonce for", error))?;
+        let socket = Socket::new(
+            Domain::for_address(introduction.peer),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        )
+        .map_err(|error| failed("no socket for", error))?;
+        prepare(&socket).map_err(|error| failed("no socket for", error))?;
+        if let Some(local) = local {
+            socket.set_reuse_address(true).map_err(|error| failed("no socket for", error))?;
+            socket.bind(&SockAddr::from(local)).map_err(|error| {
+                Dialled::Never(DownReason::Connect(format!("source {local} for path {path}: {error}")))
+            })?;
+        }
+        match socket.connect(&SockAddr::from(introduction.peer)) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => {
+                let from = local.map_or(String::new(), |local| format!("from {local} "));
+                return Err(failed(&format!("path {path} {from}to"), error));
+            }
+        }
+        let hello = Hello::new(introduction.name, path, paths, nonce);
+        Ok(Self { socket, hello, stage: Stage::Connecting, input: [0; REPLY], have: 0 })
+    }
+
+    /// Goes as far as it can without waiting. `writable`: the kernel says that connecting is over.
+    pub(super) fn advance(&mut self, introduction: &Introduction, writable: bool) -> Dialled {
+        let peer = introduction.peer;
+        match self.steps(introduction, writable) {
+            Ok(dialled) => dialled,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Dialled::Waiting,
+            Err(error) => Dialled::Again(DownReason::Connect(format!("{peer}: {error}"))),
+        }
+    }
+
+    fn steps(&mut self, introduction: &Introduction, writable: bool) -> io::Result<Dialled> {
+        if self.stage == Stage::Connecting {
+            if !writable {
+                return Ok(Dialled::Waiting);
+            }
+            if let Some(error) = self.socket.take_error()? {
+                return Err(error);
+            }
+            whole(&self.socket, self.hello.as_bytes())?;
+            self.stage = Stage::Reply;
+        }
+        if self.stage == Stage::Reply {
+            self.fill(REPLY)?;
+            let Ok(reply) = Reply::read_from_bytes(&self.input) else { return Ok(Dialled::Waiting) };
+            if let Some(refused) = self.judge(introduction, &reply)? {
+                return Ok(refused);
+            }
+            let proof = Proof::new(&introduction.secret, &self.hello, &reply.nonce);
+            whole(&self.socket, proof.as_bytes())?;
+            (self.stage, self.have) = (Stage::Welcome, 0);
+        }
+        self.fill(WELCOME)?;
+        let Ok((welcome, _)) = Welcome::read_from_prefix(&self.input) else { return Ok(Dialled::Waiting) };
+        Ok(match Status::of(welcome.status) {
+            Some(Status::Accepted) => Dialled::Done,
+            status => refusal(status, 0),
+        })
+    }
+
+    /// What is wrong with the acceptor's reply, if anything.
+    fn judge(&self, introduction: &Introduction, reply: &Reply) -> io::Result<Option<Dialled>> {
+        if !reply.is_ours() {
+            return Err(io::Error::other("something else than an agent answers there"));
+        }
+        match Status::of(reply.status) {
+            Some(Status::Accepted) if reply.proves(&introduction.secret, &self.hello) => Ok(None),
+            Some(Status::Accepted) => {
+                // The word is a courtesy: if it does not get out, the peer sees the connection end.
+                let _ = whole(&self.socket, Proof::refuse(Status::Secret).as_bytes());
+                Ok(Some(refusal(Some(Status::Secret), 0)))
+            }
+            status => Ok(Some(refusal(status, reply.version.get()))),
+        }
+    }
+
+    /// Reads on until `need` bytes are there, and never more.
+    fn fill(&mut self, need: usize) -> io::Result<()> {
+        fill(&self.socket, self.input.get_mut(..need).unwrap_or_default(), &mut self.have)
+    }
+}
+
+fn refusal(status: Option<Status>, version: u16) -> Dialled {
+    let Some(status) = status else {
+        return Dialled::Never(DownReason::Refused("the peer refused for a reason unknown here".into()));
+    };
+    let reason = DownReason::Refused(status.told(version));
+    if status == Status::UnknownName { Dialled::Again(reason) } else { Dialled::Never(reason) }
+}
+
+/// Reads into what `have` leaves of `room`; `WouldBlock` until it is full.
+pub(super) fn fill(socket: &Socket, room: &mut [u8], have: &mut usize) -> io::Result<()> {
+    loop {
+        let rest = room.get_mut(*have..).unwrap_or_default();
+        if rest.is_empty() {
+            return Ok(());
+        }
+        match sys::receive_bytes(socket, rest)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            got => *have += got,
+        }
+    }
+}
+
+/// Writes a message of the handshake, which always fits an empty socket buffer.
+pub(super) fn whole(socket: &Socket, bytes: &[u8]) -> io::Result<()> {
+    const { assert!(PROOF < 100 && REPLY < 100) };
+    if sys::send_bytes(socket, bytes)? == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}

@@ -1,0 +1,104 @@
+//! One link: its paths, from the first dial to the last, and what it waits for.
+
+use super::dial::Dial;
+use super::path::Path;
+use crate::rings::Rings;
+use crate::{DownReason, Introduction};
+use std::time::{Duration, Instant};
+
+/// Pause before the second try to connect, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) introduction: Introduction,
+    /// When it must be up.
+    pub(super) deadline: Instant,
+    pub(super) up: bool,
+    pub(super) slots: Vec<Slot>,
+    pub(super) rings: Rings,
+    /// Why someone who came was refused, or why our last try failed.
+    pub(super) trouble: Option<DownReason>,
+    /// One path was closed by the peer: until then the others may still deliver.
+    pub(super) ending: Option<Instant>,
+}
+
+/// What stands where a path should be.
+#[derive(Debug)]
+pub(super) enum Slot {
+    /// The peer has to come.
+    Absent,
+    /// To be dialled at that time, with the pause after that.
+    Retry(Instant, Duration),
+    /// Being dialled; the pause if it fails.
+    Dialling(Box<Dial>, Duration),
+    Ready(Box<Path>),
+}
+
+impl Link {
+    pub(super) fn new(introduction: Introduction, now: Instant, timeout: Duration) -> Self {
+        let slot = || if introduction.initiate { Slot::Retry(now, FIRST_PAUSE) } else { Slot::Absent };
+        let slots = introduction.source_ports.iter().map(|_| slot()).collect();
+        let (rings, deadline) = (Rings::default(), now + timeout);
+        Self { introduction, deadline, up: false, slots, rings, trouble: None, ending: None }
+    }
+
+    pub(super) fn path(&mut self, path: u16) -> Option<&mut Path> {
+        match self.slots.get_mut(usize::from(path)) {
+            Some(Slot::Ready(path)) => Some(path),
+            _ => None,
+        }
+    }
+
+    pub(super) fn paths(&mut self) -> impl Iterator<Item = (u16, &mut Path)> {
+        self.slots.iter_mut().zip(0..).filter_map(|(slot, number)| match slot {
+            Slot::Ready(path) => Some((number, &mut **path)),
+            _ => None,
+        })
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.slots.iter().all(|slot| matches!(slot, Slot::Ready(_)))
+    }
+
+    /// A path that is not up was lost: ours to dial again, or the peer's.
+    pub(super) fn lose(&mut self, path: u16, now: Instant, reason: Option<DownReason>) {
+        if reason.is_some() {
+            self.trouble = reason;
+        }
+        let initiate = self.introduction.initiate;
+        if let Some(slot) = self.slots.get_mut(usize::from(path)) {
+            let pause = if let Slot::Dialling(_, pause) = slot { *pause } else { FIRST_PAUSE };
+            *slot = if initiate {
+                Slot::Retry(now + pause, (2 * pause).min(LONGEST_PAUSE))
+            } else {
+                Slot::Absent
+            };
+        }
+    }
+
+    /// When the link next wants to be looked at, apart from ticks.
+    pub(super) fn next(&self) -> Option<Instant> {
+        if self.up {
+            return self.ending;
+        }
+        let retries = self.slots.iter().filter_map(|slot| match slot {
+            Slot::Retry(at, _) => Some(*at),
+            _ => None,
+        });
+        retries.chain([self.deadline]).min()
+    }
+
+    /// Why the link did not come up in time.
+    pub(super) fn too_late(&self, timeout: Duration) -> DownReason {
+        self.trouble.clone().unwrap_or_else(|| {
+            let peer = self.introduction.peer;
+            DownReason::Connect(if self.introduction.initiate {
+                format!("{peer} did not answer within {timeout:?}")
+            } else {
+                format!("the peer did not come within {timeout:?}")
+            })
+        })
+    }
+}

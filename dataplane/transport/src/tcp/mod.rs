@@ -1,0 +1,464 @@
+//! Agents over TCP: a connection per path, non-blocking, driven by one epoll set.
+//!
+//! A connection is authenticated by both ends before it carries a frame (`handshake`). Frames are gathered into one system
+//! call, payloads straight from the memory that they lie in; what arrives goes straight into its slot where it is large.
+//! A path that is silent for the peer's time-out has lost its peer: each end sends a sign of life when it has nothing else
+//! to say, because the kernel alone notices a vanished host only while data is on its way.
+
+mod closing;
+mod connect;
+mod dial;
+mod frame;
+mod guest;
+mod handshake;
+mod inbox;
+mod link;
+mod outbox;
+mod path;
+mod poll;
+mod sys;
+
+use crate::{DownReason, Event, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
+use closing::Closing;
+use guest::Guest;
+use harmonaize_shm::Span;
+use link::{Link, Slot};
+use poll::{Poll, Ready, Token};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// After the peer closed one path of a link, the others have this long to deliver what it still said.
+const ENDING: Duration = Duration::from_millis(200);
+
+/// How long last words may take to get out.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Most closed connections that linger; beyond, the oldest is cut off.
+const MOST_CLOSING: usize = 256;
+
+/// How an endpoint is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to listen; port 0 for any. Connections are made from the same address, unless it is unspecified.
+    pub listen: SocketAddr,
+    /// How long a link may take to come up.
+    pub connect_timeout: Duration,
+    /// How long a peer may be silent before it counts as gone, at least 100 ms.
+    pub peer_timeout: Duration,
+    /// How long a stranger may take to say who it is, and how long one waits whose link is not open here yet.
+    pub handshake_timeout: Duration,
+    /// Most connections that are not authenticated yet; beyond, the oldest is cut off.
+    pub guests: u16,
+    /// TCP congestion control by name, else the system's.
+    pub congestion: Option<String>,
+    /// Size of the kernel's send buffer in bytes, else as the kernel sees fit.
+    pub send_buffer: Option<usize>,
+    /// Size of the kernel's receive buffer in bytes, else as the kernel sees fit.
+    pub receive_buffer: Option<usize>,
+    /// Most bytes that the kernel takes in before they can be sent (TCP_NOTSENT_LOWAT), else as many as fit.
+    pub unsent: Option<u32>,
+    /// Frames that a path queues. Each takes 528 bytes, and as much again is not needed.
+    pub queue_frames: usize,
+    /// Bytes of a path's buffer for heads and small payloads.
+    pub read_buffer: usize,
+}
+
+impl Config {
+    /// The usual settings.
+    pub fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            connect_timeout: Duration::from_secs(10),
+            peer_timeout: Duration::from_secs(5),
+            handshake_timeout: Duration::from_secs(2),
+            guests: 128,
+            congestion: None,
+            send_buffer: None,
+            receive_buffer: None,
+            unsent: None,
+            queue_frames: 128,
+            read_buffer: 64 << 10,
+        }
+    }
+
+    /// How often links are looked at for signs of life.
+    fn tick(&self) -> Duration {
+        (self.peer_timeout / 8).clamp(Duration::from_millis(12), Duration::from_millis(500))
+    }
+
+    /// How many ticks a peer may be silent.
+    fn quiet_ticks(&self) -> u32 {
+        let ticks = self.peer_timeout.as_nanos().div_ceil(self.tick().as_nanos().max(1));
+        u32::try_from(ticks).unwrap_or(u32::MAX).max(4)
+    }
+}
+
+/// An endpoint over TCP.
+#[derive(Debug)]
+pub struct TcpTransport {
+    config: Config,
+    local: SocketAddr,
+    listener: Socket,
+    /// Out of descriptors: no more connections are taken before then.
+    paused: Option<Instant>,
+    poll: Poll,
+    links: BTreeMap<LinkId, Link>,
+    names: HashMap<[u8; 16], LinkId>,
+    guests: Vec<Option<Guest>>,
+    closing: VecDeque<Closing>,
+    /// Paths with something to do, each once at most.
+    queue: VecDeque<(LinkId, u16)>,
+    next_link: u64,
+    next_serial: u64,
+    /// When signs of life are next looked for, while any link is up.
+    next_tick: Option<Instant>,
+    /// A deadline may have changed.
+    rearm: bool,
+}
+
+impl TcpTransport {
+    /// Listens.
+    pub fn bind(config: Config) -> io::Result<Self> {
+        let listener =
+            Socket::new(Domain::for_address(config.listen), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        listener.set_reuse_address(true)?;
+        tune(&listener, &config)?;
+        listener.bind(&SockAddr::from(config.listen))?;
+        listener.listen(1024)?;
+        let local = listener.local_addr()?.as_socket();
+        let local = local.ok_or_else(|| io::Error::other("the listening socket has no address"))?;
+        let poll = Poll::new()?;
+        poll.add_listener(&listener)?;
+        let guests = (0..config.guests.max(1)).map(|_| None).collect();
+        Ok(Self {
+            config,
+            local,
+            listener,
+            paused: None,
+            poll,
+            links: BTreeMap::new(),
+            names: HashMap::new(),
+            guests,
+            closing: VecDeque::new(),
+            queue: VecDeque::new(),
+            next_link: 1,
+            next_serial: 1,
+            next_tick: None,
+            rearm: false,
+        })
+    }
+
+    /// Works off the queue of paths, each a bounded piece at a time.
+    fn work(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        let mut done = 0;
+        while done < budget {
+            let Some((id, number)) = self.queue.pop_front() else { break };
+            done += self.serve(id, number, budget - done, sink);
+        }
+        done
+    }
+
+    fn serve(
+        &mut self,
+        id: LinkId,
+        number: u16,
+        budget: usize,
+        sink: &mut dyn FnMut(LinkId, Event<'_>),
+    ) -> usize {
+        let Some(link) = self.links.get_mut(&id) else { return 0 };
+        let Some(Slot::Ready(path)) = link.slots.get_mut(usize::from(number)) else { return 0 };
+        path.in_queue = false;
+        match path.work(&link.rings, budget, &mut |event| sink(id, event)) {
+            Err(reason) => {
+                self.down(id, reason, sink);
+                1
+            }
+            Ok(done) => {
+                if path.has_work() {
+                    path.in_queue = true;
+                    self.queue.push_back((id, number));
+                } else if path.ended {
+                    if link.paths().all(|(_, path)| path.ended) {
+                        self.down(id, DownReason::Closed, sink);
+                    } else if link.ending.is_none() {
+                        link.ending = Some(Instant::now() + ENDING);
+                        self.rearm = true;
+                    }
+                }
+                done
+            }
+        }
+    }
+
+    /// Puts a path that has something to do into the queue.
+    fn enqueue(&mut self, id: LinkId, number: u16) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if link.up
+            && let Some(path) = link.path(number)
+            && !path.in_queue
+            && path.has_work()
+        {
+            path.in_queue = true;
+            self.queue.push_back((id, number));
+        }
+    }
+
+    fn event(&mut self, token: Token, ready: Ready, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        match token {
+            Token::Listener => self.accept(),
+            Token::Timer => self.timers(sink),
+            Token::Guest(at, serial) => self.greet(at, serial, sink),
+            Token::Path(id, number) => self.path_event(id, number, ready, sink),
+            Token::Closing(serial) => {
+                if let Some(at) = self.closing.iter().position(|closing| closing.serial == serial)
+                    && let Some(closing) = self.closing.get_mut(at)
+                    && closing.finish().unwrap_or(true)
+                {
+                    self.closing.remove(at);
+                }
+            }
+        }
+    }
+
+    fn path_event(&mut self, id: LinkId, number: u16, ready: Ready, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        match link.slots.get_mut(usize::from(number)) {
+            Some(Slot::Dialling(dial, _)) => {
+                let outcome = dial.advance(&link.introduction, ready.writable);
+                self.dialled(id, number, outcome, sink);
+            }
+            Some(Slot::Ready(_)) if !link.up && ready.hung_up => {
+                link.lose(number, Instant::now(), None);
+                self.rearm = true;
+            }
+            Some(Slot::Ready(path)) => {
+                path.ready(ready);
+                self.enqueue(id, number);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends a link from within: releases all that it had, then says so.
+    fn down(&mut self, id: LinkId, reason: DownReason, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        if self.forget(id).is_some() {
+            sink(id, Event::Down { reason });
+        }
+    }
+
+    fn forget(&mut self, id: LinkId) -> Option<Link> {
+        let link = self.links.remove(&id)?;
+        self.names.remove(&link.introduction.name);
+        self.rearm = true;
+        Some(link)
+    }
+
+    /// The timer fired: does whatever is due.
+    fn timers(&mut self, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        self.poll.disarm();
+        self.rearm = true;
+        let now = Instant::now();
+        if self.paused.is_some_and(|until| until <= now) {
+            self.paused = None;
+            if let Err(error) = self.poll.add_listener(&self.listener) {
+                tracing::error!(%error, "cannot listen any more");
+            }
+        }
+        for slot in &mut self.guests {
+            if let Some(guest) = slot.take_if(|guest| guest.deadline <= now)
+                && guest.waits_for().is_some()
+            {
+                guest.refuse(handshake::Status::UnknownName);
+            }
+        }
+        self.closing.retain(|closing| closing.deadline > now);
+        if self.next_tick.is_some_and(|tick| tick <= now) {
+            self.tick(now, sink);
+        }
+        let mut late = Vec::new();
+        let mut dials = Vec::new();
+        for (id, link) in &self.links {
+            if link.ending.is_some_and(|at| at <= now) {
+                late.push((*id, DownReason::Closed));
+            } else if !link.up && link.deadline <= now {
+                late.push((*id, link.too_late(self.config.connect_timeout)));
+            } else if !link.up {
+                let due = |slot: &Slot| matches!(slot, Slot::Retry(at, _) if *at <= now);
+                dials.extend(
+                    (0..).zip(&link.slots).filter(|(_, slot)| due(slot)).map(|(path, _)| (*id, path)),
+                );
+            }
+        }
+        for (id, reason) in late {
+            self.down(id, reason, sink);
+        }
+        for (id, number) in dials {
+            self.dial(id, number, sink);
+        }
+    }
+
+    /// Looks for signs of life, and gives them.
+    fn tick(&mut self, now: Instant, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        let limit = self.config.quiet_ticks();
+        let mut silent = Vec::new();
+        let mut up = false;
+        for (id, link) in self.links.iter_mut().filter(|(_, link)| link.up) {
+            up = true;
+            for (number, path) in link.paths() {
+                if !path.ended && path.tick() > limit {
+                    silent.push(*id);
+                }
+                if !path.in_queue && path.has_work() {
+                    path.in_queue = true;
+                    self.queue.push_back((*id, number));
+                }
+            }
+        }
+        self.next_tick = up.then(|| now + self.config.tick());
+        for id in silent {
+            let reason = format!("no sign of life from the peer for {:?}", self.config.peer_timeout);
+            self.down(id, DownReason::Network(reason), sink);
+        }
+    }
+
+    /// Sets the timer for the first thing that will be due.
+    fn arm(&mut self) {
+        self.rearm = false;
+        let guests = self.guests.iter().flatten().map(|guest| guest.deadline);
+        let closing = self.closing.iter().map(|closing| closing.deadline);
+        let links = self.links.values().filter_map(Link::next);
+        let next = guests.chain(closing).chain(links).chain(self.paused).chain(self.next_tick).min();
+        self.poll.arm(next);
+    }
+}
+
+/// What every socket of the endpoint is set to.
+fn tune(socket: &Socket, config: &Config) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    if let Some(congestion) = &config.congestion {
+        socket.set_tcp_congestion(congestion.as_bytes()).map_err(|error| {
+            io::Error::new(error.kind(), format!("congestion control {congestion}: {error}"))
+        })?;
+    }
+    if let Some(bytes) = config.send_buffer {
+        socket.set_send_buffer_size(bytes)?;
+    }
+    if let Some(bytes) = config.receive_buffer {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    if let Some(bytes) = config.unsent {
+        socket.set_tcp_notsent_lowat(bytes)?;
+    }
+    Ok(())
+}
+
+impl Transport for TcpTransport {
+    fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
+        let paths = introduction.source_ports.len();
+        if paths == 0 || paths > usize::from(MAX_PATHS) {
+            return Err(DownReason::Refused(format!("a link cannot have {paths} paths")));
+        }
+        if self.names.contains_key(&introduction.name) {
+            return Err(DownReason::Refused("a link of this name is open already".into()));
+        }
+        let id = LinkId(self.next_link);
+        self.next_link += 1;
+        let name = introduction.name;
+        let link = Link::new(introduction, Instant::now(), self.config.connect_timeout);
+        self.links.insert(id, link);
+        self.names.insert(name, id);
+        self.queue.reserve(self.links.values().map(|link| link.slots.len()).sum());
+        self.arm();
+        self.answer_waiting(&name);
+        Ok(id)
+    }
+
+    fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
+        match self.links.get_mut(&link) {
+            Some(link) => link.rings.attach(ring, memory),
+            None => Err(DownReason::Closed),
+        }
+    }
+
+    fn send(
+        &mut self,
+        link: LinkId,
+        path: u16,
+        header: &[u8],
+        payload: Option<(Landing, Span, u64)>,
+    ) -> Result<(), SendError> {
+        let id = link;
+        let link = self.links.get_mut(&id).ok_or(SendError::Down)?;
+        if !link.up || link.ending.is_some() {
+            return Err(SendError::Down);
+        }
+        let slot = link.path(path).ok_or(SendError::Invalid)?;
+        slot.outbox.push(header, payload)?;
+        if !slot.in_queue && slot.has_work() {
+            slot.in_queue = true;
+            self.queue.push_back((id, path));
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        let mut done = self.work(budget, sink);
+        let events = self.poll.ready();
+        for (token, ready) in events.iter() {
+            done += 1;
+            self.event(token, ready, sink);
+        }
+        done += self.work(budget.saturating_sub(done), sink);
+        if self.rearm {
+            self.arm();
+        }
+        done
+    }
+
+    fn close(&mut self, link: LinkId) {
+        let Some(link) = self.forget(link) else { return };
+        if !link.up {
+            return;
+        }
+        let deadline = Instant::now() + LINGER;
+        let before = self.closing.len();
+        for slot in link.slots {
+            if let Slot::Ready(path) = slot
+                && !path.ended
+            {
+                let path = *path;
+                let words = path.outbox.last_words();
+                let closing = Closing::new(path.socket, self.next_serial, deadline, words);
+                self.next_serial += 1;
+                self.closing.push_back(closing);
+            }
+        }
+        // All paths' words go before any path's end: the peer counts the link as ended with the first.
+        self.closing.range_mut(before..).for_each(|closing| {
+            let _ = closing.write();
+        });
+        for at in (before..self.closing.len()).rev() {
+            let Some(closing) = self.closing.get_mut(at) else { continue };
+            let over = closing.finish().unwrap_or(true);
+            if over || self.poll.rename(&closing.socket, Token::Closing(closing.serial)).is_err() {
+                self.closing.remove(at);
+            }
+        }
+        while self.closing.len() > MOST_CLOSING {
+            self.closing.pop_front();
+        }
+        self.poll.no_later_than(deadline);
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.poll.as_fd())
+    }
+}

@@ -1,0 +1,183 @@
+//! The frames of one path that are not yet with the kernel: a bounded queue whose room is made once.
+
+use super::frame::{HEAD, Kind, WIRE, Wire};
+use super::sys::{self, NOTHING, Piece};
+use crate::{Landing, MAX_HEADER, SendError};
+use harmonaize_shm::Span;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use zerocopy::IntoBytes;
+
+/// Pieces per system call: up to 128 frames, or 64 with payloads.
+const PIECES: usize = 128;
+
+/// Most bytes offered in one system call, so that a path with a large socket buffer does not hold up the others.
+const TURN_BYTES: usize = 1 << 20;
+
+/// Frames in order; the first may be partly written.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    queue: VecDeque<Queued>,
+    /// One head of [`HEAD`] bytes for each queued frame, used round and round.
+    heads: Box<[u8]>,
+    /// Which head is the first frame's.
+    first: usize,
+    /// Frames that may be queued, beside a heartbeat.
+    frames: usize,
+    /// Bytes of the first frame that are written.
+    written: usize,
+}
+
+#[derive(Debug)]
+struct Queued {
+    head_bytes: usize,
+    payload: Option<(Span, u64)>,
+}
+
+impl Queued {
+    fn payload_bytes(&self) -> usize {
+        self.payload.as_ref().map_or(0, |(span, _)| span.bytes())
+    }
+}
+
+impl Outbox {
+    pub(super) fn new(frames: usize) -> Self {
+        let frames = frames.max(1);
+        let heads = vec![0; (frames + 1) * HEAD].into_boxed_slice();
+        Self { queue: VecDeque::with_capacity(frames + 1), heads, first: 0, frames, written: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Queues a frame: copies at most 528 bytes.
+    pub(super) fn push(
+        &mut self,
+        header: &[u8],
+        payload: Option<(Landing, Span, u64)>,
+    ) -> Result<(), SendError> {
+        if header.len() > MAX_HEADER {
+            return Err(SendError::Invalid);
+        }
+        let kind = match &payload {
+            None => Kind::Bare,
+            Some((landing, span, _)) => {
+                Kind::Payload(*landing, u32::try_from(span.bytes()).map_err(|_| SendError::Invalid)?)
+            }
+        };
+        if self.queue.len() >= self.frames {
+            return Err(SendError::Full);
+        }
+        self.append(kind, header, payload.map(|(_, span, token)| (span, token)));
+        Ok(())
+    }
+
+    /// Queues a sign of life, unless there is anything to send anyhow.
+    pub(super) fn heartbeat(&mut self) {
+        if self.queue.is_empty() {
+            self.append(Kind::Heartbeat, &[], None);
+        }
+    }
+
+    fn append(&mut self, kind: Kind, header: &[u8], payload: Option<(Span, u64)>) {
+        let wire = Wire::new(kind, header.len() as u16);
+        let at = (self.first + self.queue.len()) % (self.frames + 1) * HEAD;
+        let head_bytes = WIRE + header.len();
+        let Some((start, rest)) =
+            self.heads.get_mut(at..at + head_bytes).and_then(|head| head.split_at_mut_checked(WIRE))
+        else {
+            debug_assert!(false, "no head for frame {} of {}", self.queue.len(), self.frames);
+            return;
+        };
+        start.copy_from_slice(wire.as_bytes());
+        rest.copy_from_slice(header);
+        self.queue.push_back(Queued { head_bytes, payload });
+    }
+
+    /// The head of the frame at `index` in the queue.
+    fn head(&self, index: usize, bytes: usize) -> &[u8] {
+        let at = (self.first + index) % (self.frames + 1) * HEAD;
+        self.heads.get(at..at + bytes).unwrap_or_default()
+    }
+
+    /// Offers as many frames as one system call takes: true if all that was offered was taken.
+    pub(super) fn write(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        sent: &mut dyn FnMut(u64),
+    ) -> io::Result<(usize, bool)> {
+        let mut pieces = [NOTHING; PIECES];
+        let mut room = pieces.iter_mut();
+        let mut offered = 0;
+        let mut skip = self.written;
+        for (index, frame) in self.queue.iter().enumerate() {
+            if offered >= TURN_BYTES || room.len() < 2 {
+                break;
+            }
+            let head = self.head(index, frame.head_bytes);
+            let payload = frame.payload.as_ref().map(|(span, _)| span.view());
+            let payload = payload.map_or((std::ptr::null(), 0), |view| (view.pointer(), view.bytes()));
+            for (pointer, bytes) in [(head.as_ptr(), head.len()), payload] {
+                let passed = skip.min(bytes);
+                skip -= passed;
+                let bytes = (bytes - passed).min(TURN_BYTES - offered.min(TURN_BYTES));
+                if bytes > 0
+                    && let Some(piece) = room.next()
+                {
+                    let base = pointer.wrapping_add(passed).cast_mut().cast();
+                    *piece = Piece { iov_base: base, iov_len: bytes };
+                    offered += bytes;
+                }
+            }
+        }
+        let left = room.len();
+        let pieces = pieces.get(..PIECES - left).unwrap_or_default();
+        // SAFETY: heads are ours; payloads lie in mappings that the queued spans keep alive.
+        let taken = unsafe { sys::send(socket, pieces) }?;
+        self.advance(taken, sent);
+        Ok((taken, taken == offered))
+    }
+
+    /// Passes over `taken` more bytes, and reports and releases the payloads that are written whole.
+    fn advance(&mut self, taken: usize, sent: &mut dyn FnMut(u64)) {
+        self.written += taken;
+        while let Some(frame) = self.queue.front() {
+            let bytes = frame.head_bytes + frame.payload_bytes();
+            if self.written < bytes {
+                break;
+            }
+            self.written -= bytes;
+            self.first = (self.first + 1) % (self.frames + 1);
+            if let Some((_, token)) = self.queue.pop_front().and_then(|frame| frame.payload) {
+                sent(token);
+            }
+        }
+    }
+
+    /// What is to be written still when the link closes: the rest of a frame that the peer has a part of, and the frames
+    /// without payload. Allocates; no payload is held on to.
+    pub(super) fn last_words(self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (index, frame) in self.queue.iter().enumerate() {
+            let skip = if index == 0 { self.written } else { 0 };
+            if frame.payload.is_some() && skip == 0 {
+                continue;
+            }
+            let head = self.head(index, frame.head_bytes);
+            bytes.extend_from_slice(head.get(skip..).unwrap_or_default());
+            if let Some((span, _)) = &frame.payload {
+                let from = skip.saturating_sub(frame.head_bytes);
+                let rest = span.view().range(from, span.bytes().saturating_sub(from));
+                let Some(rest) = rest else { continue };
+                let at = bytes.len();
+                bytes.resize(at + rest.bytes(), 0);
+                let to = bytes.as_mut_ptr().wrapping_add(at);
+                // SAFETY: `rest` is a live view; `bytes` was grown by as much behind `at`, and is not part of it.
+                unsafe { std::ptr::copy_nonoverlapping(rest.pointer(), to, rest.bytes()) };
+            }
+        }
+        bytes
+    }
+}

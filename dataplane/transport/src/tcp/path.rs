@@ -1,0 +1,162 @@
+//! One authenticated connection: what goes out, what comes in, and whether the peer still lives.
+
+use super::inbox::{Inbox, Input};
+use super::outbox::Outbox;
+use super::poll::Ready;
+use crate::rings::Rings;
+use crate::{DownReason, Event};
+use socket2::Socket;
+use std::io;
+use std::os::fd::AsFd;
+
+/// Frames that a path may deliver before another has its turn.
+const TURN_FRAMES: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) socket: Socket,
+    pub(super) outbox: Outbox,
+    inbox: Inbox,
+    /// The kernel may have input, or room; cleared when it has said that it has not, set by its next edge.
+    readable: bool,
+    writable: bool,
+    hung_up: bool,
+    /// The inbox may hold a whole frame.
+    buffered: bool,
+    /// Whether the path stands in the queue of those with work.
+    pub(super) in_queue: bool,
+    /// The peer has closed.
+    pub(super) ended: bool,
+    /// Why nothing can be written any more; reading goes on to its end.
+    broken: Option<DownReason>,
+    /// Since the last tick.
+    read: bool,
+    wrote: bool,
+    quiet_ticks: u32,
+}
+
+/// The reason for an error of a connection.
+pub(super) fn reason(error: &io::Error) -> DownReason {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => {
+            DownReason::Closed
+        }
+        _ => DownReason::Network(error.to_string()),
+    }
+}
+
+impl Path {
+    pub(super) fn new(socket: Socket, queue_frames: usize, read_buffer: usize) -> Self {
+        Self {
+            socket,
+            outbox: Outbox::new(queue_frames),
+            inbox: Inbox::new(read_buffer),
+            readable: true,
+            writable: true,
+            hung_up: false,
+            buffered: false,
+            in_queue: false,
+            ended: false,
+            broken: None,
+            read: false,
+            wrote: false,
+            quiet_ticks: 0,
+        }
+    }
+
+    pub(super) fn ready(&mut self, ready: Ready) {
+        self.readable |= ready.readable;
+        self.writable |= ready.writable;
+        self.hung_up |= ready.hung_up;
+    }
+
+    /// Whether [`Path::work`] would do anything.
+    pub(super) fn has_work(&self) -> bool {
+        let write = self.writable && self.broken.is_none() && !self.outbox.is_empty();
+        !self.ended && (write || self.readable || self.buffered)
+    }
+
+    /// At most one write, one read and `budget` frames; says how much it was.
+    pub(super) fn work(
+        &mut self,
+        rings: &Rings,
+        budget: usize,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<usize, DownReason> {
+        let mut done = 0;
+        if self.writable && self.broken.is_none() && !self.outbox.is_empty() {
+            done += 1;
+            self.write(sink);
+        }
+        let mut frames = budget.clamp(1, TURN_FRAMES);
+        done += self.deliver(rings, &mut frames, sink)?;
+        if frames > 0 && self.readable && !self.ended {
+            done += 1;
+            self.receive(rings)?;
+            done += self.deliver(rings, &mut frames, sink)?;
+        }
+        Ok(done)
+    }
+
+    fn write(&mut self, sink: &mut dyn FnMut(Event<'_>)) {
+        match self.outbox.write(self.socket.as_fd(), &mut |token| sink(Event::Sent { token })) {
+            Ok((_, all)) => {
+                self.wrote = true;
+                self.writable = all;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+            Err(error) => {
+                // What the peer said before it went is still to be read.
+                self.broken = Some(reason(&error));
+                self.readable = true;
+            }
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        rings: &Rings,
+        frames: &mut usize,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<usize, DownReason> {
+        let mut done = 0;
+        while self.buffered && *frames > 0 {
+            let received = &mut |header: &[u8], payload| sink(Event::Received { header, payload });
+            self.buffered = self.inbox.next(rings, received)?;
+            *frames -= 1;
+            done += usize::from(self.buffered);
+        }
+        Ok(done)
+    }
+
+    fn receive(&mut self, rings: &Rings) -> Result<(), DownReason> {
+        match self.inbox.read(self.socket.as_fd(), rings)? {
+            Ok(Input::End) => self.ended = true,
+            Ok(input) => {
+                self.read = true;
+                self.buffered = true;
+                // After a hang-up there is no further edge: read on to the end of the stream.
+                self.readable = input == Input::More || self.hung_up || self.broken.is_some();
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self.broken.take() {
+                Some(reason) => return Err(reason),
+                None => self.readable = false,
+            },
+            Err(error) => match reason(&error) {
+                DownReason::Closed => self.ended = true,
+                reason => return Err(reason),
+            },
+        }
+        Ok(())
+    }
+
+    /// A tick has passed: sends a sign of life if nothing else was sent, and counts the ticks without one from the peer.
+    pub(super) fn tick(&mut self) -> u32 {
+        if !std::mem::take(&mut self.wrote) {
+            self.outbox.heartbeat();
+        }
+        let heard = std::mem::take(&mut self.read);
+        self.quiet_ticks = if heard { 0 } else { self.quiet_ticks + 1 };
+        self.quiet_ticks
+    }
+}
