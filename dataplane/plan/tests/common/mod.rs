@@ -1,0 +1,152 @@
+//! Groups, orders and local facts that the tests share.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+
+pub mod execute;
+
+use harmonaize_abi::{Collective, Rank};
+use harmonaize_plan::{
+    Access, CheckError, Group, Local, Participant, Plan, Program, Report, Request, Retention, check, program,
+};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+
+/// How ranks are spread over hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grouping {
+    /// So many to a host, the last host with the rest.
+    PerHost(u32),
+    /// 1, 2, 3, … to a host.
+    Uneven,
+    /// Ranks shuffled over uneven hosts, hosts in shuffled order.
+    Shuffled(u64),
+}
+
+impl Grouping {
+    pub const ALL: [Grouping; 7] = [
+        Grouping::PerHost(64),
+        Grouping::PerHost(1),
+        Grouping::PerHost(2),
+        Grouping::PerHost(8),
+        Grouping::PerHost(12),
+        Grouping::Uneven,
+        Grouping::Shuffled(7),
+    ];
+
+    pub fn plan(self, ranks: u32) -> Plan {
+        let mut all: Vec<Rank> = (0..ranks).map(Rank).collect();
+        let mut random = ChaCha8Rng::seed_from_u64(match self {
+            Grouping::Shuffled(seed) => seed + u64::from(ranks),
+            _ => 0,
+        });
+        if let Grouping::Shuffled(_) = self {
+            all.shuffle(&mut random);
+        }
+        let mut members = Vec::new();
+        let mut rest = all.as_slice();
+        while !rest.is_empty() {
+            let size = match self {
+                Grouping::PerHost(size) => size as usize,
+                Grouping::Uneven => members.len() % 10 + 1,
+                Grouping::Shuffled(_) => [3, 1, 9, 2][members.len() % 4],
+            };
+            let (host, others) = rest.split_at(size.min(rest.len()));
+            members.push(host.to_vec());
+            rest = others;
+        }
+        let mut order: Vec<Participant> = (0..members.len() as u32).map(Participant).collect();
+        if let Grouping::Shuffled(_) = self {
+            order.shuffle(&mut random);
+        }
+        Plan::new(Group::new(members).unwrap(), order).unwrap()
+    }
+}
+
+/// How ranks' memory is reached, over a whole communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    Mapped,
+    Remote,
+    /// By turns, by rank.
+    Mixed,
+}
+
+impl Reach {
+    pub const ALL: [Reach; 3] = [Reach::Mapped, Reach::Remote, Reach::Mixed];
+
+    pub fn of(self, rank: Rank) -> Access {
+        match self {
+            Reach::Mapped => Access::Mapped,
+            Reach::Remote => Access::Remote,
+            Reach::Mixed => [Access::Mapped, Access::Mapped, Access::Remote][rank.0 as usize % 3],
+        }
+    }
+}
+
+pub const RETENTIONS: [Retention; 3] = [Retention::KeepInputs, Retention::HoldOutputs, Retention::CopyInputs];
+
+/// Retention of each participant, where `None` means by turns.
+pub fn retention_of(retention: Option<Retention>, collective: Collective, participant: u32) -> Retention {
+    let retention = retention.unwrap_or(RETENTIONS[participant as usize % 3]);
+    match (collective, retention) {
+        (Collective::AllToAll, Retention::HoldOutputs) => Retention::KeepInputs,
+        (_, retention) => retention,
+    }
+}
+
+/// One thing to check.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub plan: Plan,
+    pub request: Request,
+    pub retention: Option<Retention>,
+    pub reach: Reach,
+}
+
+impl Case {
+    pub fn with_locals<T>(&self, run: impl FnOnce(&[Local<'_>]) -> T) -> T {
+        let access = |rank: Rank| self.reach.of(rank);
+        let locals: Vec<Local<'_>> = (0..self.plan.participants())
+            .map(|me| Local {
+                access: &access,
+                retention: retention_of(self.retention, self.request.collective, me),
+            })
+            .collect();
+        run(&locals)
+    }
+
+    pub fn programs(&self) -> Vec<Program> {
+        self.with_locals(|locals| {
+            (0..self.plan.participants())
+                .map(|me| program(&self.plan, self.request, Participant(me), &locals[me as usize]).unwrap())
+                .collect()
+        })
+    }
+
+    pub fn check(&self, programs: &[Program], landing_slots: u32) -> Result<Report, CheckError> {
+        self.with_locals(|locals| check(&self.plan, self.request, programs, landing_slots, locals))
+    }
+
+    /// Whether this rank's input and output may be the same memory.
+    pub fn in_place(&self, rank: Rank) -> bool {
+        let me = self.plan.group().participant_of(rank).unwrap();
+        let retention = retention_of(self.retention, self.request.collective, me.0);
+        match self.request.collective {
+            Collective::AllReduce => self.plan.participants() == 1 || retention != Retention::KeepInputs,
+            Collective::Broadcast => true,
+            _ => false,
+        }
+    }
+}
+
+/// All requests for so many ranks: each collective, a Broadcast from several roots.
+pub fn requests(ranks: u32) -> Vec<Request> {
+    let mut roots = vec![0, ranks / 3, ranks / 2, ranks - 1];
+    roots.dedup();
+    let mut requests: Vec<Request> =
+        roots.iter().map(|root| Request { collective: Collective::Broadcast, root: Rank(*root) }).collect();
+    for collective in [Collective::AllReduce, Collective::AllToAll, Collective::Barrier] {
+        requests.push(Request { collective, root: Rank(0) });
+    }
+    requests
+}
