@@ -1,1 +1,86 @@
-//! In construction.
+//! Support for end-to-end tests: fabrics in network namespaces, and conversations between their nodes.
+
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result, ensure};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+use xtask::fabric::{self, Fabric};
+use xtask::namespace::Namespace;
+use xtask::topology::Topology;
+
+/// How long one step of a test may take before the test fails.
+pub const STEP: Duration = Duration::from_secs(20);
+
+/// A star of `hosts` hosts named h0, h1, ... on the switch s0, as a topology file's text.
+pub fn star(hosts: usize, rate: &str) -> String {
+    let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
+    for host in 0..hosts {
+        text += &format!("[[host]]\nname = \"h{host}\"\n");
+        text += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"{rate}\"\n");
+    }
+    text
+}
+
+/// Racks of `hosts` hosts each on leaves, every leaf linked to every spine, as a topology file's text.
+pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
+    let mut text = String::new();
+    let link =
+        |from: String, to: String| format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\n");
+    for rack in 0..racks {
+        text += &format!("[[switch]]\nname = \"leaf{rack}\"\n");
+        for host in rack * hosts..(rack + 1) * hosts {
+            text += &format!("[[host]]\nname = \"h{host}\"\nrack = \"r{rack}\"\n");
+            text += &link(format!("h{host}"), format!("leaf{rack}"));
+        }
+    }
+    for spine in 0..spines {
+        text += &format!("[[switch]]\nname = \"spine{spine}\"\nkind = \"spine\"\n");
+        (0..racks).for_each(|rack| text += &link(format!("leaf{rack}"), format!("spine{spine}")));
+    }
+    text
+}
+
+/// Builds a fabric; `None`, loudly, where the privilege for namespaces is missing.
+pub fn fabric(topology: &str) -> Option<Result<Fabric>> {
+    if !fabric::privileged() {
+        eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+        return None;
+    }
+    Some(Topology::parse(topology).and_then(|topology| Fabric::build(&topology)))
+}
+
+/// Sends a text from one namespace to an address in another and back over TCP; returns what came back.
+pub fn echo(from: &Namespace, to: &Namespace, address: Ipv4Addr, text: &str) -> Result<String> {
+    let listener = to.enter(|| TcpListener::bind((address, 0)))?.context("cannot listen")?;
+    let target = listener.local_addr()?;
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(move || -> Result<()> {
+            let (mut stream, _) = listener.accept()?;
+            stream.set_read_timeout(Some(STEP))?;
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes)?;
+            stream.write_all(&bytes)?;
+            Ok(())
+        });
+        let asked = ask(from, target, text);
+        if asked.is_err() {
+            // Whoever never connected leaves the listener waiting: this lets it go.
+            let _ = ask(to, target, "");
+        }
+        ensure!(answer.join().is_ok_and(|answer| answer.is_ok()), "the answering side failed");
+        asked
+    })
+}
+
+fn ask(from: &Namespace, target: SocketAddr, text: &str) -> Result<String> {
+    let connected = from.enter(|| TcpStream::connect_timeout(&target, STEP))?;
+    let mut stream = connected.with_context(|| format!("{} cannot reach {target}", from.name()))?;
+    stream.set_read_timeout(Some(STEP))?;
+    stream.write_all(text.as_bytes())?;
+    stream.shutdown(std::net::Shutdown::Write)?;
+    let mut back = String::new();
+    stream.read_to_string(&mut back)?;
+    Ok(back)
+}

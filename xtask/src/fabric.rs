@@ -15,6 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Where each fabric has its run folder.
 pub const RUN: &str = "/run/harmonaize-emulation";
@@ -188,10 +189,25 @@ impl Fabric {
         }
         settle(&self.control(), false, count)?;
         batch("ip", &self.devices())?;
+        let delays = self.delays();
         for node in 0..count {
-            self.configure(node)?;
+            self.configure(node, delays)?;
         }
         self.configure_control()
+    }
+
+    /// True when links ask for delay and the kernel can give it; says so loudly when it cannot.
+    fn delays(&self) -> bool {
+        let asked = self.layout.cables.iter().any(|cable| !cable.delay.is_zero());
+        if !asked {
+            return false;
+        }
+        let probe = ["qdisc add dev lo root netem delay 1us".to_owned(), "qdisc del dev lo root".to_owned()];
+        let able = self.control().tc(&probe).is_ok();
+        if !able {
+            eprintln!("warning: this kernel has no netem, so the DELAYS of the topology's links are IGNORED");
+        }
+        able
     }
 
     /// The veth pairs: one a cable, one a host for management.
@@ -215,7 +231,7 @@ impl Fabric {
         lines
     }
 
-    fn configure(&self, node: usize) -> Result<()> {
+    fn configure(&self, node: usize, delays: bool) -> Result<()> {
         let bridge =
             self.layout.bridged && self.topology.nodes.get(node).is_some_and(|n| n.kind == Kind::Switch);
         let mut lines = vec!["link set lo up".to_owned()];
@@ -232,7 +248,8 @@ impl Fabric {
             let master = if bridge { " master bridge" } else { "" };
             lines.push(format!("link set {device}{master} up"));
             if let Some(cable) = self.layout.cables.get(cable) {
-                shaping.push(shape(device, cable.rate));
+                let delay = if delays { cable.delay } else { Duration::ZERO };
+                shaping.extend(shape(device, cable.rate, delay));
             }
         }
         let position = self.topology.hosts().position(|host| host == node);
@@ -353,8 +370,8 @@ pub(crate) fn make_folder(folder: &Path) -> Result<()> {
 
 fn check_name(name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if name.is_empty() || name.len() > 60 || !name.bytes().all(allowed) || name.starts_with(['_', '-', '.']) {
-        bail!("a namespace cannot be named after \"{name}\": use letters, digits, '.', '_', '-', at most 60");
+    if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) || name.starts_with(['_', '-', '.']) {
+        bail!("a namespace cannot be named after \"{name}\": use letters, digits, '.', '_', '-', at most 63");
     }
     Ok(())
 }
@@ -385,9 +402,16 @@ fn settle(namespace: &Namespace, forwards: bool, node: usize) -> Result<()> {
     })?
 }
 
-/// The shaping of one end of a link: the rate of its egress.
-fn shape(device: &str, rate: u64) -> String {
-    format!("qdisc add dev {device} root tbf rate {rate}bit burst 128kb latency 50ms")
+/// The shaping of one end of a link: the delay and rate of its egress.
+fn shape(device: &str, rate: u64, delay: Duration) -> Vec<String> {
+    let bucket = format!("tbf rate {rate}bit burst 128kb latency 50ms");
+    if delay.is_zero() {
+        return vec![format!("qdisc add dev {device} root {bucket}")];
+    }
+    vec![
+        format!("qdisc add dev {device} root handle 1: netem delay {}ns limit 100000", delay.as_nanos()),
+        format!("qdisc add dev {device} parent 1:1 handle 10: {bucket}"),
+    ]
 }
 
 fn sweeper(name: &str, folder: &Path) -> Command {

@@ -113,7 +113,10 @@ fn tables(manifest: &Table) -> impl Iterator<Item = (&'static str, &Table)> {
 fn pinned(file: &TextFile, workspace: &Table, found: &mut Vec<Violation>) {
     let table = workspace.get("dependencies").and_then(Value::as_table);
     for (name, value) in table.into_iter().flatten() {
-        let fine = value.is_str() || value.get("version").is_some() || name.starts_with("harmonaize-");
+        let fine = value.is_str()
+            || value.get("version").is_some()
+            || name.starts_with("harmonaize-")
+            || name == "xtask";
         if !fine || value.get("git").is_some() {
             let rule = format!("{name} needs a version in the workspace's table");
             found.push(violation(&file.path, line(file, name), rule));

@@ -1,0 +1,72 @@
+//! `cargo xtask emulate` as a process: however it ends, no namespace and no process stays.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const STAR: &str = "[[host]]\nname = 'h0'\n[[host]]\nname = 'h1'\n[[switch]]\nname = 's0'\n\
+    [[link]]\nfrom = 'h0'\nto = 's0'\nrate = '1Gbit/s'\n[[link]]\nfrom = 'h1'\nto = 's0'\nrate = '1Gbit/s'\n";
+
+/// Starts it, waits until it says that the fabric is up, and returns it with the fabric's name.
+fn emulate(folder: &Path, more: &[&str]) -> Option<(Child, String)> {
+    if !xtask::fabric::privileged() {
+        eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+        return None;
+    }
+    let file = folder.join("star.toml");
+    std::fs::write(&file, STAR).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["emulate", "--bare"]).arg(&file).args(more).env("CI", "true").stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    let name = first.strip_prefix("Fabric ").and_then(|rest| rest.strip_suffix(" is up.")).unwrap();
+    // Its output is read to the end, so that it never writes into a closed pipe.
+    std::thread::spawn(move || lines.for_each(drop));
+    Some((child, name.to_owned()))
+}
+
+fn gone(name: &str) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while xtask::fabric::standing().unwrap().contains(name) {
+        assert!(Instant::now() < deadline, "{name} is still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn ends_with(signal: &str, orderly: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mut child, name)) = emulate(folder.path(), &[]) else { return };
+    assert!(xtask::fabric::standing().unwrap().contains(&name));
+    let killed = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(child.wait().unwrap().success(), orderly);
+    gone(&name);
+}
+
+#[test]
+fn ctrl_c_removes_the_fabric() {
+    ends_with("-INT", true);
+}
+
+#[test]
+fn a_request_to_end_removes_the_fabric() {
+    ends_with("-TERM", true);
+}
+
+#[test]
+fn sudden_death_removes_the_fabric() {
+    ends_with("-KILL", false);
+}
+
+#[test]
+fn a_kept_fabric_stays_until_it_is_taken_down() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mut child, name)) = emulate(folder.path(), &["--keep"]) else { return };
+    assert!(child.wait().unwrap().success());
+    assert!(xtask::fabric::standing().unwrap().contains(&name));
+    let down = Command::new(env!("CARGO_BIN_EXE_xtask")).args(["emulate", "--down", &name]).status().unwrap();
+    assert!(down.success());
+    gone(&name);
+}
