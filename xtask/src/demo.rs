@@ -1,5 +1,10 @@
 //! `cargo xtask demo`: not built yet.
 
+pub mod lines;
+pub mod page;
+pub mod plot;
+pub mod verdict;
+
 use anyhow::{Result, bail};
 
 /// What `cargo xtask demo` takes.

@@ -1,0 +1,214 @@
+//! The demo's report: one HTML file with its plots, without any outside resource.
+
+use super::plot::{self, Chart, Series, escape};
+use super::verdict::{TOLERANCE, Verdict, WHY};
+use std::fmt::Write;
+
+const STYLE: &str = "
+:root{color-scheme:light dark;--paper:#fff;--ink:#1a1a1a;--soft:#555;--grid:#ddd;--good:#00704f;--bad:#b00020;
+--s0:#0072b2;--s1:#d55e00;--s2:#009e73;--s3:#aa4499}
+@media (prefers-color-scheme:dark){:root{--paper:#16181c;--ink:#e8e8e8;--soft:#aaa;--grid:#3a3d44;--good:#3ddc97;
+--bad:#ff6b81;--s0:#56b4e9;--s1:#f0a35e;--s2:#2fd3a0;--s3:#e58fd6}}
+body{background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid)}
+td.n{text-align:right;font-variant-numeric:tabular-nums}.good{color:var(--good)}.bad{color:var(--bad)}small{color:var(--soft)}";
+
+/// The rows of the table at the demo's end: what, figure.
+pub fn rows(verdict: &Verdict) -> Vec<(String, String)> {
+    let megabytes = |bytes: f64| format!("{:.1} MB/s", bytes / 1e6);
+    let share = |share: f64| format!("{:.0}%", share * 100.0);
+    let row = |what: &str, figure: String| (what.to_owned(), figure);
+    vec![
+        row("Steps", verdict.steps.len().to_string()),
+        row("Time", format!("{:.1} s", verdict.seconds)),
+        row(
+            "Time in communication, a worker's mean (with waiting for late workers)",
+            format!("{:.1} s, {}", verdict.communication, share(verdict.communication / verdict.seconds)),
+        ),
+        row("AllReduce a step", format!("{:.2} MB of f32", verdict.bytes as f64 / 1e6)),
+        row("AllReduce algbw, median step", megabytes(verdict.algbw)),
+        row("AllReduce busbw, median step", megabytes(verdict.busbw)),
+        row(
+            "Share of the ring's bound at line rate, the other tenant on the same links",
+            share(verdict.share),
+        ),
+        row("Use of the links by both tenants, of line rate", share(verdict.used)),
+        row("Accuracy on the test images", format!("{:.1}%", verdict.accuracy * 100.0)),
+        row("AllToAll rounds of the other tenant", verdict.rounds.to_string()),
+        row("AllToAll algbw, median round of the usual size", megabytes(verdict.alltoall_algbw)),
+        row("AllToAll bytes checked", format!("{:.1} MB", verdict.verified_bytes as f64 / 1e6)),
+    ]
+}
+
+fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
+    Series { name: name.to_owned(), points: points.collect() }
+}
+
+fn charts(verdict: &Verdict) -> Vec<Chart> {
+    let steps = || verdict.steps.iter().enumerate().map(|(number, step)| (number as f64, step));
+    let bus = 2.0 * (verdict.workers as f64 - 1.0) / verdict.workers as f64;
+    let last = verdict.steps.len().saturating_sub(1) as f64;
+    let chart = |title: &str, x: &str, y: &str, logarithmic, series| Chart {
+        title: title.to_owned(),
+        x: x.to_owned(),
+        y: y.to_owned(),
+        logarithmic,
+        series,
+    };
+    vec![
+        chart(
+            "Loss",
+            "step",
+            "mean cross entropy",
+            true,
+            vec![
+                series(&format!("{} workers", verdict.workers), steps().map(|(at, step)| (at, step.loss))),
+                series("one process", steps().map(|(at, step)| (at, step.reference))),
+            ],
+        ),
+        chart(
+            "Difference of the two curves",
+            "step",
+            "relative difference of loss",
+            true,
+            vec![
+                series(
+                    "difference",
+                    steps().map(|(at, step)| (at, (step.loss - step.reference).abs() / step.reference.abs())),
+                ),
+                series("tolerance", [(0.0, TOLERANCE), (last, TOLERANCE)].into_iter()),
+            ],
+        ),
+        chart(
+            "Communication a step",
+            "step",
+            "milliseconds",
+            false,
+            vec![series("AllReduce", steps().map(|(at, step)| (at, step.collective * 1e3)))],
+        ),
+        chart(
+            "Bandwidth over time",
+            "seconds",
+            "MB/s",
+            false,
+            vec![
+                series(
+                    "AllReduce busbw",
+                    verdict
+                        .steps
+                        .iter()
+                        .map(|step| (step.at, verdict.bytes as f64 / step.collective.max(1e-9) * bus / 1e6)),
+                ),
+                series(
+                    "AllToAll algbw",
+                    verdict
+                        .exchange
+                        .iter()
+                        .filter(|round| {
+                            round.bytes >= 1 << 18 && round.at >= 0.0 && round.at <= verdict.seconds
+                        })
+                        .map(|round| (round.at, round.bytes as f64 / round.collective.max(1e-9) / 1e6)),
+                ),
+            ],
+        ),
+    ]
+}
+
+/// The page. `setting` describes fabric, machine and command, a sentence each.
+pub fn page(verdict: &Verdict, setting: &[String]) -> String {
+    let (class, word) =
+        if verdict.passed { ("good", "All checks passed") } else { ("bad", "A check failed") };
+    let mut html = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
+         content=\"width=device-width,initial-scale=1\"><title>harmonaize demo</title><style>{STYLE}{}</style></head>\n\
+         <body><h1>Two tenants on {} hosts</h1>\n<p>Tenant A trains a classifier of handwritten digits on {} workers; its \
+         gradients go through the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links.</p>\n\
+         <p class=\"{class}\"><strong>{word}.</strong></p>\n<table>\n",
+        plot::STYLE,
+        verdict.hosts,
+        verdict.workers,
+    );
+    // Writing to a String cannot fail.
+    for check in &verdict.checks {
+        let (class, mark) = if check.passed { ("good", "passed") } else { ("bad", "FAILED") };
+        let _ = writeln!(
+            html,
+            "<tr><td class=\"{class}\">{mark}</td><td>{}<br><small>{}</small></td></tr>",
+            escape(&check.what),
+            escape(&check.found)
+        );
+    }
+    html.push_str("</table>\n<h2>Figures</h2>\n<table>\n");
+    for (what, figure) in rows(verdict) {
+        let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(&what), escape(&figure));
+    }
+    html.push_str("</table>\n");
+    for chart in charts(verdict) {
+        html.push_str(&chart.svg());
+    }
+    let _ = write!(html, "<h2>Why {TOLERANCE:e}</h2>\n<p>{}</p>\n<h2>How it ran</h2>\n<ul>\n", escape(WHY));
+    for sentence in setting {
+        let _ = writeln!(html, "<li>{}</li>", escape(sentence));
+    }
+    html.push_str(
+        "</ul>\n<p><small>Data: Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine \
+         Learning Repository, doi 10.24432/C50P49, CC BY 4.0.</small></p>\n</body></html>\n",
+    );
+    html
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verdict::{Check, Round, Step};
+    use super::*;
+
+    fn verdict(passed: bool) -> Verdict {
+        let step = |loss| Step { loss, reference: loss * 1.000_01, collective: 0.02, at: 0.1 };
+        Verdict {
+            passed,
+            checks: vec![Check { what: "a < b".into(), passed, found: "c & d".into() }],
+            workers: 8,
+            hosts: 4,
+            line_rate: 125e6,
+            bytes: 1_204_268,
+            seconds: 20.0,
+            communication: 5.0,
+            algbw: 6e7,
+            busbw: 1.05e8,
+            share: 0.5,
+            used: 0.9,
+            accuracy: 0.975,
+            largest_difference: 1e-5,
+            rounds: 1,
+            verified_bytes: 1_000_000,
+            alltoall_algbw: 1e7,
+            steps: vec![step(2.0), step(1.0)],
+            exchange: vec![Round { bytes: 1 << 20, collective: 0.01, at: 0.1 }],
+        }
+    }
+
+    #[test]
+    fn the_page_stands_alone_and_escapes_text() {
+        let html = page(&verdict(true), &["<script>".into()]);
+        assert_eq!(html.matches("<svg").count(), 4);
+        assert_eq!(html.matches("</svg>").count(), 4);
+        for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
+            assert!(!html.contains(outside), "{outside}");
+        }
+        for text in ["a &lt; b", "c &amp; d", "&lt;script&gt;", "prefers-color-scheme:dark", "97.5%"] {
+            assert!(html.contains(text), "{text}");
+        }
+        assert!(!html.contains("FAILED") && page(&verdict(false), &[]).contains("FAILED"));
+    }
+
+    #[test]
+    fn the_table_has_what_was_asked_for() {
+        let rows = rows(&verdict(true));
+        let figure =
+            |what: &str| rows.iter().find(|(row, _)| row.contains(what)).map(|(_, figure)| figure.as_str());
+        assert_eq!(figure("Steps"), Some("2"));
+        assert_eq!(figure("Time in communication"), Some("5.0 s, 25%"));
+        assert_eq!(figure("AllReduce busbw"), Some("105.0 MB/s"));
+        assert_eq!(figure("ring's bound"), Some("50%"));
+    }
+}
