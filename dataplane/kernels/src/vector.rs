@@ -1,7 +1,7 @@
 //! The loop over memory that all vector instruction sets share, compiled once per instruction set, element type and
 //! reduction.
 
-use crate::element::{Fold, Lane};
+use crate::element::{Divisor, Fold, Lane};
 use crate::pass::Pass;
 use harmonaize_abi::View;
 
@@ -15,19 +15,9 @@ pub(crate) trait Register: Copy {
     /// The CPU must have the instruction set; `from` must be readable for `BYTES` bytes, at any alignment.
     unsafe fn load(from: *const u8) -> Self;
 
-    /// The first `bytes`, less than `BYTES`, and zeros.
-    ///
-    /// # Safety
-    /// The CPU must have the instruction set; `from` must be readable for `bytes` bytes, at any alignment.
-    unsafe fn load_first(from: *const u8, bytes: usize) -> Self;
-
     /// # Safety
     /// `to` must be writable for `BYTES` bytes, at any alignment.
     unsafe fn store(self, to: *mut u8);
-
-    /// # Safety
-    /// `to` must be writable for `bytes` bytes, less than `BYTES`, at any alignment.
-    unsafe fn store_first(self, to: *mut u8, bytes: usize);
 
     /// Stores past the caches; [`Register::fence`] orders it before later stores.
     ///
@@ -42,8 +32,22 @@ pub(crate) trait Register: Copy {
     unsafe fn fence();
 }
 
+/// A register that can also move fewer bytes than it holds.
+pub(crate) trait Ragged: Register {
+    /// The first `bytes`, less than `BYTES`, and zeros.
+    ///
+    /// # Safety
+    /// The CPU must have the instruction set; `from` must be readable for `bytes` bytes, at any alignment.
+    unsafe fn load_first(from: *const u8, bytes: usize) -> Self;
+
+    /// # Safety
+    /// `to` must be writable for `bytes` bytes, less than `BYTES`, at any alignment.
+    unsafe fn store_first(self, to: *mut u8, bytes: usize);
+}
+
 /// Defines, for an instruction set's vectors in scope under the names of their element types, the function from operation
-/// and element type to kernel. Blocks are of 8 registers of lanes: 4 vectors where one widens to two.
+/// and element type to kernel. Blocks keep 8 registers of lanes: 4 vectors where one widens
+/// to two.
 macro_rules! kernels {
     ($features:literal) => {
         /// The kernel for an operation and an element type.
@@ -62,29 +66,33 @@ macro_rules! kernels {
         }
 
         fn of<O: crate::element::Fold>(dtype: harmonaize_abi::Dtype) -> crate::pass::Kernel {
+            use crate::vector::{Eight, Four};
             use harmonaize_abi::Dtype;
             match dtype {
-                Dtype::I8 => run::<I8, O, 8>,
-                Dtype::U8 => run::<U8, O, 8>,
-                Dtype::I32 => run::<I32, O, 8>,
-                Dtype::U32 => run::<U32, O, 8>,
-                Dtype::I64 => run::<I64, O, 8>,
-                Dtype::U64 => run::<U64, O, 8>,
-                Dtype::F16 => run::<F16, O, 4>,
-                Dtype::Bf16 => run::<Bf16, O, 4>,
-                Dtype::F32 => run::<F32, O, 8>,
-                Dtype::F64 => run::<F64, O, 8>,
+                Dtype::I8 => run::<I8, Eight<I8>, O>,
+                Dtype::U8 => run::<U8, Eight<U8>, O>,
+                Dtype::I32 => run::<I32, Eight<I32>, O>,
+                Dtype::U32 => run::<U32, Eight<U32>, O>,
+                Dtype::I64 => run::<I64, Eight<I64>, O>,
+                Dtype::U64 => run::<U64, Eight<U64>, O>,
+                Dtype::F16 => run::<F16, Four<F16>, O>,
+                Dtype::Bf16 => run::<Bf16, Four<Bf16>, O>,
+                Dtype::F32 => run::<F32, Eight<F32>, O>,
+                Dtype::F64 => run::<F64, Eight<F64>, O>,
             }
         }
 
         /// # Safety
         /// As [`crate::vector::run`].
         #[target_feature(enable = $features)]
-        unsafe fn run<V: crate::vector::Vector, O: crate::element::Fold, const N: usize>(
-            pass: &crate::pass::Pass<'_>,
-        ) {
+        unsafe fn run<V, B, O>(pass: &crate::pass::Pass<'_>)
+        where
+            V: crate::vector::Vector<Register: crate::vector::Ragged>,
+            B: crate::vector::Vector,
+            O: crate::element::Fold,
+        {
             // SAFETY: the caller's promise.
-            unsafe { crate::vector::run::<V, O, N>(pass) }
+            unsafe { crate::vector::run::<V, B, O>(pass) }
         }
     };
 }
@@ -196,90 +204,162 @@ pub(crate) trait Vector: Lane {
     fn pack(self) -> Self::Register;
 }
 
-/// Cost: reads every source once and writes every destination once, in blocks of `N` registers that stay in registers
-/// while the sources are folded in: per block, one predictable branch a source and a destination. Destinations that
-/// stream cost memory one transfer a byte, the others two where they miss the caches.
+/// Two of a kind that lie side by side in memory, to make blocks of: unlike an array's, its parts stay in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair<T>(T, T);
+
+/// A block of 4.
+pub(crate) type Four<T> = Pair<Pair<T>>;
+/// A block of 8.
+pub(crate) type Eight<T> = Pair<Four<T>>;
+
+impl<R: Register> Register for Pair<R> {
+    const BYTES: usize = 2 * R::BYTES;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the caller's promise covers both.
+        unsafe { Self(R::load(from), R::load(from.add(R::BYTES))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the caller's promise covers both.
+        unsafe {
+            self.0.store(to);
+            self.1.store(to.add(R::BYTES));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut u8) {
+        // SAFETY: the caller's promise covers both.
+        unsafe {
+            self.0.stream(to);
+            self.1.stream(to.add(R::BYTES));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fence() {
+        // SAFETY: the caller's promise.
+        unsafe { R::fence() }
+    }
+}
+
+impl<L: Lane> Lane for Pair<L> {
+    #[inline(always)]
+    fn sum(self, other: Self) -> Self {
+        Self(self.0.sum(other.0), self.1.sum(other.1))
+    }
+
+    #[inline(always)]
+    fn product(self, other: Self) -> Self {
+        Self(self.0.product(other.0), self.1.product(other.1))
+    }
+
+    #[inline(always)]
+    fn minimum(self, other: Self) -> Self {
+        Self(self.0.minimum(other.0), self.1.minimum(other.1))
+    }
+
+    #[inline(always)]
+    fn maximum(self, other: Self) -> Self {
+        Self(self.0.maximum(other.0), self.1.maximum(other.1))
+    }
+
+    #[inline(always)]
+    fn divide(self, by: &Divisor) -> Self {
+        Self(self.0.divide(by), self.1.divide(by))
+    }
+}
+
+impl<V: Vector> Vector for Pair<V> {
+    type Register = Pair<V::Register>;
+
+    #[inline(always)]
+    fn unpack(register: Self::Register) -> Self {
+        Self(V::unpack(register.0), V::unpack(register.1))
+    }
+
+    #[inline(always)]
+    fn pack(self) -> Self::Register {
+        Pair(self.0.pack(), self.1.pack())
+    }
+}
+
+/// Cost: reads every source once and writes every destination once, in blocks `B` of several vectors `V` that stay in
+/// registers while the sources are folded in: per block, one predictable branch a source and a destination. Destinations
+/// that stream cost memory one transfer a byte, the others two where they miss the caches.
 ///
 /// # Safety
 /// The CPU must have `V`'s instruction set, and `pass` must be of `V`'s element type.
 #[inline(always)]
-pub(crate) unsafe fn run<V: Vector, O: Fold, const N: usize>(pass: &Pass<'_>) {
+pub(crate) unsafe fn run<V, B, O>(pass: &Pass<'_>)
+where
+    V: Vector<Register: Ragged>,
+    B: Vector,
+    O: Fold,
+{
     let Some((first, others)) = pass.sources.split_first() else { return };
-    let width = V::Register::BYTES;
+    let (width, block_width) = (V::Register::BYTES, B::Register::BYTES);
     let mut offset = pass.head(width);
-    if offset > 0 {
-        // SAFETY: the head is whole elements, fewer bytes than `width` and than the pass.
-        unsafe { partial::<V, O>(pass, first, others, 0, offset) };
-    }
-    if pass.streams != 0 {
-        while pass.bytes - offset >= N * width {
-            // SAFETY: the block lies within every view; `offset` is such that what streams is aligned.
-            unsafe { block::<V, O, N, true>(pass, first, others, offset) };
-            offset += N * width;
+    // SAFETY: a pass's views hold `bytes` bytes, whole elements; the head is whole elements, fewer bytes than `width` and
+    // than the pass, and brings what streams to a multiple of `width`, as each step does that follows.
+    unsafe {
+        if offset > 0 {
+            partial::<V, O>(pass, first, others, 0, offset);
         }
-        // SAFETY: the caller's promise.
-        unsafe { V::Register::fence() };
-    } else {
-        while pass.bytes - offset >= N * width {
-            // SAFETY: the block lies within every view.
-            unsafe { block::<V, O, N, false>(pass, first, others, offset) };
-            offset += N * width;
+        if pass.streams != 0 {
+            while pass.bytes - offset >= block_width {
+                block::<B, O, true>(pass, first, others, offset);
+                offset += block_width;
+            }
+            B::Register::fence();
+        } else {
+            while pass.bytes - offset >= block_width {
+                block::<B, O, false>(pass, first, others, offset);
+                offset += block_width;
+            }
         }
-    }
-    while pass.bytes - offset >= width {
-        // SAFETY: the block lies within every view.
-        unsafe { block::<V, O, 1, false>(pass, first, others, offset) };
-        offset += width;
-    }
-    if pass.bytes > offset {
-        // SAFETY: less than `width` bytes remain, whole elements.
-        unsafe { partial::<V, O>(pass, first, others, offset, pass.bytes - offset) };
+        while pass.bytes - offset >= width {
+            block::<V, O, false>(pass, first, others, offset);
+            offset += width;
+        }
+        if pass.bytes > offset {
+            partial::<V, O>(pass, first, others, offset, pass.bytes - offset);
+        }
     }
 }
 
-/// Reduces `N` registers' worth of memory at `offset`.
+/// Reduces one block of memory at `offset`: all its sources are read before any destination is written.
 ///
 /// # Safety
 /// As [`run`]; the block must lie within the pass, and what streams must be aligned at `offset`.
 #[inline(always)]
-unsafe fn block<V: Vector, O: Fold, const N: usize, const STREAM: bool>(
+unsafe fn block<B: Vector, O: Fold, const STREAM: bool>(
     pass: &Pass<'_>,
     first: &View<'_>,
     others: &[View<'_>],
     offset: usize,
 ) {
-    let width = V::Register::BYTES;
-    // SAFETY: the caller's promise covers `N * width` bytes at `offset` in every view.
+    // SAFETY: the caller's promise covers the block at `offset` in every view.
     unsafe {
-        let from = first.pointer().add(offset);
-        let mut lanes = [V::unpack(V::Register::load(from)); N];
-        for (index, lane) in lanes.iter_mut().enumerate() {
-            *lane = V::unpack(V::Register::load(from.add(index * width)));
-        }
+        let mut lanes = B::unpack(B::Register::load(first.pointer().add(offset)));
         for source in others {
-            let from = source.pointer().add(offset);
-            for (index, lane) in lanes.iter_mut().enumerate() {
-                *lane = O::fold(*lane, V::unpack(V::Register::load(from.add(index * width))));
-            }
+            lanes = O::fold(lanes, B::unpack(B::Register::load(source.pointer().add(offset))));
         }
         if let Some(divisor) = &pass.divide {
-            for lane in &mut lanes {
-                *lane = lane.divide(divisor);
-            }
+            lanes = lanes.divide(divisor);
         }
-        let mut packed = [V::Register::load(from); N];
-        for (packed, lane) in packed.iter_mut().zip(&lanes) {
-            *packed = lane.pack();
-        }
+        let packed = lanes.pack();
         let mut streams = pass.streams;
         for destination in pass.destinations {
             let to = destination.pointer().add(offset);
-            for (index, packed) in packed.iter().enumerate() {
-                if STREAM && streams & 1 == 1 {
-                    packed.stream(to.add(index * width));
-                } else {
-                    packed.store(to.add(index * width));
-                }
+            if STREAM && streams & 1 == 1 {
+                packed.stream(to);
+            } else {
+                packed.store(to);
             }
             streams >>= 1;
         }
@@ -291,7 +371,7 @@ unsafe fn block<V: Vector, O: Fold, const N: usize, const STREAM: bool>(
 /// # Safety
 /// As [`run`]; `offset..offset + bytes` must lie within the pass.
 #[inline(always)]
-unsafe fn partial<V: Vector, O: Fold>(
+unsafe fn partial<V: Vector<Register: Ragged>, O: Fold>(
     pass: &Pass<'_>,
     first: &View<'_>,
     others: &[View<'_>],

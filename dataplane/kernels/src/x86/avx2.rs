@@ -1,7 +1,7 @@
 //! Vectors of 32 bytes: AVX2, and F16C for binary16.
 
 use super::{NAN_F32, NAN_F64, UPPER};
-use crate::vector::{Register, Vector, halves, integers, kernels};
+use crate::vector::{Ragged, Register, Vector, halves, integers, kernels};
 use std::arch::x86_64::*;
 use std::ptr::copy_nonoverlapping;
 
@@ -21,29 +21,9 @@ impl Register for Ymm {
     }
 
     #[inline(always)]
-    unsafe fn load_first(from: *const u8, bytes: usize) -> Self {
-        let mut first = [0_u8; Self::BYTES];
-        // SAFETY: the caller's promise, and `bytes` is less than the array's.
-        unsafe {
-            copy_nonoverlapping(from, first.as_mut_ptr(), bytes);
-            Self::load(first.as_ptr())
-        }
-    }
-
-    #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
         // SAFETY: the caller's promise.
         unsafe { _mm256_storeu_si256(to.cast(), self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_first(self, to: *mut u8, bytes: usize) {
-        let mut first = [0_u8; Self::BYTES];
-        // SAFETY: the caller's promise, and `bytes` is less than the array's.
-        unsafe {
-            self.store(first.as_mut_ptr());
-            copy_nonoverlapping(first.as_ptr(), to, bytes);
-        }
     }
 
     #[inline(always)]
@@ -56,6 +36,28 @@ impl Register for Ymm {
     unsafe fn fence() {
         // SAFETY: every x86-64 CPU has SSE.
         unsafe { _mm_sfence() }
+    }
+}
+
+impl Ragged for Ymm {
+    #[inline(always)]
+    unsafe fn load_first(from: *const u8, bytes: usize) -> Self {
+        let mut first = [0_u8; Self::BYTES];
+        // SAFETY: the caller's promise, and `bytes` is less than the array's.
+        unsafe {
+            copy_nonoverlapping(from, first.as_mut_ptr(), bytes);
+            Self::load(first.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut u8, bytes: usize) {
+        let mut first = [0_u8; Self::BYTES];
+        // SAFETY: the caller's promise, and `bytes` is less than the array's.
+        unsafe {
+            self.store(first.as_mut_ptr());
+            copy_nonoverlapping(first.as_ptr(), to, bytes);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Vectors of 64 bytes: AVX-512 F, BW, DQ and VL.
 
 use super::{NAN_F32, NAN_F64, UPPER};
-use crate::vector::{Register, Vector, halves, integers, kernels};
+use crate::vector::{Ragged, Register, Vector, halves, integers, kernels};
 use std::arch::x86_64::*;
 
 kernels!("avx512f,avx512bw,avx512dq,avx512vl");
@@ -20,21 +20,9 @@ impl Register for Zmm {
     }
 
     #[inline(always)]
-    unsafe fn load_first(from: *const u8, bytes: usize) -> Self {
-        // SAFETY: the caller's promise; masked bytes are not touched.
-        Self(unsafe { _mm512_maskz_loadu_epi8(first(bytes), from.cast()) })
-    }
-
-    #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
         // SAFETY: the caller's promise.
         unsafe { _mm512_storeu_si512(to.cast(), self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_first(self, to: *mut u8, bytes: usize) {
-        // SAFETY: the caller's promise; masked bytes are not touched.
-        unsafe { _mm512_mask_storeu_epi8(to.cast(), first(bytes), self.0) }
     }
 
     #[inline(always)]
@@ -47,6 +35,20 @@ impl Register for Zmm {
     unsafe fn fence() {
         // SAFETY: every x86-64 CPU has SSE.
         unsafe { _mm_sfence() }
+    }
+}
+
+impl Ragged for Zmm {
+    #[inline(always)]
+    unsafe fn load_first(from: *const u8, bytes: usize) -> Self {
+        // SAFETY: the caller's promise; masked bytes are not touched.
+        Self(unsafe { _mm512_maskz_loadu_epi8(first(bytes), from.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut u8, bytes: usize) {
+        // SAFETY: the caller's promise; masked bytes are not touched.
+        unsafe { _mm512_mask_storeu_epi8(to.cast(), first(bytes), self.0) }
     }
 }
 
