@@ -1,2 +1,82 @@
-//! In construction.
-fn main() {}
+//! `harmonaize-control`: reads its configuration, serves until it is told to stop.
+#![forbid(unsafe_code)]
+
+use anyhow::Context;
+use clap::Parser;
+use harmonaize_server::{Config, Server};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// harmonaize's control server: knows hosts, agents and tenants, and forms communicators.
+#[derive(Parser)]
+#[command(name = "harmonaize-control", version)]
+struct Arguments {
+    /// Configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Check configuration and topology, and exit.
+    #[arg(long)]
+    check: bool,
+    /// What to log, such as `info` or `harmonaize_server=debug`; the environment's RUST_LOG otherwise.
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+    /// Log as JSON, one object a line.
+    #[arg(long)]
+    log_json: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("harmonaize-control: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let config = Config::load(&arguments.config)?;
+    if arguments.check {
+        let topology = &config.settings.topology;
+        let (hosts, tenants) = (topology.hosts().len(), config.settings.tenants.len());
+        println!("ok: {hosts} hosts, {} links, {tenants} tenants", topology.links().len());
+        return Ok(());
+    }
+    start_log(arguments)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(config))
+}
+
+fn start_log(arguments: &Arguments) -> anyhow::Result<()> {
+    use tracing_subscriber::EnvFilter;
+    let filter = match &arguments.log {
+        Some(filter) => EnvFilter::try_new(filter).with_context(|| format!("--log {filter}"))?,
+        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
+    };
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if arguments.log_json {
+        log.json().init()
+    } else {
+        log.with_target(false).init()
+    }
+    Ok(())
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let wanted = config.listen;
+    let server = Server::bind(config).await.with_context(|| format!("cannot listen on {wanted}"))?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tracing::info!(listen = %server.local_address(), "control serves");
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("control goes down");
+    };
+    server.run(stop).await.context("serving")
+}

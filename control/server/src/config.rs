@@ -1,0 +1,241 @@
+//! Control's configuration file, and the topology that it names.
+
+use crate::state::Settings;
+use harmonaize_planner::{Nanos, Position, TextError, Topology, TopologyError, parse_toml};
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What the operator decided, and where control listens.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where agents and tools connect.
+    pub listen: SocketAddr,
+    /// How long a silent session lives.
+    pub session_timeout: Duration,
+    /// Everything that steers decisions.
+    pub settings: Settings,
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file cannot be read.
+    #[error("{path}: {source}", path = path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The configuration is not TOML, or has unknown keys or bad values.
+    #[error("{path}: {error}", path = path.display())]
+    Text {
+        /// Which file.
+        path: PathBuf,
+        /// Where and what.
+        error: TextError,
+    },
+    /// The topology is wrong.
+    #[error("{path}: {error}", path = path.display())]
+    Topology {
+        /// Which file.
+        path: PathBuf,
+        /// Where and what.
+        error: TopologyError,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    listen: SocketAddr,
+    topology: PathBuf,
+    #[serde(default)]
+    tenant: Vec<FileTenant>,
+    #[serde(default = "seconds::<60>")]
+    join_timeout: Nanos,
+    #[serde(default = "seconds::<10>")]
+    prepare_timeout: Nanos,
+    #[serde(default = "seconds::<30>")]
+    recovery_timeout: Nanos,
+    #[serde(default = "seconds::<30>")]
+    operation_timeout: Nanos,
+    #[serde(default = "seconds::<5>")]
+    peer_timeout: Nanos,
+    #[serde(default = "seconds::<5>")]
+    session_timeout: Nanos,
+    #[serde(default = "paths")]
+    paths: toml::Spanned<u32>,
+    source_ports: Option<toml::Spanned<String>>,
+    #[serde(default = "most_ranks")]
+    most_ranks: u32,
+    #[serde(default = "most_communicators")]
+    most_communicators: usize,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileTenant {
+    name: toml::Spanned<String>,
+}
+
+const fn seconds<const N: u64>() -> Nanos {
+    Nanos(N * 1_000_000_000)
+}
+
+fn paths() -> toml::Spanned<u32> {
+    toml::Spanned::new(0..0, 1)
+}
+
+const fn most_ranks() -> u32 {
+    1024
+}
+
+const fn most_communicators() -> usize {
+    64
+}
+
+impl Config {
+    /// Reads a configuration file and its topology, whose path is relative to it:
+    /// ```toml
+    /// listen = "10.0.0.1:7000"
+    /// topology = "topology.toml"
+    /// join_timeout = "60s"          # how long the first rank to join waits for the last
+    /// prepare_timeout = "10s"       # how long agents may take to connect for a new epoch
+    /// recovery_timeout = "30s"      # how long agents may take to come back after control restarted
+    /// operation_timeout = "30s"     # how long an operation waits for ranks that have not arrived
+    /// peer_timeout = "5s"           # how long a silent peer counts as alive
+    /// session_timeout = "5s"        # how long a silent agent's session lives
+    /// paths = 1                     # connections between two agents of a communicator
+    /// source_ports = "20000-29999"  # that they connect from; any where absent
+    /// most_ranks = 1024             # of a communicator
+    /// most_communicators = 64       # of a tenant
+    /// [[tenant]]
+    /// name = "a"
+    /// ```
+    ///
+    /// # Errors
+    /// Where a file cannot be read, or is wrong: which, and at which line.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let read = |path: &Path| {
+            std::fs::read_to_string(path)
+                .map_err(|source| ConfigError::Read { path: path.to_owned(), source })
+        };
+        let text = read(path)?;
+        let wrong = |error| ConfigError::Text { path: path.to_owned(), error };
+        let file: File = parse_toml(&text).map_err(wrong)?;
+        let topology_path = path.parent().unwrap_or(Path::new("")).join(&file.topology);
+        let topology = Topology::parse(&read(&topology_path)?)
+            .map_err(|error| ConfigError::Topology { path: topology_path, error })?;
+        file.settle(&text, topology).map_err(wrong)
+    }
+}
+
+impl File {
+    fn settle(self, text: &str, topology: Topology) -> Result<Config, TextError> {
+        let wrong = |byte: usize, message: String| TextError { at: Position::of(text, byte), message };
+        let mut tenants: Vec<String> = Vec::new();
+        for tenant in self.tenant {
+            let (at, name) = (tenant.name.span().start, tenant.name.into_inner());
+            if name.is_empty() || name.len() > 63 || !name.chars().all(|c| c.is_ascii_graphic()) {
+                return Err(wrong(
+                    at,
+                    format!("`{name}` is not a usable name: 1 to 63 visible ASCII characters"),
+                ));
+            }
+            if tenants.contains(&name) {
+                return Err(wrong(at, format!("tenant `{name}` is there already")));
+            }
+            tenants.push(name);
+        }
+        let (at, paths) = (self.paths.span().start, self.paths.into_inner());
+        if !(1..=64).contains(&paths) {
+            return Err(wrong(at, format!("paths must be 1 to 64, not {paths}")));
+        }
+        let source_ports = self.source_ports.map(|ports| {
+            let range = ports.get_ref().split_once('-').and_then(|(first, last)| {
+                let range = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+                (range.0 > 0 && range.0 <= range.1).then_some(range)
+            });
+            let message =
+                || format!("`{}` is not a range of ports, such as \"20000-29999\"", ports.get_ref());
+            range.ok_or_else(|| wrong(ports.span().start, message()))
+        });
+        let settings = Settings {
+            topology,
+            tenants,
+            join_timeout: self.join_timeout.into(),
+            prepare_timeout: self.prepare_timeout.into(),
+            recovery_timeout: self.recovery_timeout.into(),
+            operation_timeout: self.operation_timeout.into(),
+            peer_timeout: self.peer_timeout.into(),
+            paths,
+            source_ports: source_ports.transpose()?,
+            most_ranks: self.most_ranks,
+            most_communicators: self.most_communicators,
+        };
+        Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(config: &str) -> Result<Config, String> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
+        std::fs::write(folder.path().join("broken.toml"), "[[host]]\nnmae = \"h0\"\n").unwrap();
+        let path = folder.path().join("control.toml");
+        std::fs::write(&path, config).unwrap();
+        let prefix = format!("{}/", folder.path().display());
+        Config::load(&path).map_err(|error| error.to_string().replace(&prefix, ""))
+    }
+
+    const GOOD: &str = r#"listen = "127.0.0.1:0"
+topology = "topology.toml"
+join_timeout = "1.5s"
+source_ports = "20000-29999"
+[[tenant]]
+name = "a"
+"#;
+
+    #[test]
+    fn reads_a_good_file() {
+        let config = load(GOOD).unwrap();
+        assert_eq!(config.settings.join_timeout, Duration::from_millis(1500));
+        assert_eq!(config.settings.prepare_timeout, Duration::from_secs(10));
+        assert_eq!(config.settings.source_ports, Some((20000, 29999)));
+        assert_eq!(config.settings.tenants, ["a"]);
+    }
+
+    #[test]
+    fn says_what_is_wrong_and_where() {
+        let change = |from: &str, to: &str| load(&GOOD.replacen(from, to, 1)).unwrap_err();
+        let expect =
+            |error: String, expected: &str| assert!(error.starts_with(expected), "{error}\n{expected}");
+        expect(
+            change("join_timeout", "join_timeuot"),
+            "control.toml: line 3, column 1: unknown field `join_timeuot`",
+        );
+        expect(change("1.5s", "1.5"), "control.toml: line 3, column 16: `1.5` is not a duration");
+        expect(change("127.0.0.1:0", "localhost"), "control.toml: line 1, column 10: invalid socket address");
+        expect(
+            change("20000-29999", "29999-20000"),
+            "control.toml: line 4, column 16: `29999-20000` is not a range",
+        );
+        expect(change("\"a\"", "\"a b\""), "control.toml: line 6, column 8: `a b` is not a usable name");
+        expect(
+            load(&format!("{GOOD}[[tenant]]\nname = \"a\"\n")).unwrap_err(),
+            "control.toml: line 8, column 8: tenant `a`",
+        );
+        expect(
+            load(&format!("paths = 0\n{GOOD}")).unwrap_err(),
+            "control.toml: line 1, column 9: paths must be 1 to 64",
+        );
+        expect(change("topology.toml", "broken.toml"), "broken.toml: line 2, column 1: unknown field `nmae`");
+        expect(change("topology.toml", "none.toml"), "none.toml: No such file");
+    }
+}

@@ -1,0 +1,12 @@
+//! Control: knows hosts, agents and tenants, forms communicators, hands out recipes, and says how things stand.
+//!
+//! [`state`] decides, without socket or clock; [`Server`] is the thin layer that carries messages to it and from it.
+#![forbid(unsafe_code)]
+
+mod actor;
+mod config;
+mod service;
+pub mod state;
+
+pub use config::{Config, ConfigError};
+pub use service::Server;

@@ -1,0 +1,178 @@
+//! The gRPC layer: streams and calls become commands to the actor.
+
+use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE};
+use crate::config::Config;
+use crate::state::{ReorderError, SessionId};
+use harmonaize_api::v1::provider_server::{Provider, ProviderServer};
+use harmonaize_api::v1::{
+    DissolveReply, DissolveRequest, FromAgent, ReorderReply, ReorderRequest, StatusReply, StatusRequest,
+};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Commands that wait for the actor.
+const COMMAND_QUEUE: usize = 1024;
+
+/// How long agents may take to answer a status request that does not say, and at most.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// How long streams may take to end after the shutdown.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A control server that listens.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    config: Config,
+    seed: [u8; 32],
+}
+
+impl Server {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// Where the address cannot be had, or the system gives no randomness.
+    pub async fn bind(config: Config) -> std::io::Result<Self> {
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed).map_err(std::io::Error::other)?;
+        let listener = TcpListener::bind(config.listen).await?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener, address, config, seed })
+    }
+
+    /// Where agents and tools connect.
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `shutdown`; then agents are told, and streams end. Communicators run on without control.
+    ///
+    /// # Errors
+    /// Where the listener fails.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), tonic::transport::Error> {
+        let (commands, queue) = mpsc::channel(COMMAND_QUEUE);
+        let actor = Actor::new(self.config.settings, self.seed);
+        let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
+        let service =
+            Service { commands, sessions: AtomicU64::new(0), hello_timeout: self.config.session_timeout };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serve = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(half))
+            .http2_keepalive_timeout(Some(half))
+            .add_service(ProviderServer::new(service))
+            .serve_with_incoming_shutdown(TcpIncoming::from(self.listener).with_nodelay(Some(true)), async {
+                let _ = stopped.await;
+            });
+        tokio::pin!(serve);
+        tokio::select! {
+            ended = &mut serve => return ended,
+            () = actor.run(queue, shutdown) => {}
+        }
+        let _ = stop.send(());
+        tokio::time::timeout(GRACE, serve).await.unwrap_or(Ok(()))
+    }
+}
+
+struct Service {
+    commands: mpsc::Sender<Command>,
+    sessions: AtomicU64,
+    hello_timeout: Duration,
+}
+
+impl Service {
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Status> {
+        let (answer, answered) = oneshot::channel();
+        let gone = || Status::unavailable("control is going down");
+        self.commands.send(command(answer)).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())
+    }
+}
+
+#[tonic::async_trait]
+impl Provider for Service {
+    type SessionStream = ReceiverStream<Downstream>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<FromAgent>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let session = SessionId(self.sessions.fetch_add(1, Ordering::Relaxed));
+        let (agent, stream) = mpsc::channel(SESSION_QUEUE);
+        let (ended, end) = oneshot::channel();
+        let open = Command::Open { session, agent, ended };
+        self.commands.send(open).await.map_err(|_| Status::unavailable("control is going down"))?;
+        let upstream = request.into_inner();
+        tokio::spawn(read(upstream, session, self.commands.clone(), end, self.hello_timeout));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let patience = match request.into_inner().patience_ns {
+            0 => PATIENCE.0,
+            wanted => Duration::from_nanos(wanted).min(PATIENCE.1),
+        };
+        Ok(Response::new(self.ask(|answer| Command::Status(patience, answer)).await?))
+    }
+
+    async fn reorder(&self, request: Request<ReorderRequest>) -> Result<Response<ReorderReply>, Status> {
+        let ReorderRequest { communicator, hosts } = request.into_inner();
+        let outcome = self.ask(|answer| Command::Reorder(communicator, hosts, answer)).await?;
+        match outcome {
+            Ok(epoch) => Ok(Response::new(ReorderReply { epoch })),
+            Err(error @ ReorderError::Unknown) => Err(Status::not_found(error.to_string())),
+            Err(error @ ReorderError::Hosts(..)) => Err(Status::invalid_argument(error.to_string())),
+            Err(error) => Err(Status::failed_precondition(error.to_string())),
+        }
+    }
+
+    async fn dissolve(&self, request: Request<DissolveRequest>) -> Result<Response<DissolveReply>, Status> {
+        let DissolveRequest { communicator, reason } = request.into_inner();
+        match self.ask(|answer| Command::Dissolve(communicator, reason, answer)).await? {
+            true => Ok(Response::new(DissolveReply {})),
+            false => Err(Status::not_found("no such communicator; it may have ended")),
+        }
+    }
+}
+
+/// Carries a stream's messages to the actor until either of the two ends it.
+async fn read(
+    mut upstream: Streaming<FromAgent>,
+    session: SessionId,
+    commands: mpsc::Sender<Command>,
+    mut end: oneshot::Receiver<()>,
+    hello_timeout: Duration,
+) {
+    let mut patience = hello_timeout;
+    loop {
+        let next = tokio::time::timeout(patience, upstream.message());
+        let message = tokio::select! {
+            next = next => match next {
+                Ok(Ok(Some(message))) => message,
+                Ok(Ok(None)) => break,
+                Ok(Err(error)) => {
+                    tracing::debug!(session = session.0, %error, "stream broke");
+                    break;
+                }
+                Err(_) => {
+                    tracing::warn!(session = session.0, "no Hello in time");
+                    break;
+                }
+            },
+            _ = &mut end => return,
+        };
+        // Only Hello is waited for with a limit; afterwards the connection's keepalive tells a dead agent.
+        patience = Duration::from_secs(u64::from(u32::MAX));
+        if commands.send(Command::Message(session, message)).await.is_err() {
+            return;
+        }
+    }
+    let _ = commands.send(Command::Closed(session)).await;
+}

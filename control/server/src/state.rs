@@ -1,0 +1,210 @@
+//! What control knows and decides, as a pure state machine: messages, calls and the time come in, outputs go out.
+
+mod change;
+mod communicator;
+mod form;
+mod join;
+mod ports;
+mod recover;
+mod session;
+mod status;
+
+#[cfg(test)]
+mod tests;
+
+pub use change::ReorderError;
+use communicator::Communicator;
+use harmonaize_api::v1::{self, FailureKind, from_agent, to_agent};
+use harmonaize_planner::{HostId, Topology};
+use join::Waiting;
+use ports::Ports;
+use rand::SeedableRng;
+use rand_chacha::ChaCha20Rng;
+use session::Session;
+use status::{Ended, Question};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// An agent's session, or a connection that may become one. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// What control does.
+#[derive(Debug, PartialEq)]
+pub enum Output {
+    /// Send to an agent.
+    Send(SessionId, to_agent::Message),
+    /// Close a session once what was sent is out. The state has forgotten it.
+    End(SessionId),
+    /// The answer to [`State::ask_status`].
+    Status(u64, Box<v1::StatusReply>),
+    /// For the operator's log.
+    Fact(Fact),
+}
+
+/// Something that an operator wants to read about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // each field is named after what it holds
+pub enum Fact {
+    /// An agent's session opened.
+    AgentConnected { host: String, listen: String },
+    /// An agent's session ended.
+    AgentGone { host: String },
+    /// A session was refused or ended by control.
+    SessionRefused { reason: String },
+    /// All ranks have joined.
+    Formed { communicator: u64, tenant: String, name: String, ranks: u32, hosts: Vec<String> },
+    /// An epoch is in use.
+    EpochCurrent { communicator: u64, tenant: String, name: String, epoch: u64 },
+    /// An epoch was given up.
+    EpochAbandoned { communicator: u64, tenant: String, name: String, epoch: u64, why: String },
+    /// A communicator ended in good order.
+    Closed { communicator: u64, tenant: String, name: String },
+    /// A communicator ended otherwise.
+    Ended {
+        communicator: u64,
+        tenant: String,
+        name: String,
+        kind: FailureKind,
+        ranks: Vec<u32>,
+        detail: String,
+    },
+}
+
+/// What the operator decided.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Hosts and links.
+    pub topology: Topology,
+    /// Names of tenants.
+    pub tenants: Vec<String>,
+    /// How long the first rank to join waits for the last.
+    pub join_timeout: Duration,
+    /// How long agents may take to prepare an epoch.
+    pub prepare_timeout: Duration,
+    /// How long control waits for agents of communicators that outlived its restart.
+    pub recovery_timeout: Duration,
+    /// How long an operation waits for ranks that have not arrived.
+    pub operation_timeout: Duration,
+    /// How long a silent peer counts as alive.
+    pub peer_timeout: Duration,
+    /// Paths of a link.
+    pub paths: u32,
+    /// Source ports that links take, first and last; any where absent.
+    pub source_ports: Option<(u16, u16)>,
+    /// Most ranks of a communicator.
+    pub most_ranks: u32,
+    /// Most communicators of a tenant, waiting ones included.
+    pub most_communicators: usize,
+}
+
+/// Everything that control knows.
+#[derive(Debug)]
+pub struct State {
+    settings: Settings,
+    random: ChaCha20Rng,
+    /// Upper half of the ids that this process gives; tells its communicators from those of an earlier one.
+    boot: u32,
+    formed: u32,
+    sessions: BTreeMap<SessionId, Session>,
+    hosts: BTreeMap<HostId, SessionId>,
+    waiting: BTreeMap<(String, String), Waiting>,
+    communicators: BTreeMap<u64, Communicator>,
+    ports: Ports,
+    ended: VecDeque<Ended>,
+    errors: u64,
+    tenant_errors: BTreeMap<String, u64>,
+    questions: BTreeMap<u64, Question>,
+    asked: u64,
+    outputs: Vec<Output>,
+}
+
+impl State {
+    /// Control with nothing connected. `seed` must be unpredictable: names and secrets of links come from it.
+    pub fn new(settings: Settings, seed: [u8; 32]) -> Self {
+        use rand::Rng;
+        let mut random = ChaCha20Rng::from_seed(seed);
+        let boot = random.next_u32();
+        let ports = Ports::new(settings.source_ports);
+        Self {
+            settings,
+            random,
+            boot,
+            formed: 0,
+            sessions: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            communicators: BTreeMap::new(),
+            ports,
+            ended: VecDeque::new(),
+            errors: 0,
+            tenant_errors: BTreeMap::new(),
+            questions: BTreeMap::new(),
+            asked: 0,
+            outputs: Vec::new(),
+        }
+    }
+
+    /// What to do now, in order.
+    pub fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// A message of an agent. Whatever it holds, it costs at most that agent's session.
+    pub fn message(&mut self, now: Duration, from: SessionId, message: v1::FromAgent) {
+        use from_agent::Message;
+        let Some(message) = message.message else {
+            return self.breach(now, from, "a message without content");
+        };
+        if !self.sessions.contains_key(&from) {
+            return match message {
+                Message::Hello(hello) => self.hello(now, from, &hello),
+                _ => self.breach(now, from, "a message before Hello"),
+            };
+        }
+        let outcome = match message {
+            Message::Hello(_) => Err("a second Hello"),
+            Message::Join(join) => self.join(now, from, join),
+            Message::Leave(leave) => self.leave(from, &leave),
+            Message::Prepared(prepared) => self.prepared(from, prepared.communicator, prepared.epoch),
+            Message::PrepareFailed(failed) => self.prepare_failed(now, from, &failed),
+            Message::Switched(switched) => self.switched(from, switched.communicator, switched.epoch),
+            Message::Failed(failed) => self.failed(now, from, failed),
+            Message::Closed(closed) => self.closed(from, closed.communicator),
+            Message::Report(report) => {
+                self.report(now, from, report);
+                Ok(())
+            }
+        };
+        if let Err(breach) = outcome {
+            self.breach(now, from, breach);
+        }
+    }
+
+    /// The next time at which [`State::expire`] has something to do.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let waiting = self.waiting.values().map(|waiting| waiting.deadline);
+        let communicators = self.communicators.values().filter_map(Communicator::deadline);
+        let questions = self.questions.values().map(|question| question.deadline);
+        waiting.chain(communicators).chain(questions).min()
+    }
+
+    /// Ends what has waited long enough.
+    pub fn expire(&mut self, now: Duration) {
+        self.expire_joins(now);
+        self.expire_communicators(now);
+        self.expire_questions(now);
+    }
+
+    fn send(&mut self, to: SessionId, message: to_agent::Message) {
+        self.outputs.push(Output::Send(to, message));
+    }
+
+    fn fact(&mut self, fact: Fact) {
+        self.outputs.push(Output::Fact(fact));
+    }
+
+    fn host_name(&self, host: HostId) -> String {
+        self.settings.topology.hosts().get(host.0).map_or_else(String::new, |host| host.name.clone())
+    }
+}

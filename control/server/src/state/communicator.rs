@@ -1,0 +1,269 @@
+//! A communicator's life from its recipe to its end.
+
+use super::status::Ended;
+use super::{Fact, SessionId, State};
+use harmonaize_api::v1::{self, FailureKind, to_agent};
+use harmonaize_planner::{HostId, Tuning};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Most ends that are remembered.
+const MOST_ENDED: usize = 64;
+
+/// Longest detail that is kept.
+const DETAIL_CHARS: usize = 500;
+
+/// A communicator.
+#[derive(Debug)]
+pub(super) struct Communicator {
+    pub tenant: String,
+    pub name: String,
+    pub ranks: u32,
+    /// Its participants; indices are the same in every epoch.
+    pub members: Vec<Member>,
+    pub tuning: Tuning,
+    /// In use; 0 while the first is prepared.
+    pub epoch: u64,
+    /// Ring order of the epoch in use.
+    pub order: Vec<u32>,
+    /// Ports of the epoch in use.
+    pub ports: Vec<(HostId, u16)>,
+    pub pending: Option<Pending>,
+    /// Number that the next epoch gets.
+    pub next_epoch: u64,
+    /// Until when participants may come back after a restart of control.
+    pub recovering: Option<Duration>,
+    pub last_change: String,
+}
+
+/// A participant.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub host: HostId,
+    /// None only while control waits for it to come back.
+    pub session: Option<SessionId>,
+    /// Ascending.
+    pub ranks: Vec<u32>,
+    /// By rank: the agent's number of the join.
+    pub requests: Vec<(u32, u64)>,
+    pub left: BTreeSet<u32>,
+    pub closed: bool,
+}
+
+/// An epoch under way.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub epoch: u64,
+    pub order: Vec<u32>,
+    pub ports: Vec<(HostId, u16)>,
+    pub prepared: BTreeSet<usize>,
+    pub switched: BTreeSet<usize>,
+    /// Until when all must have prepared it; none once they have.
+    pub deadline: Option<Duration>,
+}
+
+/// Why a communicator ends.
+#[derive(Clone, Debug)]
+pub(super) struct EndCause {
+    pub kind: FailureKind,
+    pub ranks: Vec<u32>,
+    pub detail: String,
+}
+
+impl Pending {
+    /// Whether some participant may be using it already.
+    pub(super) fn in_use(&self) -> bool {
+        self.deadline.is_none() || !self.switched.is_empty()
+    }
+}
+
+impl Communicator {
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        let prepare = self.pending.as_ref().and_then(|pending| pending.deadline);
+        prepare.into_iter().chain(self.recovering).min()
+    }
+
+    pub(super) fn member_of(&self, session: SessionId) -> Option<&Member> {
+        self.members.iter().find(|member| member.session == Some(session))
+    }
+
+    pub(super) fn index_of(&self, session: SessionId) -> Option<usize> {
+        self.members.iter().position(|member| member.session == Some(session))
+    }
+
+    /// Whether a rank is in it and has not left.
+    pub(super) fn holds(&self, rank: u32) -> bool {
+        self.members
+            .iter()
+            .any(|member| member.ranks.contains(&rank) && !member.closed && !member.left.contains(&rank))
+    }
+
+    pub(super) fn phase(&self) -> v1::Phase {
+        if self.recovering.is_some() {
+            v1::Phase::Recovering
+        } else if self.epoch == 0 {
+            v1::Phase::Forming
+        } else if self.members.iter().any(|member| member.closed || !member.left.is_empty()) {
+            v1::Phase::Leaving
+        } else if self.pending.is_some() {
+            v1::Phase::Changing
+        } else {
+            v1::Phase::Running
+        }
+    }
+}
+
+impl State {
+    /// The communicator and the index of the agent in it; `None` for one that has ended, an error for another's.
+    pub(super) fn part(
+        &mut self,
+        from: SessionId,
+        id: u64,
+    ) -> Result<Option<(&mut Communicator, usize)>, &'static str> {
+        let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(None) };
+        let index = communicator.index_of(from).ok_or("a message about a communicator of others")?;
+        Ok(Some((communicator, index)))
+    }
+
+    pub(super) fn leave(&mut self, from: SessionId, leave: &v1::Leave) -> Result<(), &'static str> {
+        if leave.communicator == 0 {
+            if let Some((key, rank)) = self.forget_join(from, leave.request) {
+                self.withdraw(&key, rank);
+            }
+            return Ok(());
+        }
+        let Some((communicator, index)) = self.part(from, leave.communicator)? else { return Ok(()) };
+        let Some(member) = communicator.members.get_mut(index) else { return Ok(()) };
+        if !member.ranks.contains(&leave.rank) {
+            return Err("a rank of others left");
+        }
+        member.left.insert(leave.rank);
+        member.closed |= member.left.len() == member.ranks.len();
+        self.close_if_over(leave.communicator);
+        Ok(())
+    }
+
+    pub(super) fn closed(&mut self, from: SessionId, id: u64) -> Result<(), &'static str> {
+        let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
+        if let Some(member) = communicator.members.get_mut(index) {
+            member.closed = true;
+        }
+        self.close_if_over(id);
+        Ok(())
+    }
+
+    fn close_if_over(&mut self, id: u64) {
+        let over =
+            self.communicators.get(&id).is_some_and(|known| known.members.iter().all(|member| member.closed));
+        if over && let Some(Communicator { tenant, name, .. }) = self.remove(id) {
+            self.fact(Fact::Closed { communicator: id, tenant, name });
+        } else {
+            self.switch_if_complete(id);
+        }
+    }
+
+    pub(super) fn failed(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        failed: v1::Failed,
+    ) -> Result<(), &'static str> {
+        let Some((communicator, _)) = self.part(from, failed.communicator)? else { return Ok(()) };
+        let ranks: BTreeSet<u32> =
+            failed.ranks.iter().copied().filter(|rank| *rank < communicator.ranks).collect();
+        let kind = match failed.kind() {
+            FailureKind::Unspecified => FailureKind::Internal,
+            kind => kind,
+        };
+        let cause = EndCause { kind, ranks: ranks.into_iter().collect(), detail: failed.detail };
+        self.end(now, failed.communicator, cause, Some(from));
+        Ok(())
+    }
+
+    /// Ends a communicator: its agents are told, but for the one that said so.
+    pub(super) fn end(&mut self, now: Duration, id: u64, cause: EndCause, except: Option<SessionId>) {
+        let Some(communicator) = self.remove(id) else { return };
+        for member in communicator.members.iter().filter(|member| !member.closed) {
+            if let Some(session) = member.session.filter(|session| Some(*session) != except)
+                && self.sessions.contains_key(&session)
+            {
+                self.send(session, dissolved(id, &cause));
+            }
+        }
+        if cause.kind != FailureKind::Operator {
+            self.errors += 1;
+            *self.tenant_errors.entry(communicator.tenant.clone()).or_default() += 1;
+        }
+        if self.ended.len() == MOST_ENDED {
+            self.ended.pop_front();
+        }
+        let detail: String = cause.detail.chars().take(DETAIL_CHARS).collect();
+        self.fact(Fact::Ended {
+            communicator: id,
+            tenant: communicator.tenant.clone(),
+            name: communicator.name.clone(),
+            kind: cause.kind,
+            ranks: cause.ranks.clone(),
+            detail: detail.clone(),
+        });
+        let cause = EndCause { detail, ..cause };
+        self.ended.push_back(Ended {
+            id,
+            tenant: communicator.tenant,
+            name: communicator.name,
+            cause,
+            at: now,
+        });
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Communicator> {
+        let mut communicator = self.communicators.remove(&id)?;
+        self.ports.release(&mut communicator.ports);
+        if let Some(pending) = &mut communicator.pending {
+            self.ports.release(&mut pending.ports);
+        }
+        Some(communicator)
+    }
+
+    pub(super) fn expire_communicators(&mut self, now: Duration) {
+        let late =
+            self.communicators.iter().filter(|(_, known)| known.deadline().is_some_and(|at| at <= now));
+        for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(communicator) = self.communicators.get(&id) else { continue };
+            if communicator.recovering.is_some_and(|at| at <= now) {
+                let gone = communicator.members.iter().filter(|member| member.session.is_none());
+                let ranks = gone.flat_map(|member| member.ranks.iter().copied()).collect();
+                let detail = "agents did not come back after control restarted".to_owned();
+                self.end(now, id, EndCause { kind: FailureKind::RanksLost, ranks, detail }, None);
+                continue;
+            }
+            let Some(pending) = &communicator.pending else { continue };
+            let late = communicator
+                .members
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| !pending.prepared.contains(index));
+            let late: Vec<String> = late.map(|(_, member)| self.host_name(member.host)).collect();
+            let epoch = pending.epoch;
+            self.give_up(now, id, epoch, &format!("not prepared in time by {}", late.join(", ")));
+        }
+    }
+
+    /// An operator ends a communicator. Whether there was one.
+    pub fn dissolve(&mut self, now: Duration, id: u64, reason: &str) -> bool {
+        let known = self.communicators.contains_key(&id);
+        let detail = reason.to_owned();
+        self.end(now, id, EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }, None);
+        known
+    }
+}
+
+/// What an agent is told of an end.
+pub(super) fn dissolved(communicator: u64, cause: &EndCause) -> to_agent::Message {
+    to_agent::Message::Dissolve(v1::Dissolved {
+        communicator,
+        kind: cause.kind.into(),
+        ranks: cause.ranks.clone(),
+        reason: cause.detail.clone(),
+    })
+}

@@ -1,0 +1,142 @@
+//! Ranks that want to join, until all of a communicator are there or their time is over.
+
+use super::{SessionId, State};
+use harmonaize_abi::Rank;
+use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
+use harmonaize_disclose::{JoinFailure, disclose_join};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Most bytes of a communicator's name.
+const NAME_BYTES: usize = 128;
+
+/// Joins of one tenant under one name.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub ranks: u32,
+    pub since: Duration,
+    pub deadline: Duration,
+    /// By rank: whose session, and the agent's number for the join.
+    pub joined: BTreeMap<u32, (SessionId, u64)>,
+}
+
+impl State {
+    pub(super) fn join(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        join: v1::Join,
+    ) -> Result<(), &'static str> {
+        let open = self.sessions.get(&from).is_some_and(|session| session.joins.contains_key(&join.request));
+        if open {
+            return Err("a join with the number of an open one");
+        }
+        if let Err((kind, failure)) = self.check_join(&join) {
+            self.refuse_join(from, join.request, kind, &failure);
+            return Ok(());
+        }
+        let key = (join.tenant, join.communicator);
+        let deadline = now.saturating_add(self.settings.join_timeout);
+        let waiting = self.waiting.entry(key.clone()).or_insert_with(|| Waiting {
+            ranks: join.ranks,
+            since: now,
+            deadline,
+            joined: BTreeMap::new(),
+        });
+        waiting.joined.insert(join.rank, (from, join.request));
+        let complete = waiting.joined.len() == waiting.ranks as usize;
+        if let Some(session) = self.sessions.get_mut(&from) {
+            session.joins.insert(join.request, (key.clone(), join.rank));
+        }
+        if complete && let Some(waiting) = self.waiting.remove(&key) {
+            for (session, request) in waiting.joined.values() {
+                self.forget_join(*session, *request);
+            }
+            self.form(now, key, &waiting);
+        }
+        Ok(())
+    }
+
+    fn check_join(&self, join: &v1::Join) -> Result<(), (JoinRefusedKind, JoinFailure)> {
+        use JoinRefusedKind as Kind;
+        let (rank, ranks, most) = (Rank(join.rank), join.ranks, self.settings.most_ranks);
+        if !self.settings.tenants.contains(&join.tenant) {
+            return Err((Kind::UnknownTenant, JoinFailure::UnknownTenant));
+        }
+        let name = &join.communicator;
+        if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
+            return Err((Kind::Invalid, JoinFailure::BadName { most: NAME_BYTES }));
+        }
+        if ranks == 0 || ranks > most {
+            return Err((Kind::Invalid, JoinFailure::BadSize { ranks, most }));
+        }
+        if rank.0 >= ranks {
+            return Err((Kind::Invalid, JoinFailure::RankOutside { rank, ranks }));
+        }
+        let waiting = self.waiting.get(&(join.tenant.clone(), name.clone()));
+        let live = self.communicators.values().filter(|known| known.tenant == join.tenant);
+        let held = live.clone().any(|known| known.name == *name && known.holds(rank.0));
+        if held || waiting.is_some_and(|waiting| waiting.joined.contains_key(&rank.0)) {
+            return Err((Kind::DuplicateRank, JoinFailure::DuplicateRank { rank }));
+        }
+        let Some(waiting) = waiting else {
+            let others = self.waiting.keys().filter(|(tenant, _)| *tenant == join.tenant);
+            let most = self.settings.most_communicators;
+            if live.count() + others.count() >= most {
+                return Err((Kind::Limit, JoinFailure::TooManyCommunicators { most }));
+            }
+            return Ok(());
+        };
+        if waiting.ranks != ranks {
+            let first = waiting.joined.keys().next().copied().map_or(Rank(0), Rank);
+            let failure = JoinFailure::SizeMismatch { rank, ranks, first, first_ranks: waiting.ranks };
+            return Err((Kind::SizeMismatch, failure));
+        }
+        Ok(())
+    }
+
+    /// Takes a rank out of a set that waits.
+    pub(super) fn withdraw(&mut self, key: &(String, String), rank: u32) {
+        let Some(waiting) = self.waiting.get_mut(key) else { return };
+        waiting.joined.remove(&rank);
+        if waiting.joined.is_empty() {
+            self.waiting.remove(key);
+        }
+    }
+
+    /// An agent's open join is over; which one it was.
+    pub(super) fn forget_join(
+        &mut self,
+        session: SessionId,
+        request: u64,
+    ) -> Option<((String, String), u32)> {
+        self.sessions.get_mut(&session)?.joins.remove(&request)
+    }
+
+    pub(super) fn refuse_join(
+        &mut self,
+        to: SessionId,
+        request: u64,
+        kind: JoinRefusedKind,
+        failure: &JoinFailure,
+    ) {
+        let told = disclose_join(failure);
+        let ranks = told.ranks.iter().map(|rank| rank.0).collect();
+        let refused = v1::JoinRefused { request, kind: kind.into(), text: told.text, ranks };
+        self.send(to, to_agent::Message::JoinRefused(refused));
+    }
+
+    pub(super) fn expire_joins(&mut self, now: Duration) {
+        let late = self.waiting.iter().filter(|(_, waiting)| waiting.deadline <= now);
+        for key in late.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            let Some(waiting) = self.waiting.remove(&key) else { continue };
+            let missing =
+                (0..waiting.ranks).filter(|rank| !waiting.joined.contains_key(rank)).map(Rank).collect();
+            let failure = JoinFailure::Timeout { ranks: waiting.ranks, missing };
+            for (session, request) in waiting.joined.into_values() {
+                self.forget_join(session, request);
+                self.refuse_join(session, request, JoinRefusedKind::Timeout, &failure);
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Communicators that outlived a restart of control: agents name them in Hello, and control learns them again.
+
+use super::communicator::{Communicator, EndCause, Member, dissolved};
+use super::{SessionId, State};
+use harmonaize_api::v1::{self, FailureKind};
+use harmonaize_planner::{Bytes, HostId, Tuning};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Epochs that an earlier control may have handed out beyond the one in use.
+const UNSEEN_EPOCHS: u64 = 1;
+
+impl State {
+    /// Takes up what an agent says is running. An error is a breach of protocol.
+    pub(super) fn recover(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        host: HostId,
+        running: &[v1::Recipe],
+    ) -> Result<(), &'static str> {
+        let mut named = BTreeSet::new();
+        for recipe in running {
+            check(recipe)?;
+            if !named.insert(recipe.communicator) {
+                return Err("a communicator that is named twice in Hello");
+            }
+            self.recover_one(now, from, host, recipe)?;
+        }
+        let lost: Vec<(u64, Vec<u32>)> = self
+            .communicators
+            .iter()
+            .filter(|(id, known)| known.recovering.is_some() && !named.contains(id))
+            .filter_map(|(id, known)| {
+                let member =
+                    known.members.iter().find(|member| member.host == host && member.session.is_none())?;
+                Some((*id, member.ranks.clone()))
+            })
+            .collect();
+        for (id, ranks) in lost {
+            let detail = format!("the agent on `{}` came back without it", self.host_name(host));
+            self.end(now, id, EndCause { kind: FailureKind::RanksLost, ranks, detail }, None);
+        }
+        Ok(())
+    }
+
+    fn recover_one(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        host: HostId,
+        recipe: &v1::Recipe,
+    ) -> Result<(), &'static str> {
+        let (id, me) = (recipe.communicator, recipe.me as usize);
+        let ours = id >> 32 == u64::from(self.boot);
+        let ended = self.ended.iter().any(|ended| ended.id == id);
+        let usable = self.settings.tenants.contains(&recipe.tenant);
+        let members: Option<Vec<Member>> = recipe.participants.iter().map(|part| self.absent(part)).collect();
+        let Some(members) = members.filter(|_| usable && !ended) else {
+            let detail = "control does not know it any more".to_owned();
+            self.send(
+                from,
+                dissolved(id, &EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }),
+            );
+            return Ok(());
+        };
+        if !self.communicators.contains_key(&id) {
+            if ours {
+                let ranks = members.get(me).map(|member| member.ranks.clone()).unwrap_or_default();
+                let detail = "it ended while the agent had no session".to_owned();
+                self.send(from, dissolved(id, &EndCause { kind: FailureKind::RanksLost, ranks, detail }));
+                return Ok(());
+            }
+            let until = now.saturating_add(self.settings.recovery_timeout);
+            self.communicators.insert(id, adopt(recipe, members, until));
+        }
+        let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
+        let all_back = {
+            let Some(member) = communicator.members.get_mut(me) else {
+                return Err("a participant that is not there");
+            };
+            if member.host != host || member.session.is_some() {
+                return Err("a communicator of others in Hello");
+            }
+            member.session = Some(from);
+            member.requests = recipe.local.iter().map(|local| (local.rank, local.request)).collect();
+            communicator.members.iter().all(|member| member.session.is_some())
+        };
+        if recipe.epoch > communicator.epoch {
+            communicator.epoch = recipe.epoch;
+            communicator.order.clone_from(&recipe.order);
+            communicator.next_epoch = recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1);
+        }
+        if all_back {
+            communicator.recovering = None;
+        }
+        Ok(())
+    }
+
+    fn absent(&self, participant: &v1::Participant) -> Option<Member> {
+        let host = self.settings.topology.host(&participant.host)?;
+        let (ranks, requests, left) = (participant.ranks.clone(), Vec::new(), BTreeSet::new());
+        Some(Member { host, session: None, ranks, requests, left, closed: false })
+    }
+}
+
+fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communicator {
+    let sizes = recipe.tuning.unwrap_or_default();
+    let tuning = Tuning {
+        channels: sizes.channels,
+        chunk: Bytes(sizes.chunk_bytes),
+        segment: Bytes(sizes.segment_bytes),
+        copy: Bytes(sizes.copy_bytes),
+        landing_slots: sizes.landing_slots,
+    };
+    Communicator {
+        tenant: recipe.tenant.clone(),
+        name: recipe.name.clone(),
+        ranks: members.iter().map(|member| member.ranks.len() as u32).sum(),
+        members,
+        tuning,
+        epoch: recipe.epoch,
+        order: recipe.order.clone(),
+        ports: Vec::new(),
+        pending: None,
+        next_epoch: recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1),
+        recovering: Some(until),
+        last_change: String::new(),
+    }
+}
+
+/// Whether a recipe hangs together: each rank once, each host once, an order of all participants.
+fn check(recipe: &v1::Recipe) -> Result<(), &'static str> {
+    let count = recipe.participants.len();
+    let mut order = recipe.order.clone();
+    order.sort_unstable();
+    if recipe.epoch == 0
+        || count == 0
+        || recipe.me as usize >= count
+        || !order.into_iter().eq(0..count as u32)
+    {
+        return Err("a running communicator without sense in Hello");
+    }
+    let hosts: BTreeSet<&str> = recipe.participants.iter().map(|part| part.host.as_str()).collect();
+    let mut ranks: Vec<u32> =
+        recipe.participants.iter().flat_map(|part| part.ranks.iter().copied()).collect();
+    ranks.sort_unstable();
+    let empty = recipe.participants.iter().any(|part| part.ranks.is_empty());
+    if hosts.len() != count || empty || !ranks.iter().copied().eq(0..ranks.len() as u32) {
+        return Err("a running communicator with senseless participants in Hello");
+    }
+    Ok(())
+}

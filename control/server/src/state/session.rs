@@ -1,0 +1,112 @@
+//! Agents' sessions: how they open, and what their end takes along.
+
+use super::communicator::EndCause;
+use super::{Fact, Output, SessionId, State};
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::{self, RefusedKind, to_agent};
+use harmonaize_planner::HostId;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Longest build text that is kept.
+const BUILD_BYTES: usize = 128;
+
+/// A session that said Hello and was welcomed.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub host: HostId,
+    pub listen: SocketAddr,
+    pub build: String,
+    pub since: Duration,
+    /// Open joins by the agent's number: tenant and name, and the rank.
+    pub joins: BTreeMap<u64, ((String, String), u32)>,
+}
+
+impl State {
+    pub(super) fn hello(&mut self, now: Duration, from: SessionId, hello: &v1::Hello) {
+        let version = hello.protocol_version;
+        if version != PROTOCOL_VERSION {
+            let text = format!(
+                "the agent speaks version {version}, control {PROTOCOL_VERSION}; upgrade the older of the two"
+            );
+            return self.refuse(from, RefusedKind::Version, text);
+        }
+        let Some(host) = self.settings.topology.host(&hello.host) else {
+            let name: String = hello.host.chars().take(80).collect();
+            return self.refuse(from, RefusedKind::UnknownHost, format!("the topology has no host `{name}`"));
+        };
+        let listen = hello.listen.parse::<SocketAddr>().ok();
+        let Some(listen) = listen.filter(|listen| listen.port() != 0 && !listen.ip().is_unspecified()) else {
+            let text = "`listen` must be an address that other agents can connect to, \"ip:port\"";
+            return self.refuse(from, RefusedKind::Protocol, text.to_owned());
+        };
+        if self.hosts.contains_key(&host) {
+            let text = format!(
+                "host `{}` has a session already; one that died is noticed within seconds",
+                hello.host
+            );
+            return self.refuse(from, RefusedKind::HostInUse, text);
+        }
+        let build = hello.build.chars().take(BUILD_BYTES).collect();
+        let session = Session { host, listen, build, since: now, joins: BTreeMap::new() };
+        self.sessions.insert(from, session);
+        self.hosts.insert(host, from);
+        let welcome = v1::Welcome {
+            protocol_version: PROTOCOL_VERSION,
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            tenants: self.settings.tenants.clone(),
+        };
+        self.send(from, to_agent::Message::Welcome(welcome));
+        self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });
+        if let Err(breach) = self.recover(now, from, host, &hello.running) {
+            self.breach(now, from, breach);
+        }
+    }
+
+    /// A connection has ended, whoever ended it.
+    pub fn session_ended(&mut self, now: Duration, session: SessionId) {
+        let Some(ended) = self.sessions.remove(&session) else { return };
+        self.hosts.remove(&ended.host);
+        for (key, rank) in ended.joins.into_values() {
+            self.withdraw(&key, rank);
+        }
+        let host = self.host_name(ended.host);
+        self.fact(Fact::AgentGone { host: host.clone() });
+        let lost: Vec<(u64, Vec<u32>)> = self
+            .communicators
+            .iter()
+            .filter_map(|(id, communicator)| {
+                let member = communicator.member_of(session)?;
+                (!member.closed).then(|| (*id, member.ranks.clone()))
+            })
+            .collect();
+        for (id, ranks) in lost {
+            let detail = format!("the session of the agent on `{host}` ended");
+            self.end(now, id, EndCause { kind: v1::FailureKind::RanksLost, ranks, detail }, None);
+        }
+        self.answer_lost(now, session);
+    }
+
+    /// Ends a session whose agent broke the protocol.
+    pub(super) fn breach(&mut self, now: Duration, session: SessionId, what: &str) {
+        self.refuse(session, RefusedKind::Protocol, format!("breach of protocol: {what}"));
+        self.session_ended(now, session);
+    }
+
+    fn refuse(&mut self, session: SessionId, kind: RefusedKind, reason: String) {
+        self.fact(Fact::SessionRefused { reason: reason.clone() });
+        let refused = v1::Refused { kind: kind.into(), reason, protocol_version: PROTOCOL_VERSION };
+        self.send(session, to_agent::Message::Refused(refused));
+        self.outputs.push(Output::End(session));
+    }
+
+    /// Tells every agent that control goes down. Their communicators run on.
+    pub fn shut_down(&mut self) {
+        for session in self.sessions.keys().copied().collect::<Vec<_>>() {
+            self.refuse(session, RefusedKind::Shutdown, "control is going down".to_owned());
+        }
+        self.sessions.clear();
+        self.hosts.clear();
+    }
+}

@@ -1,0 +1,226 @@
+//! How things stand: agents are asked, and what they answer is laid beside what control knows.
+
+use super::communicator::{Communicator, EndCause};
+use super::{Output, SessionId, State};
+use harmonaize_api::v1::{self, to_agent};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Most status requests at a time; one more is answered with what control knows.
+const MOST_QUESTIONS: usize = 64;
+
+/// A status request that waits for agents.
+#[derive(Debug)]
+pub(super) struct Question {
+    pub deadline: Duration,
+    awaited: BTreeSet<SessionId>,
+    reports: BTreeMap<SessionId, v1::Report>,
+}
+
+/// A communicator that ended with an error.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub id: u64,
+    pub tenant: String,
+    pub name: String,
+    pub cause: EndCause,
+    pub at: Duration,
+}
+
+impl State {
+    /// Asks all agents; [`Output::Status`] follows with the returned number, after `patience` at the latest.
+    pub fn ask_status(&mut self, now: Duration, patience: Duration) -> u64 {
+        self.asked += 1;
+        let id = self.asked;
+        let awaited: BTreeSet<SessionId> = match self.questions.len() < MOST_QUESTIONS {
+            true => self.sessions.keys().copied().collect(),
+            false => BTreeSet::new(),
+        };
+        for session in &awaited {
+            self.outputs
+                .push(Output::Send(*session, to_agent::Message::ReportRequest(v1::ReportRequest { id })));
+        }
+        let deadline = now.saturating_add(patience);
+        self.questions.insert(id, Question { deadline, awaited, reports: BTreeMap::new() });
+        self.answer(now, id, false);
+        id
+    }
+
+    pub(super) fn report(&mut self, now: Duration, from: SessionId, report: v1::Report) {
+        let id = report.id;
+        if let Some(question) = self.questions.get_mut(&id)
+            && question.awaited.remove(&from)
+        {
+            question.reports.insert(from, report);
+            self.answer(now, id, false);
+        }
+    }
+
+    pub(super) fn answer_lost(&mut self, now: Duration, session: SessionId) {
+        for id in self.questions.keys().copied().collect::<Vec<_>>() {
+            if self.questions.get_mut(&id).is_some_and(|question| question.awaited.remove(&session)) {
+                self.answer(now, id, false);
+            }
+        }
+    }
+
+    pub(super) fn expire_questions(&mut self, now: Duration) {
+        let late = self.questions.iter().filter(|(_, question)| question.deadline <= now);
+        for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.answer(now, id, true);
+        }
+    }
+
+    /// Answers a question once nobody is awaited, or at once.
+    fn answer(&mut self, now: Duration, id: u64, at_once: bool) {
+        if !at_once && self.questions.get(&id).is_none_or(|question| !question.awaited.is_empty()) {
+            return;
+        }
+        if let Some(question) = self.questions.remove(&id) {
+            let reply = self.status(now, &question.reports);
+            self.outputs.push(Output::Status(id, Box::new(reply)));
+        }
+    }
+
+    fn status(&self, now: Duration, reports: &BTreeMap<SessionId, v1::Report>) -> v1::StatusReply {
+        let since = |at: Duration| u64::try_from(now.saturating_sub(at).as_nanos()).unwrap_or(u64::MAX);
+        let known: Vec<(u64, &Communicator)> =
+            self.communicators.iter().map(|(id, known)| (*id, known)).collect();
+        v1::StatusReply {
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_ns: since(Duration::ZERO),
+            agents: self.agents(reports, since),
+            tenants: self.settings.tenants.iter().map(|name| self.tenant(name, reports)).collect(),
+            communicators: known
+                .into_iter()
+                .map(|(id, known)| self.communicator(id, known, reports))
+                .collect(),
+            waiting: self
+                .waiting
+                .iter()
+                .map(|((tenant, name), waiting)| v1::WaitingStatus {
+                    tenant: tenant.clone(),
+                    name: name.clone(),
+                    ranks: waiting.ranks,
+                    joined: waiting.joined.keys().copied().collect(),
+                    age_ns: since(waiting.since),
+                })
+                .collect(),
+            errors: self.errors,
+            recent_errors: self
+                .ended
+                .iter()
+                .map(|ended| v1::EndedStatus {
+                    communicator: ended.id,
+                    tenant: ended.tenant.clone(),
+                    name: ended.name.clone(),
+                    kind: ended.cause.kind.into(),
+                    ranks: ended.cause.ranks.clone(),
+                    detail: ended.cause.detail.clone(),
+                    age_ns: since(ended.at),
+                })
+                .collect(),
+        }
+    }
+
+    fn agents(
+        &self,
+        reports: &BTreeMap<SessionId, v1::Report>,
+        since: impl Fn(Duration) -> u64,
+    ) -> Vec<v1::AgentStatus> {
+        let hosts = self.settings.topology.hosts().iter().enumerate();
+        hosts
+            .map(|(index, host)| {
+                let id = self.hosts.get(&harmonaize_planner::HostId(index));
+                let session = id.and_then(|id| self.sessions.get(id));
+                v1::AgentStatus {
+                    host: host.name.clone(),
+                    connected: session.is_some(),
+                    listen: session.map_or_else(String::new, |session| session.listen.to_string()),
+                    build: session.map_or_else(String::new, |session| session.build.clone()),
+                    session_ns: session.map_or(0, |session| since(session.since)),
+                    report: id.and_then(|id| reports.get(id)).cloned(),
+                }
+            })
+            .collect()
+    }
+
+    fn tenant(&self, name: &str, reports: &BTreeMap<SessionId, v1::Report>) -> v1::TenantStatus {
+        let own = self.communicators.values().filter(|known| known.tenant == name);
+        let attachments = reports.values().flat_map(|report| &report.attachments);
+        v1::TenantStatus {
+            name: name.to_owned(),
+            communicators: own.clone().count() as u32,
+            ranks: own.map(|known| known.ranks).sum(),
+            attachments: attachments.filter(|attachment| attachment.tenant == name).count() as u32,
+            errors: self.tenant_errors.get(name).copied().unwrap_or(0),
+        }
+    }
+
+    fn communicator(
+        &self,
+        id: u64,
+        known: &Communicator,
+        reports: &BTreeMap<SessionId, v1::Report>,
+    ) -> v1::CommunicatorStatus {
+        let answered: Vec<(&[u32], &v1::CommunicatorReport)> = known
+            .members
+            .iter()
+            .filter_map(|member| {
+                let report = reports.get(&member.session?)?;
+                let own = report.communicators.iter().find(|own| own.communicator == id)?;
+                Some((member.ranks.as_slice(), own))
+            })
+            .collect();
+        v1::CommunicatorStatus {
+            communicator: id,
+            tenant: known.tenant.clone(),
+            name: known.name.clone(),
+            ranks: known.ranks,
+            phase: known.phase().into(),
+            epoch: known.epoch,
+            next_epoch: known.pending.as_ref().map_or(0, |pending| pending.epoch),
+            participants: known
+                .members
+                .iter()
+                .map(|member| v1::Participant {
+                    ranks: member.ranks.clone(),
+                    host: self.host_name(member.host),
+                })
+                .collect(),
+            order: known.order.clone(),
+            tuning: Some(self.tuning_message(known.tuning)),
+            in_flight: merge(&answered),
+            operations_completed: answered.iter().map(|(_, own)| own.operations_completed).min().unwrap_or(0),
+            bytes_sent: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.bytes_sent)),
+            errors: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.errors)),
+            last_change: known.last_change.clone(),
+        }
+    }
+}
+
+/// Operations in flight anywhere. An agent that has neither begun nor completed one is waited for with all its ranks.
+fn merge(answered: &[(&[u32], &v1::CommunicatorReport)]) -> Vec<v1::OperationReport> {
+    let mut merged: BTreeMap<u64, v1::OperationReport> = BTreeMap::new();
+    for operation in answered.iter().flat_map(|(_, own)| &own.in_flight) {
+        let entry = merged.entry(operation.operation).or_insert_with(|| v1::OperationReport {
+            operation: operation.operation,
+            what: operation.what.clone(),
+            waiting_for: Vec::new(),
+            age_ns: 0,
+        });
+        entry.age_ns = entry.age_ns.max(operation.age_ns);
+        entry.waiting_for.extend(&operation.waiting_for);
+    }
+    for (number, operation) in &mut merged {
+        for (ranks, own) in answered {
+            let begun = own.in_flight.iter().any(|own| own.operation == *number);
+            if !begun && own.operations_completed <= *number {
+                operation.waiting_for.extend(*ranks);
+            }
+        }
+        operation.waiting_for.sort_unstable();
+        operation.waiting_for.dedup();
+    }
+    merged.into_values().collect()
+}
