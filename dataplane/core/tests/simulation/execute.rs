@@ -1,0 +1,347 @@
+//! Executes the core's steps on real memory, and checks what must hold of it.
+
+use super::memory::{self, POISON, Tensor};
+use super::network::{Location, Payload, Place};
+use super::world::{Event, Input, Track, Transfer, World};
+use harmonaize_abi::{Collective, Dtype, Rank, Signature};
+use harmonaize_core::{Header, Message, PeerMessage, Segment};
+use harmonaize_plan::{self as plan, Access, Operand, Participant, Step, StepKind};
+use rand::RngExt;
+
+/// What a step belongs to.
+struct Context {
+    at: Participant,
+    channel: u16,
+    index: u32,
+    segment: Segment,
+    signature: Signature,
+}
+
+impl World {
+    /// Memory first, then sends.
+    pub fn step(
+        &mut self,
+        at: Participant,
+        channel: u16,
+        index: u32,
+        sources: &[PeerMessage],
+        sends: &[PeerMessage],
+    ) {
+        let core = &self.nodes[at.0 as usize].core;
+        let segment = core.segment(channel).unwrap().clone();
+        let signature = core.signature(segment.operation).unwrap();
+        self.begin(at, channel, &segment, signature.dtype);
+        let program = segment.program.clone();
+        let step = &program.steps[index as usize];
+        let context = Context { at, channel, index, segment, signature };
+        self.check_order(&context, step);
+        if matches!(step.kind, StepKind::Fetch | StepKind::Store) {
+            return self.begin_transfer(&context, step);
+        }
+        let mut arrived = sources.iter();
+        let mut contents = Vec::new();
+        let mut consumed = Vec::new();
+        for operand in &step.sources {
+            let location = match operand.place {
+                plan::Place::Peer(peer) => {
+                    let message = arrived.next().unwrap();
+                    assert_eq!(message.peer, peer);
+                    let location = self.landed(&context, message);
+                    consumed.push(location);
+                    location
+                }
+                _ => self.locate(&context, operand, false),
+            };
+            contents.push(self.read(at, &location));
+        }
+        assert!(arrived.next().is_none());
+        let result = match step.kind {
+            StepKind::Reduce { last } => {
+                let contents: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
+                let last_of = last.then(|| self.scenario.group.ranks());
+                memory::reduce(&context.signature, &contents, last_of)
+            }
+            _ => contents.into_iter().next().unwrap_or_default(),
+        };
+        for location in consumed {
+            self.free_landing(at, &location);
+        }
+        let mut from = None;
+        for operand in &step.destinations {
+            if !matches!(operand.place, plan::Place::Peer(_)) {
+                let location = self.locate(&context, operand, false);
+                self.check_write(&context, step, &location);
+                self.write(at, &location, &result);
+                from = from.or(Some(location));
+            }
+        }
+        if from.is_none() && !sends.is_empty() {
+            from = step.sources.first().map(|source| self.locate(&context, source, false));
+        }
+        self.send_all(&context, step, sends, from);
+        if sends.is_empty() {
+            self.step_complete(at, &context.segment, index);
+        }
+    }
+
+    fn send_all(&mut self, context: &Context, step: &Step, sends: &[PeerMessage], from: Option<Location>) {
+        let peers = step.destinations.iter().filter(|o| matches!(o.place, plan::Place::Peer(_)));
+        assert_eq!(peers.count(), sends.len());
+        if let Some(track) = self.nodes[context.at.0 as usize].tracks.get_mut(&context.segment.number)
+            && !sends.is_empty()
+        {
+            track.parts.insert(context.index, sends.len());
+        }
+        for send in sends {
+            assert_eq!(from.map_or(0, |from| from.bytes), send.bytes as usize);
+            assert!(send.bytes <= self.scenario.plan.tuning.chunk_bytes.max(8), "a message over the chunk size");
+            let node = &mut self.nodes[context.at.0 as usize];
+            assert!(!node.retired.contains(&context.segment.epoch), "data on retired links");
+            *node.wire.entry(context.segment.operation).or_default() += u64::from(send.bytes);
+            let payload = Payload {
+                source: from,
+                bytes: send.bytes as usize,
+                channel: context.channel,
+                step: context.index,
+                sequence: send.sequence,
+            };
+            let message = Message { header: send.header, control: None };
+            self.send(context.at, send.peer, context.segment.epoch, message, Some(payload));
+        }
+    }
+
+    /// Takes note of a segment at its first step.
+    fn begin(&mut self, at: Participant, channel: u16, segment: &Segment, dtype: Dtype) {
+        self.check_epoch(at, segment);
+        let node = &mut self.nodes[at.0 as usize];
+        let staging = &mut node.staging[usize::from(channel)];
+        if staging.segment == Some(segment.number) {
+            return;
+        }
+        assert!(staging.segment.is_none_or(|before| before < segment.number));
+        staging.segment = Some(segment.number);
+        let elements = |divisor: &u32| (segment.hi - segment.lo).div_ceil(u64::from(*divisor)) as usize;
+        let slots = segment.program.slots.iter();
+        staging.slots = slots.map(|divisor| vec![POISON; elements(divisor) * dtype.size()]).collect();
+        let uncommitted = segment.program.steps.iter().filter(|step| !step.committed).count();
+        node.tracks.insert(segment.number, Track { uncommitted, parts: Default::default() });
+        self.statistics.segments += 1;
+    }
+
+    /// Poisons the staging of channels whose segment is over.
+    pub fn release_staging(&mut self, at: Participant) {
+        let node = &mut self.nodes[at.0 as usize];
+        for (channel, staging) in (0..).zip(&mut node.staging) {
+            let number = node.core.segment(channel).map(|segment| segment.number);
+            if staging.segment.is_some() && number != staging.segment {
+                staging.slots.iter_mut().for_each(|slot| slot.fill(POISON));
+            }
+        }
+    }
+
+    fn landed(&self, context: &Context, message: &PeerMessage) -> Location {
+        let place =
+            Place::Landing(context.segment.epoch, message.peer.0, context.channel, message.sequence);
+        let (operation, segment) = (context.segment.operation, context.segment.number);
+        Location { place, operation, segment, offset: 0, bytes: message.bytes as usize }
+    }
+
+    fn locate(&self, context: &Context, operand: &Operand, transfer: bool) -> Location {
+        let (lo, hi) = (context.segment.lo, context.segment.hi);
+        let size = context.signature.dtype.size() as u64;
+        let (start, elements) = operand.part.elements(lo, hi);
+        let remote = |rank: Rank| {
+            assert!(self.scenario.group.local(context.at).contains(&rank), "another participant's rank");
+            let remote = self.scenario.access[rank.0 as usize] == Access::Remote;
+            assert_eq!(remote, transfer, "rank {rank}'s memory is reached the wrong way");
+        };
+        let (place, start) = match operand.place {
+            plan::Place::Input(rank) => {
+                remote(rank);
+                (Place::Input(rank.0), u64::from(operand.part.block) * context.signature.count + start)
+            }
+            plan::Place::Output(rank) => {
+                remote(rank);
+                (Place::Output(rank.0), u64::from(operand.part.block) * context.signature.count + start)
+            }
+            plan::Place::Staging(slot) => (Place::Staging(context.channel, slot.0), 0),
+            plan::Place::Peer(_) => unreachable!("peers have messages, not places"),
+        };
+        let (operation, segment) = (context.segment.operation, context.segment.number);
+        let (offset, bytes) = ((start * size) as usize, (elements * size) as usize);
+        Location { place, operation, segment, offset, bytes }
+    }
+
+    fn memory(&mut self, at: Participant, location: &Location) -> &mut [u8] {
+        let node = &mut self.nodes[at.0 as usize];
+        let gone = "memory of an operation that has ended is touched";
+        let memory: &mut Vec<u8> = match location.place {
+            Place::Input(rank) => &mut self.tensors.get_mut(&(rank, location.operation)).expect(gone).input,
+            Place::Output(rank) => {
+                Tensor::output_mut(self.tensors.get_mut(&(rank, location.operation)).expect(gone))
+            }
+            Place::Staging(channel, slot) => {
+                let staging = &mut node.staging[usize::from(channel)];
+                assert_eq!(staging.segment, Some(location.segment), "staging of a segment that is over");
+                &mut staging.slots[usize::from(slot)]
+            }
+            Place::Landing(epoch, peer, channel, sequence) => {
+                let ring = node.landing.get_mut(&(epoch, peer, channel));
+                let Some(ring) = ring else {
+                    assert!(self.scenario.hostile.is_some(), "nothing has landed there");
+                    return &mut [];
+                };
+                let slot = sequence as usize % ring.len();
+                &mut ring[slot].1
+            }
+        };
+        &mut memory[location.offset..location.offset + location.bytes]
+    }
+
+    pub fn read(&mut self, at: Participant, location: &Location) -> Vec<u8> {
+        let hostile = self.scenario.hostile.is_some();
+        let mut content = self.memory(at, location).to_vec();
+        if hostile {
+            content.resize(location.bytes, 0);
+        }
+        content
+    }
+
+    fn write(&mut self, at: Participant, location: &Location, content: &[u8]) {
+        assert_eq!(location.bytes, content.len(), "source and destination differ in length");
+        self.memory(at, location).copy_from_slice(content);
+    }
+
+    fn free_landing(&mut self, at: Participant, location: &Location) {
+        let hostile = self.scenario.hostile.is_some();
+        let Place::Landing(epoch, peer, channel, sequence) = location.place else { return };
+        let ring = self.nodes[at.0 as usize].landing.get_mut(&(epoch, peer, channel));
+        let Some(ring) = ring else { return };
+        let slot = sequence as usize % ring.len();
+        let (occupied, memory) = &mut ring[slot];
+        assert!(hostile || *occupied, "a message that has not arrived is consumed");
+        *occupied = false;
+        memory.fill(POISON);
+    }
+
+    fn begin_transfer(&mut self, context: &Context, step: &Step) {
+        let (source, destination) = (&step.sources[0], &step.destinations[0]);
+        let fetch = step.kind == StepKind::Fetch;
+        let from = self.locate(context, source, fetch);
+        let to = self.locate(context, destination, !fetch);
+        self.check_write(context, step, &to);
+        if let Some(track) = self.nodes[context.at.0 as usize].tracks.get_mut(&context.segment.number) {
+            track.parts.insert(context.index, 1);
+        }
+        let (at, channel, step) = (context.at, context.channel, context.index);
+        let transfer = Box::new(Transfer { at, from, to, channel, step, content: None });
+        let wait = self.scenario.weather.wait(&mut self.rng);
+        self.at(self.now + wait, if fetch { Event::Fetch(transfer) } else { Event::Store(transfer) });
+    }
+
+    /// Half of a fetch or store: first it is read, later it is written and reported.
+    pub fn transfer(&mut self, mut transfer: Box<Transfer>) {
+        let node = &self.nodes[transfer.at.0 as usize];
+        if !node.alive || node.failure.is_some() || node.closed {
+            return;
+        }
+        match transfer.content.take() {
+            None => {
+                transfer.content = Some(self.read(transfer.at, &transfer.from));
+                let wait = self.scenario.weather.wait(&mut self.rng);
+                self.at(self.now + wait, Event::Fetch(transfer));
+            }
+            Some(content) => {
+                self.write(transfer.at, &transfer.to, &content);
+                let input = Input::Completed { channel: transfer.channel, step: transfer.step };
+                let wait = self.rng.random_range(0..=self.scenario.weather.delay);
+                self.at(self.now + wait, Event::Input(transfer.at, input));
+            }
+        }
+    }
+
+    /// A part of a step has completed.
+    pub fn complete_part(&mut self, at: Participant, channel: u16, step: u32) {
+        let node = &mut self.nodes[at.0 as usize];
+        let segment = node.core.segment(channel).expect("a segment that is under way").clone();
+        let track = node.tracks.get_mut(&segment.number).unwrap();
+        let parts = track.parts.get_mut(&step).expect("a step that is under way");
+        *parts -= 1;
+        if *parts == 0 {
+            track.parts.remove(&step);
+            self.step_complete(at, &segment, step);
+        }
+    }
+
+    fn step_complete(&mut self, at: Participant, segment: &Segment, step: u32) {
+        let node = &mut self.nodes[at.0 as usize];
+        if !segment.program.steps[step as usize].committed {
+            node.tracks.get_mut(&segment.number).unwrap().uncommitted -= 1;
+        }
+        while node.tracks.get(&node.done).is_some_and(|track| track.uncommitted == 0) {
+            node.done += 1;
+        }
+    }
+
+    fn done_by_all(&self) -> u64 {
+        self.nodes.iter().map(|node| node.done).min().unwrap_or(0)
+    }
+
+    /// What a step waits for has happened.
+    fn check_order(&self, context: &Context, step: &Step) {
+        let node = &self.nodes[context.at.0 as usize];
+        let track = &node.tracks[&context.segment.number];
+        assert!(step.after.iter().all(|earlier| !track.parts.contains_key(earlier)), "a step too early");
+        if step.committed && self.scenario.hostile.is_none() {
+            assert!(self.done_by_all() > context.segment.number, "committed before everybody is done");
+        }
+    }
+
+    /// In place, nothing is overwritten that another run of the segment would need.
+    fn check_write(&self, context: &Context, step: &Step, location: &Location) {
+        let Place::Output(rank) = location.place else { return };
+        let tensor = &self.tensors[&(rank, context.segment.operation)];
+        let shared = self.scenario.group.participants() > 1;
+        if tensor.output.is_none() && shared && context.signature.collective == Collective::AllReduce {
+            let copied = context.segment.program.copying > 0;
+            assert!(copied || step.committed, "an input in place is overwritten before it may be");
+        }
+    }
+
+    /// All switch at the same segment, and run every segment under the plan that governs it.
+    fn check_epoch(&self, at: Participant, segment: &Segment) {
+        let governing = self.nodes[at.0 as usize].switched.iter().rev().find(|(_, from)| **from <= segment.number);
+        let epoch = governing.map_or(self.scenario.plan.epoch, |(epoch, _)| *epoch);
+        assert_eq!(segment.epoch, epoch, "segment {} runs under another plan", segment.number);
+    }
+
+    /// Nobody claims more than is true.
+    pub fn check_acknowledged(&self, from: Participant, to: Participant, header: &Header) {
+        if self.scenario.hostile.is_some() {
+            return;
+        }
+        let child = to.0 > 0 && (to.0 - 1) / 4 == from.0;
+        let most = if child { self.done_by_all() } else { self.nodes[from.0 as usize].done };
+        assert!(header.acknowledged <= most, "{from:?} acknowledges {} of {most}", header.acknowledged);
+    }
+
+    /// A rank has got what it should have got, and keeps its input.
+    pub fn check_output(&self, rank: Rank, operation: u64, tensor: &Tensor) {
+        if self.scenario.hostile.is_some() {
+            return;
+        }
+        let acts = |rank: Rank| self.scenario.scripts[rank.0 as usize].acts.get(operation as usize);
+        let signature = acts(rank).unwrap().signature;
+        let differs = |other| acts(other).is_none_or(|act| act.signature != signature);
+        if self.scenario.ranks().any(differs) {
+            return;
+        }
+        let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());
+        let expected = memory::expected(seed, operation, rank, &signature, ranks);
+        assert!(*tensor.output() == expected, "rank {rank} has wrong results of operation {operation}: {signature}");
+        if tensor.output.is_some() {
+            let input = memory::input(seed, operation, rank, &signature, ranks);
+            assert!(tensor.input == input, "rank {rank}'s input of operation {operation} has changed");
+        }
+    }
+}

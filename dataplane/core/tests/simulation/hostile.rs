@@ -1,0 +1,44 @@
+//! Control messages that no honest participant sends.
+
+use super::world::World;
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_core::{Control, Failure};
+use rand::RngExt;
+
+impl World {
+    fn any_number(&mut self) -> u64 {
+        match self.rng.random_range(0..3) {
+            0 => self.rng.random(),
+            1 => u64::MAX - self.rng.random_range(0..3),
+            _ => self.rng.random_range(0..6),
+        }
+    }
+
+    fn any_rank(&mut self) -> Rank {
+        Rank(self.any_number() as u32)
+    }
+
+    pub fn any_control(&mut self) -> Control {
+        let signature = Signature {
+            collective: Collective::AllToAll,
+            dtype: Dtype::F64,
+            reduce: ReduceOp::Max,
+            root: self.any_rank(),
+            count: self.any_number(),
+        };
+        let (operation, rank) = (self.any_number(), self.any_rank());
+        let epoch = self.any_number() as u32;
+        let missing: Vec<Rank> = (0..self.rng.random_range(0..300)).map(|_| self.any_rank()).collect();
+        match self.rng.random_range(0..9) {
+            0 => Control::Inquire { operation },
+            1 => Control::Answer { operation, missing, call: Some((rank, signature)) },
+            2 => Control::Left { rank, operations: operation },
+            3 => Control::Prepared { epoch },
+            4 => Control::Propose { epoch },
+            5 => Control::Promise { epoch, below: operation },
+            6 => Control::Commit { epoch, segment: operation },
+            7 => Control::Answer { operation: operation % 4, missing: Vec::new(), call: None },
+            _ => Control::Abort { failure: Failure::RanksLost { ranks: missing } },
+        }
+    }
+}

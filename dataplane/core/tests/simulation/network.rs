@@ -1,0 +1,217 @@
+//! Links: frames in order on each connection, at any time across connections, read from memory when they are sent.
+
+use super::memory::POISON;
+use super::scenario::Weather;
+use super::world::{Event, Input, World};
+use harmonaize_core::{Header, Kind, Message};
+use harmonaize_plan::Participant;
+use rand::RngExt;
+use std::collections::HashMap;
+
+/// One direction of a link.
+#[derive(Debug, Default)]
+pub struct Direction {
+    /// By path: when its last frame is read, and when it arrives.
+    paths: HashMap<u16, (u64, u64)>,
+    /// The receiving end knows that it is down.
+    pub down: bool,
+}
+
+/// From where a payload is read.
+#[derive(Clone, Copy, Debug)]
+pub struct Payload {
+    pub source: Option<Location>,
+    pub bytes: usize,
+    pub channel: u16,
+    pub step: u32,
+    pub sequence: u32,
+}
+
+/// Memory of a participant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Input(u32),
+    Output(u32),
+    Staging(u16, u16),
+    Landing(u32, u32, u16, u32),
+}
+
+/// A piece of it; `operation` and `segment` say when it may be touched.
+#[derive(Clone, Copy, Debug)]
+pub struct Location {
+    pub place: Place,
+    pub operation: u64,
+    pub segment: u64,
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+/// A frame under way.
+#[derive(Debug)]
+pub struct Frame {
+    pub from: Participant,
+    pub to: Participant,
+    pub epoch: u32,
+    pub message: Vec<u8>,
+    pub payload: Option<Payload>,
+    pub content: Vec<u8>,
+    pub arrives: u64,
+    pub sent: u64,
+}
+
+impl Weather {
+    /// Some time until something happens.
+    pub fn wait(&self, rng: &mut impl RngExt) -> u64 {
+        let usual = rng.random_range(0..=self.delay.max(1));
+        let usual = if rng.random_bool(0.5) { usual / 16 } else { usual };
+        if self.stalls > 0.0 && rng.random_bool(self.stalls) {
+            usual + rng.random_range(0..=self.stall)
+        } else {
+            usual
+        }
+    }
+}
+
+impl World {
+    /// Hands a frame to the transport, which reads its payload later.
+    pub fn send(
+        &mut self,
+        from: Participant,
+        to: Participant,
+        epoch: u32,
+        mut message: Message,
+        payload: Option<Payload>,
+    ) {
+        self.check_acknowledged(from, to, &message.header);
+        self.statistics.frames += 1;
+        let hostile = self.scenario.hostile == Some(from);
+        if hostile && self.rng.random_bool(0.02) {
+            self.spoil(&mut message.header);
+        }
+        let path = payload.map_or(0, |payload| payload.channel % self.scenario.paths);
+        let mut buffer = [0; harmonaize_core::MAX_MESSAGE];
+        let used = message.encode(&mut buffer);
+        let weather = self.scenario.weather;
+        let (read, flight) = (weather.wait(&mut self.rng), weather.wait(&mut self.rng));
+        let link = self.links.entry((epoch, from, to)).or_default();
+        let (last_read, last_arrival) = link.paths.entry(path).or_default();
+        *last_read = (*last_read).max(self.now + read);
+        *last_arrival = (*last_arrival + 1).max(*last_read + flight);
+        let (read, arrives) = (*last_read, *last_arrival);
+        let sent = read + weather.wait(&mut self.rng);
+        let frame = Frame {
+            from,
+            to,
+            epoch,
+            message: buffer[..used].to_vec(),
+            payload,
+            content: Vec::new(),
+            arrives,
+            sent,
+        };
+        self.at(read, Event::Read(Box::new(frame)));
+    }
+
+    /// The transport reads a frame's payload and sends it.
+    pub fn read_frame(&mut self, mut frame: Box<Frame>) {
+        let sender = &self.nodes[frame.from.0 as usize];
+        if !sender.alive || (frame.payload.is_some() && (sender.failure.is_some() || sender.closed)) {
+            return;
+        }
+        if let Some(payload) = frame.payload {
+            if let Some(source) = payload.source {
+                frame.content = self.read(frame.from, &source);
+            }
+            let completion = Input::Completed { channel: payload.channel, step: payload.step };
+            self.at(frame.sent, Event::Input(frame.from, completion));
+        }
+        self.at(frame.arrives, Event::Deliver(frame));
+    }
+
+    /// A frame arrives; its payload overwrites its landing slot whether or not the last one was consumed.
+    pub fn deliver(&mut self, frame: Frame) {
+        let data = frame.payload.is_some();
+        let down = self.links.get(&(frame.epoch, frame.from, frame.to)).is_some_and(|link| link.down);
+        let node = &mut self.nodes[frame.to.0 as usize];
+        let open = node.alive && !node.closed && !node.retired.contains(&frame.epoch);
+        if down || !open {
+            let harmless = !data || !self.scenario.incidents.is_empty() || self.faulty;
+            assert!(harmless || node.failure.is_some(), "data from {:?} to {:?} is lost", frame.from, frame.to);
+            return;
+        }
+        if let Some(payload) = frame.payload {
+            let hostile = self.scenario.hostile.is_some();
+            let key = (frame.epoch, frame.from.0, payload.channel);
+            let plan = self.plans.iter().find(|plan| plan.epoch == frame.epoch);
+            let slots = plan.map_or(1, |plan| plan.landing_slots) as usize;
+            let bytes = self.scenario.plan.tuning.chunk_bytes.max(8) as usize;
+            let ring = node.landing.entry(key).or_insert_with(|| vec![(false, vec![POISON; bytes]); slots]);
+            let (occupied, slot) = &mut ring[payload.sequence as usize % slots];
+            assert!(hostile || !*occupied, "a message overwrites another that is not consumed yet: {key:?}");
+            assert!(frame.content.len() <= slot.len(), "a message of {} bytes", frame.content.len());
+            *occupied = true;
+            slot[..frame.content.len()].copy_from_slice(&frame.content);
+        }
+        let bytes = frame.content.len() as u32;
+        let input =
+            Input::Frame { from: frame.from, epoch: frame.epoch, message: frame.message, payload: bytes };
+        self.input(frame.to, input);
+    }
+
+    /// One end closes its side of an epoch's links; the other ends hear of it after the last frames.
+    pub fn close_links(&mut self, from: Participant, epoch: u32, within: u64) {
+        for to in (0..self.scenario.group.participants()).map(Participant).filter(|to| *to != from) {
+            let link = self.links.entry((epoch, from, to)).or_default();
+            let last = link.paths.values().map(|(_, arrival)| *arrival).max().unwrap_or(0);
+            let alive = self.nodes[from.0 as usize].alive;
+            let base = if alive { last.max(self.now) } else { self.now };
+            let down = base + 1 + self.rng.random_range(0..=within);
+            self.at(down, Event::Down { at: to, epoch, peer: from });
+        }
+    }
+
+    /// Changes a header as no honest participant would.
+    fn spoil(&mut self, header: &mut Header) {
+        let any = self.rng.random::<u64>();
+        match self.rng.random_range(0..12) {
+            0 => header.channel = any as u16,
+            1 => header.epoch = header.epoch.wrapping_add(any as u32 % 3),
+            2 => header.sequence = header.sequence.wrapping_add(any as u32 % 5),
+            3 => header.credit = any as u32,
+            4 => header.acknowledged = any,
+            5 => header.kind = any as u8 % 6,
+            6 => header.operation = any,
+            7 => header.segment = header.segment.wrapping_add(any % 3),
+            8 => header.count = any,
+            9 => header.collective = any as u8 % 6,
+            10 => header.reduce = any as u8,
+            _ => header.root = any as u32,
+        }
+    }
+
+    /// A frame that has no reason.
+    pub fn inject(&mut self, from: Participant) {
+        let to = Participant(self.rng.random_range(0..self.scenario.group.participants()));
+        if to == from {
+            return;
+        }
+        let kind = [Kind::Data, Kind::Credit, Kind::Acknowledge, Kind::Control][self.rng.random_range(0..4)];
+        let epoch = self.scenario.plan.epoch.wrapping_add(self.rng.random_range(0..3));
+        let mut header = Header::new(kind, epoch);
+        for _ in 0..self.rng.random_range(0..4) {
+            self.spoil(&mut header);
+        }
+        let control = (header.kind == Kind::Control as u8).then(|| Box::new(self.any_control()));
+        let message = Message { header, control };
+        let mut buffer = [0; harmonaize_core::MAX_MESSAGE];
+        let used = message.encode(&mut buffer);
+        let mut message = buffer[..used].to_vec();
+        if self.rng.random_bool(0.2) {
+            let at = self.rng.random_range(0..message.len());
+            message[at] ^= 1 << self.rng.random_range(0..8);
+        }
+        let payload = self.rng.random_range(0..3) * 8;
+        let epoch = if self.rng.random_bool(0.9) { self.scenario.plan.epoch } else { epoch };
+        self.input(to, Input::Frame { from, epoch, message, payload });
+    }
+}

@@ -1,0 +1,236 @@
+//! What a seed stands for: a group of participants, a plan, what each rank calls, how the network behaves.
+
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_core::{EpochPlan, Nanos, Timeouts};
+use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+pub const MICROSECOND: u64 = 1_000;
+pub const MILLISECOND: u64 = 1_000_000;
+pub const SECOND: u64 = 1_000_000_000;
+
+/// How slow things are.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// Longest delay of a frame, of a completion and of a participant's turn, in nanoseconds.
+    pub delay: u64,
+    /// How often, and for how long at most, a connection or a participant stands still.
+    pub stalls: f64,
+    pub stall: u64,
+}
+
+/// One call of one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Act {
+    pub signature: Signature,
+    pub in_place: bool,
+}
+
+/// What a rank does, in order, and whether it leaves afterwards.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    pub acts: Vec<Act>,
+    pub leaves: bool,
+    /// Calls in flight at once.
+    pub depth: usize,
+    /// Longest pause between calls.
+    pub think: u64,
+}
+
+/// Something that goes wrong, or changes, at a time.
+#[derive(Clone, Debug)]
+pub enum Incident {
+    /// Control decides on a plan.
+    Change(Box<EpochPlan>),
+    /// A participant's host is gone.
+    Kill(Participant),
+    /// A rank's process is gone.
+    RankGone(Rank),
+    /// A peer sends what it likes.
+    Inject(Participant),
+}
+
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub seed: u64,
+    pub group: Group,
+    /// By rank.
+    pub access: Vec<Access>,
+    pub plan: EpochPlan,
+    /// Connections of each link.
+    pub paths: u16,
+    pub operations: usize,
+    pub weather: Weather,
+    pub timeouts: Timeouts,
+    /// By rank.
+    pub scripts: Vec<Script>,
+    pub incidents: Vec<(u64, Incident)>,
+    /// Participants that do not keep to the protocol; nothing is asserted of data.
+    pub hostile: Option<Participant>,
+    /// No new plan can be prepared by this participant: its links do not come up, and it gives up.
+    pub unlinkable: Vec<(u32, Participant)>,
+}
+
+pub fn generator(seed: u64, purpose: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(purpose);
+    rng
+}
+
+/// Any grouping of ranks: up to 16 participants, now and then more.
+fn any_group(rng: &mut ChaCha8Rng, least: u32) -> Group {
+    let participants = match rng.random_range(0..20) {
+        0 => rng.random_range(17..=24),
+        1..=4 => rng.random_range(8..=16),
+        _ => rng.random_range(1..=7),
+    };
+    let participants = participants.max(least);
+    let most = match rng.random_range(0..10) {
+        0 if participants <= 4 => 10,
+        1..=5 => 3,
+        _ => 1,
+    };
+    let sizes: Vec<usize> = (0..participants).map(|_| rng.random_range(1..=most)).collect();
+    let mut ranks: Vec<Rank> = (0..sizes.iter().sum::<usize>() as u32).map(Rank).collect();
+    shuffle(rng, &mut ranks);
+    let mut ranks = ranks.into_iter();
+    Group::new(sizes.iter().map(|size| ranks.by_ref().take(*size).collect()).collect()).unwrap()
+}
+
+pub fn shuffle<T>(rng: &mut ChaCha8Rng, items: &mut [T]) {
+    for i in (1..items.len()).rev() {
+        items.swap(i, rng.random_range(0..=i));
+    }
+}
+
+pub fn any_order(rng: &mut ChaCha8Rng, group: &Group) -> Vec<Participant> {
+    let mut order: Vec<_> = (0..group.participants()).map(Participant).collect();
+    shuffle(rng, &mut order);
+    order
+}
+
+fn any_tuning(rng: &mut ChaCha8Rng, chunk_bytes: u32) -> Tuning {
+    Tuning {
+        chunk_bytes,
+        segment_bytes: rng.random_range(16..4096),
+        message_bytes: rng.random_range(8..256),
+        copy_bytes: if rng.random_bool(0.5) { rng.random_range(0..2048) } else { 0 },
+    }
+}
+
+/// Another plan for the same communicator.
+pub fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: u32) -> EpochPlan {
+    let group = today.plan.group().clone();
+    let order = any_order(rng, &group);
+    EpochPlan {
+        epoch,
+        plan: Plan::new(group, order).unwrap(),
+        tuning: any_tuning(rng, today.tuning.chunk_bytes),
+        channels: today.channels,
+        landing_slots: 1 << rng.random_range(0..3),
+    }
+}
+
+/// Any operation that all ranks may call, of a size that takes no longer than it must to be of interest.
+pub fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
+    let ranks = plan.plan.group().ranks();
+    let collective = match rng.random_range(0..10) {
+        0..=4 => Collective::AllReduce,
+        5..=6 => Collective::AllToAll,
+        7..=8 => Collective::Broadcast,
+        _ => Collective::Barrier,
+    };
+    let barrier = collective == Collective::Barrier;
+    let dtypes = [Dtype::U64, Dtype::U32, Dtype::F32, Dtype::U8];
+    let mut signature = Signature {
+        collective,
+        dtype: if barrier { Dtype::U8 } else { dtypes[rng.random_range(0..dtypes.len())] },
+        reduce: match collective {
+            Collective::AllReduce => ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())],
+            _ => ReduceOp::Sum,
+        },
+        root: Rank(if collective == Collective::Broadcast { rng.random_range(0..ranks) } else { 0 }),
+        count: 0,
+    };
+    if barrier || rng.random_bool(0.05) {
+        return signature;
+    }
+    let participants = u64::from(plan.plan.participants());
+    let messages = match collective {
+        Collective::AllReduce => 2 * participants * participants,
+        Collective::AllToAll => u64::from(ranks) * u64::from(ranks),
+        _ => 4 * participants,
+    };
+    let segments = (2500 / messages).clamp(2, 40);
+    let mut most = if rng.random_bool(0.3) { 64 } else { 4096 };
+    loop {
+        signature.count = rng.random_range(0..=most);
+        if segmentation(&plan.plan, &signature, &plan.tuning).segments <= segments {
+            return signature;
+        }
+        most = most / 2 + 1;
+    }
+}
+
+impl Scenario {
+    /// A clean one: everybody calls the same operations, leaves at the end, and nothing goes wrong.
+    pub fn new(seed: u64, least_participants: u32) -> Self {
+        let mut rng = generator(seed, 0);
+        let group = any_group(&mut rng, least_participants);
+        let remote = [0.0, 0.0, 0.3, 1.0][rng.random_range(0..4)];
+        let access = (0..group.ranks())
+            .map(|_| if rng.random_bool(remote) { Access::Remote } else { Access::Mapped })
+            .collect();
+        let order = any_order(&mut rng, &group);
+        let chunk_bytes = [8, 16, 64, 200, 512][rng.random_range(0..5)];
+        let plan = EpochPlan {
+            epoch: rng.random_range(0..3),
+            plan: Plan::new(group.clone(), order).unwrap(),
+            tuning: any_tuning(&mut rng, chunk_bytes),
+            channels: rng.random_range(1..=8),
+            landing_slots: 1 << rng.random_range(0..3),
+        };
+        let acts: Vec<Signature> =
+            (0..rng.random_range(2..=7)).map(|_| any_signature(&mut rng, &plan)).collect();
+        let think = [0, 20 * MICROSECOND, MILLISECOND][rng.random_range(0..3)];
+        let script = |rng: &mut ChaCha8Rng| {
+            let act = |signature: &Signature| Act {
+                signature: *signature,
+                in_place: rng.random_bool(0.5) && signature.collective != Collective::AllToAll,
+            };
+            let acts = acts.iter().map(act).collect();
+            Script { acts, leaves: true, depth: rng.random_range(1..=4), think }
+        };
+        let scripts = (0..group.ranks()).map(|_| script(&mut rng)).collect();
+        Self {
+            seed,
+            access,
+            paths: rng.random_range(1..=4),
+            operations: rng.random_range(1..=6),
+            weather: Weather { delay: 20 * MICROSECOND, stalls: 0.0, stall: 0 },
+            timeouts: Timeouts { operation: Nanos(60 * SECOND), inquiry: Nanos(SECOND) },
+            scripts,
+            incidents: Vec::new(),
+            hostile: None,
+            unlinkable: Vec::new(),
+            plan,
+            group,
+        }
+    }
+
+    /// Delays of any length, connections and participants that stand still.
+    pub fn rough(mut self) -> Self {
+        let mut rng = generator(self.seed, 1);
+        self.weather = Weather {
+            delay: [50, 300][rng.random_range(0..2)] * MICROSECOND,
+            stalls: [0.002, 0.02][rng.random_range(0..2)],
+            stall: 5 * MILLISECOND,
+        };
+        self
+    }
+
+    pub fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        (0..self.group.ranks()).map(Rank)
+    }
+}

@@ -1,0 +1,601 @@
+//! Participants, a clock and a queue of events.
+
+use super::memory::Tensor;
+use super::network::{Direction, Frame, Location};
+use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
+use harmonaize_abi::Rank;
+use harmonaize_core::{
+    Action, Call, Communicator, Config, CoreError, EpochPlan, Failure, Message, Nanos, Receipt,
+};
+use harmonaize_plan::Participant;
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Longest that a peer takes to notice that a link is down.
+pub const NOTICE: u64 = 20 * MILLISECOND;
+
+#[derive(Debug)]
+pub enum Event {
+    Poll(Participant),
+    Timer(Participant),
+    Input(Participant, Input),
+    Read(Box<Frame>),
+    Deliver(Box<Frame>),
+    Fetch(Box<Transfer>),
+    Store(Box<Transfer>),
+    Down { at: Participant, epoch: u32, peer: Participant },
+    Incident(Incident),
+    Close(Participant, u32),
+}
+
+/// A fetch or store under way.
+#[derive(Debug)]
+pub struct Transfer {
+    pub at: Participant,
+    pub from: Location,
+    pub to: Location,
+    pub channel: u16,
+    pub step: u32,
+    /// Read already.
+    pub content: Option<Vec<u8>>,
+}
+
+/// What a participant finds at its next turn.
+#[derive(Debug)]
+pub enum Input {
+    Call(Rank),
+    Frame { from: Participant, epoch: u32, message: Vec<u8>, payload: u32 },
+    Completed { channel: u16, step: u32 },
+    Down { epoch: u32, peer: Participant },
+    Change(Box<EpochPlan>),
+    LinksUp(u32),
+    Abandon(u32),
+    Left(Rank),
+}
+
+/// What a channel's staging is used for.
+#[derive(Debug, Default)]
+pub struct Staging {
+    pub segment: Option<u64>,
+    pub slots: Vec<Vec<u8>>,
+}
+
+/// A segment's steps that are not complete.
+#[derive(Debug)]
+pub struct Track {
+    pub uncommitted: usize,
+    pub parts: HashMap<u32, usize>,
+}
+
+pub struct Node {
+    pub core: Communicator,
+    pub inbox: VecDeque<Input>,
+    pub scheduled: bool,
+    pub timer: Option<u64>,
+    pub alive: bool,
+    pub closed: bool,
+    pub failure: Option<(Failure, u64)>,
+    pub changes: VecDeque<EpochPlan>,
+    pub retired: BTreeSet<u32>,
+    pub epochs: BTreeSet<u32>,
+    pub switched: BTreeMap<u32, u64>,
+    pub staging: Vec<Staging>,
+    pub landing: HashMap<(u32, u32, u16), Vec<(bool, Vec<u8>)>>,
+    pub tracks: BTreeMap<u64, Track>,
+    /// Segments done, as seen from outside.
+    pub done: u64,
+    /// By operation.
+    pub wire: HashMap<u64, u64>,
+}
+
+/// How one call ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Complete,
+    Failed,
+}
+
+#[derive(Default)]
+pub struct RankState {
+    pub called: usize,
+    pub open: BTreeSet<u64>,
+    pub outcomes: BTreeMap<u64, (Outcome, u64)>,
+    pub gone: bool,
+    /// A call was refused: the communicator has ended.
+    pub refused: bool,
+    waits: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Statistics {
+    pub operations: u64,
+    pub segments: u64,
+    pub switches: u64,
+    pub failures: u64,
+    pub frames: u64,
+    pub actions: u64,
+    pub virtual_time: u64,
+    pub core: Duration,
+}
+
+pub struct World {
+    pub scenario: Scenario,
+    pub rng: ChaCha8Rng,
+    pub now: u64,
+    pub nodes: Vec<Node>,
+    pub ranks: Vec<RankState>,
+    pub links: HashMap<(u32, Participant, Participant), Direction>,
+    pub tensors: HashMap<(u32, u64), Tensor>,
+    pub plans: Vec<EpochPlan>,
+    pub statistics: Statistics,
+    /// Participants may end badly.
+    pub faulty: bool,
+    queue: BinaryHeap<Reverse<(u64, u64)>>,
+    events: HashMap<u64, Event>,
+    /// Events that are not timers.
+    lively: usize,
+    next_event: u64,
+    /// When the last thing happened that is not a timer.
+    pub last: u64,
+}
+
+impl World {
+    pub fn new(scenario: Scenario, faulty: bool) -> Self {
+        let group = &scenario.group;
+        let node = |me: Participant| {
+            let access = group.local(me).iter().map(|rank| (*rank, scenario.access[rank.0 as usize]));
+            let config = Config {
+                me,
+                plan: scenario.plan.clone(),
+                access: access.collect(),
+                timeouts: scenario.timeouts,
+                operations: scenario.operations,
+            };
+            Node {
+                core: Communicator::new(config).unwrap(),
+                inbox: VecDeque::new(),
+                scheduled: false,
+                timer: None,
+                alive: true,
+                closed: false,
+                failure: None,
+                changes: VecDeque::new(),
+                retired: BTreeSet::new(),
+                epochs: BTreeSet::from([scenario.plan.epoch]),
+                switched: BTreeMap::new(),
+                staging: (0..scenario.plan.channels).map(|_| Staging::default()).collect(),
+                landing: HashMap::new(),
+                tracks: BTreeMap::new(),
+                done: 0,
+                wire: HashMap::new(),
+            }
+        };
+        let mut world = Self {
+            rng: generator(scenario.seed, 2),
+            now: 0,
+            nodes: (0..group.participants()).map(|p| node(Participant(p))).collect(),
+            ranks: (0..group.ranks()).map(|_| RankState::default()).collect(),
+            links: HashMap::new(),
+            tensors: HashMap::new(),
+            plans: vec![scenario.plan.clone()],
+            statistics: Statistics::default(),
+            queue: BinaryHeap::new(),
+            events: HashMap::new(),
+            lively: 0,
+            next_event: 0,
+            last: 0,
+            faulty,
+            scenario,
+        };
+        for rank in world.scenario.ranks() {
+            world.schedule_rank(rank);
+        }
+        for (at, incident) in world.scenario.incidents.clone() {
+            world.at(at, Event::Incident(incident));
+        }
+        world
+    }
+
+    pub fn at(&mut self, time: u64, event: Event) {
+        let time = time.max(self.now);
+        self.lively += usize::from(!matches!(event, Event::Timer(_)));
+        self.queue.push(Reverse((time, self.next_event)));
+        self.events.insert(self.next_event, event);
+        self.next_event += 1;
+    }
+
+    pub fn home(&self, rank: Rank) -> Participant {
+        self.scenario.group.participant_of(rank).unwrap()
+    }
+
+    /// A rank's next call, or its leaving, after some thought.
+    pub fn schedule_rank(&mut self, rank: Rank) {
+        let script = &self.scenario.scripts[rank.0 as usize];
+        let state = &self.ranks[rank.0 as usize];
+        if state.gone || state.waits || state.refused {
+            return;
+        }
+        let next = if state.called < script.acts.len() {
+            (state.open.len() < script.depth).then_some(Input::Call(rank))
+        } else {
+            (script.leaves && state.open.is_empty()).then_some(Input::Left(rank))
+        };
+        let Some(next) = next else { return };
+        let at = self.now + self.rng.random_range(0..=script.think + 1);
+        self.ranks[rank.0 as usize].waits = true;
+        let home = self.home(rank);
+        self.at(at, Event::Input(home, next));
+    }
+
+    /// Puts something before a participant, which looks at it when its turn comes.
+    pub fn input(&mut self, at: Participant, input: Input) {
+        let node = &mut self.nodes[at.0 as usize];
+        if !node.alive || node.closed {
+            return;
+        }
+        node.inbox.push_back(input);
+        self.wake(at);
+    }
+
+    fn wake(&mut self, at: Participant) {
+        if !std::mem::replace(&mut self.nodes[at.0 as usize].scheduled, true) {
+            let wait = self.scenario.weather.wait(&mut self.rng) / 8;
+            self.at(self.now + wait, Event::Poll(at));
+        }
+    }
+
+    /// Runs until nothing more happens, or it has become clear that nothing will.
+    pub fn run(&mut self) {
+        let mut count = 0_u64;
+        while let Some(Reverse((time, number))) = self.queue.pop() {
+            assert!(time >= self.now, "time runs backwards");
+            let event = self.events.remove(&number).unwrap();
+            self.now = time;
+            if matches!(event, Event::Timer(_)) {
+                let expected = self.faulty || self.lively > 0 || self.all_ended();
+                assert!(expected, "deadlock:\n{}", self.describe());
+            } else {
+                self.lively -= 1;
+                self.last = time;
+            }
+            self.happen(event);
+            count += 1;
+            assert!(count < 20_000_000, "no end in sight:\n{}", self.describe());
+        }
+        assert!(self.all_ended(), "calls that never end:\n{}", self.describe());
+        self.statistics.virtual_time = self.last;
+    }
+
+    /// Whether no live rank waits for a call.
+    fn all_ended(&self) -> bool {
+        let open = |rank: Rank| {
+            let node = &self.nodes[self.home(rank).0 as usize];
+            node.alive && !self.ranks[rank.0 as usize].open.is_empty()
+        };
+        !self.scenario.ranks().any(|rank| open(rank) && !self.ranks[rank.0 as usize].gone)
+    }
+
+    pub fn describe(&self) -> String {
+        use std::fmt::Write;
+        let mut text = format!("at {} us, {:?}\n", self.now / MICROSECOND, self.scenario.plan);
+        for (index, node) in self.nodes.iter().enumerate() {
+            let ranks = self.scenario.group.local(Participant(index as u32));
+            let (alive, closed, done) = (node.alive, node.closed, node.done);
+            let _ = writeln!(
+                text,
+                "participant {index} {ranks:?}: alive {alive} closed {closed} done {done} failure {:?} switched {:?}",
+                node.failure, node.switched
+            );
+            for flight in node.core.in_flight() {
+                let _ = writeln!(text, "    {flight:?}");
+            }
+        }
+        text
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Poll(p) => {
+                self.nodes[p.0 as usize].scheduled = false;
+                self.turn(p);
+            }
+            Event::Timer(p) => {
+                let now = self.now;
+                let node = &mut self.nodes[p.0 as usize];
+                if node.timer == Some(now) {
+                    node.timer = None;
+                }
+                if node.core.next_timeout().is_some_and(|due| due.0 <= now) {
+                    self.wake(p);
+                } else {
+                    self.arm(p);
+                }
+            }
+            Event::Input(p, input) => self.input(p, input),
+            Event::Read(frame) => self.read_frame(frame),
+            Event::Deliver(frame) => self.deliver(*frame),
+            Event::Fetch(transfer) | Event::Store(transfer) => self.transfer(transfer),
+            Event::Down { at, epoch, peer } => {
+                self.links.entry((epoch, peer, at)).or_default().down = true;
+                if self.nodes[at.0 as usize].epochs.contains(&epoch) {
+                    self.input(at, Input::Down { epoch, peer });
+                }
+            }
+            Event::Incident(incident) => self.befall(incident),
+            Event::Close(p, epoch) => self.close_links(p, epoch, NOTICE),
+        }
+    }
+
+    fn befall(&mut self, incident: Incident) {
+        match incident {
+            Incident::Change(plan) => {
+                self.plans.push((*plan).clone());
+                for p in (0..self.scenario.group.participants()).map(Participant) {
+                    let wait = self.rng.random_range(0..2 * MILLISECOND);
+                    self.at(self.now + wait, Event::Input(p, Input::Change(plan.clone())));
+                }
+            }
+            Incident::Kill(p) => {
+                self.nodes[p.0 as usize].alive = false;
+                if !self.nodes[p.0 as usize].closed {
+                    for epoch in self.nodes[p.0 as usize].epochs.clone() {
+                        self.close_links(p, epoch, NOTICE);
+                    }
+                }
+            }
+            Incident::RankGone(rank) => {
+                if !self.ranks[rank.0 as usize].gone {
+                    self.ranks[rank.0 as usize].gone = true;
+                    self.input(self.home(rank), Input::Left(rank));
+                }
+            }
+            Incident::Inject(p) => {
+                if self.nodes[p.0 as usize].alive {
+                    self.inject(p);
+                }
+            }
+        }
+    }
+
+    /// A participant's turn: takes what is there, then does some of what the core asks for.
+    fn turn(&mut self, p: Participant) {
+        if !self.nodes[p.0 as usize].alive || self.nodes[p.0 as usize].closed {
+            return;
+        }
+        let started = Instant::now();
+        while let Some(input) = self.nodes[p.0 as usize].inbox.pop_front() {
+            self.take(p, input);
+            if self.rng.random_bool(0.05) {
+                break;
+            }
+        }
+        let now = Nanos(self.now);
+        self.nodes[p.0 as usize].core.timeout(now);
+        if let Some(plan) = self.nodes[p.0 as usize].changes.pop_front() {
+            self.prepare(p, plan);
+        }
+        self.statistics.core += started.elapsed();
+        let mut budget = self.rng.random_range(1..100);
+        loop {
+            let started = Instant::now();
+            let action = self.nodes[p.0 as usize].core.poll(now);
+            self.statistics.core += started.elapsed();
+            let Some(action) = action else { break };
+            self.statistics.actions += 1;
+            self.act(p, action);
+            self.release_staging(p);
+            budget -= 1;
+            if budget == 0 {
+                self.wake(p);
+                break;
+            }
+        }
+        self.release_staging(p);
+        if !self.nodes[p.0 as usize].inbox.is_empty() {
+            self.wake(p);
+        }
+        if self.nodes[p.0 as usize].core.finished() {
+            self.nodes[p.0 as usize].closed = true;
+            for epoch in self.nodes[p.0 as usize].epochs.clone() {
+                self.close_links(p, epoch, NOTICE);
+            }
+        }
+        self.arm(p);
+    }
+
+    fn arm(&mut self, p: Participant) {
+        let node = &mut self.nodes[p.0 as usize];
+        if !node.alive || node.closed {
+            return;
+        }
+        if let Some(due) = node.core.next_timeout()
+            && node.timer.is_none_or(|timer| due.0 < timer)
+        {
+            node.timer = Some(due.0);
+            self.at(due.0, Event::Timer(p));
+        }
+    }
+
+    fn take(&mut self, p: Participant, input: Input) {
+        let now = Nanos(self.now);
+        let node = &mut self.nodes[p.0 as usize];
+        match input {
+            Input::Call(rank) => self.call(p, rank),
+            Input::Frame { from, epoch, message, payload } => match Message::decode(&message) {
+                Some((header, control)) => node.core.receive(now, from, epoch, header, control, payload),
+                None => assert!(self.scenario.hostile.is_some(), "a message that cannot be decoded"),
+            },
+            Input::Completed { channel, step } => {
+                if node.failure.is_none() {
+                    self.complete_part(p, channel, step);
+                    self.nodes[p.0 as usize].core.completed(now, channel, step);
+                }
+            }
+            Input::Down { epoch, peer } => node.core.link_down(epoch, peer),
+            Input::Change(plan) => node.changes.push_back(*plan),
+            Input::LinksUp(epoch) => node.core.links_up(epoch),
+            Input::Abandon(epoch) => {
+                assert!(node.core.abandon(epoch), "it is too late to abandon epoch {epoch}");
+                self.retire(p, epoch);
+            }
+            Input::Left(rank) => {
+                self.ranks[rank.0 as usize].gone = true;
+                node.core.rank_left(rank);
+            }
+        }
+    }
+
+    fn prepare(&mut self, p: Participant, plan: EpochPlan) {
+        let epoch = plan.epoch;
+        let node = &mut self.nodes[p.0 as usize];
+        match node.core.change(plan.clone()) {
+            Ok(()) => {
+                node.epochs.insert(epoch);
+                let fails = self.scenario.unlinkable.contains(&(epoch, p));
+                let next = if fails { Input::Abandon(epoch) } else { Input::LinksUp(epoch) };
+                let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
+                self.at(at, Event::Input(p, next));
+            }
+            Err(CoreError::Ended(_)) => {}
+            // Given up by another before it was begun here.
+            Err(CoreError::BadPlan("the epoch is not newer")) if !self.scenario.unlinkable.is_empty() => {}
+            Err(CoreError::BadPlan("another change is under way")) => node.changes.push_front(plan),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn call(&mut self, p: Participant, rank: Rank) {
+        let state = &mut self.ranks[rank.0 as usize];
+        state.waits = false;
+        if state.gone {
+            return;
+        }
+        let number = state.called as u64;
+        let act = self.scenario.scripts[rank.0 as usize].acts[state.called];
+        let token = u64::from(rank.0) << 32 | number;
+        let call = Call { signature: act.signature, in_place: act.in_place, token };
+        match self.nodes[p.0 as usize].core.call(Nanos(self.now), rank, call) {
+            Ok(taken) => {
+                assert_eq!(taken, number, "rank {rank}'s call got another number");
+                let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());
+                let tensor = Tensor::new(seed, number, rank, &act.signature, ranks, act.in_place);
+                self.tensors.insert((rank.0, number), tensor);
+                let state = &mut self.ranks[rank.0 as usize];
+                state.called += 1;
+                state.open.insert(number);
+                self.schedule_rank(rank);
+            }
+            Err(CoreError::Full) => {
+                // Another rank is behind; nothing of ours may be open to wake us.
+                let at = self.now + MILLISECOND / 4;
+                self.ranks[rank.0 as usize].waits = true;
+                self.at(at, Event::Input(p, Input::Call(rank)));
+            }
+            Err(CoreError::Ended(_)) => self.ranks[rank.0 as usize].refused = true,
+            Err(error) => panic!("rank {rank}'s call is refused: {error}"),
+        }
+    }
+
+    fn act(&mut self, p: Participant, action: Action) {
+        let index = p.0 as usize;
+        match action {
+            Action::Step { channel, step, sources, sends } => {
+                assert!(self.nodes[index].failure.is_none(), "a step after the end");
+                self.step(p, channel, step, &sources, &sends);
+            }
+            Action::Send { to, epoch, message } => {
+                let node = &self.nodes[index];
+                assert!(node.epochs.contains(&epoch), "a message on links of an epoch that is not there");
+                assert!(!node.retired.contains(&epoch), "a message on retired links");
+                self.send(p, to, epoch, message, None);
+            }
+            Action::Complete { rank, token, receipt } => self.completed(p, rank, token, &receipt),
+            Action::Fail { rank, token, operation } => {
+                assert!(self.nodes[index].failure.is_some(), "a failure before the end");
+                assert_eq!(token, u64::from(rank.0) << 32 | operation);
+                self.end_call(rank, operation, Outcome::Failed);
+            }
+            Action::Ended(failure) => {
+                assert!(self.nodes[index].failure.is_none(), "ended twice");
+                assert!(self.faulty, "{p:?} fails: {failure}\n{}", self.describe());
+                self.statistics.failures += 1;
+                self.nodes[index].failure = Some((failure, self.now));
+                let ranks = self.scenario.group.local(p).to_vec();
+                ranks.iter().for_each(|rank| self.ranks[rank.0 as usize].refused = true);
+            }
+            Action::Switched { epoch, segment } => {
+                self.statistics.switches += 1;
+                self.nodes[index].switched.insert(epoch, segment);
+            }
+            Action::Retire { epoch } => {
+                self.retire(p, epoch);
+            }
+        }
+    }
+
+    fn retire(&mut self, p: Participant, epoch: u32) {
+        let node = &mut self.nodes[p.0 as usize];
+        assert!(node.epochs.remove(&epoch), "epoch {epoch} is retired twice, or was never there");
+        node.retired.insert(epoch);
+        node.landing.retain(|(of, _, _), _| *of != epoch);
+        let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
+        self.at(at, Event::Close(p, epoch));
+    }
+
+    fn completed(&mut self, p: Participant, rank: Rank, token: u64, receipt: &Receipt) {
+        assert!(self.nodes[p.0 as usize].failure.is_none(), "a completion after the end");
+        let operation = receipt.operation;
+        assert_eq!(token, u64::from(rank.0) << 32 | operation, "rank {rank}'s completion of {operation}");
+        let act = self.scenario.scripts[rank.0 as usize].acts[operation as usize];
+        assert_eq!(receipt.signature, act.signature);
+        let wire = self.nodes[p.0 as usize].wire.get(&operation).copied().unwrap_or(0);
+        assert_eq!(receipt.wire_bytes, wire, "bytes sent for operation {operation}");
+        self.end_call(rank, operation, Outcome::Complete);
+    }
+
+    fn end_call(&mut self, rank: Rank, operation: u64, outcome: Outcome) {
+        let state = &mut self.ranks[rank.0 as usize];
+        assert!(state.open.remove(&operation), "operation {operation} of rank {rank} ends twice");
+        let tensor = self.tensors.remove(&(rank.0, operation)).unwrap();
+        if outcome == Outcome::Complete {
+            self.statistics.operations += 1;
+            self.check_output(rank, operation, &tensor);
+        }
+        let state = &mut self.ranks[rank.0 as usize];
+        state.outcomes.insert(operation, (outcome, self.now));
+        self.schedule_rank(rank);
+    }
+}
+
+impl Statistics {
+    pub fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.segments += other.segments;
+        self.switches += other.switches;
+        self.failures += other.failures;
+        self.frames += other.frames;
+        self.actions += other.actions;
+        self.virtual_time += other.virtual_time;
+        self.core += other.core;
+    }
+}
+
+impl std::fmt::Display for Statistics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
+        write!(
+            f,
+            "{} calls complete, {} segments, {} frames, {} switches, {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            self.operations,
+            self.segments,
+            self.frames,
+            self.switches,
+            self.failures,
+            self.virtual_time as f64 / 1e9,
+            self.actions,
+        )
+    }
+}
