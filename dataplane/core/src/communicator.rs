@@ -55,6 +55,10 @@ pub struct Receipt {
 
 /// What the caller must do next.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "actions are passed by value, one at a time; a box would be an allocation a step"
+)]
 pub enum Action {
     /// Execute step `step` of the segment on `channel` (see [`Communicator::segment`]): memory operands, then `sends`
     /// in order. Call [`Communicator::completed`] once per send when its bytes may be overwritten, and once for a
@@ -269,6 +273,11 @@ impl Communicator {
         self.operations.get(operation).map(|operation| operation.signature)
     }
 
+    /// The epoch that the next segment runs under, as far as is known here.
+    pub fn epoch_in_force(&self) -> u32 {
+        self.control_epoch()
+    }
+
     /// The token of a local rank's call.
     pub fn token(&self, operation: u64, rank: Rank) -> Option<u64> {
         let local = self.operations.ranks().iter().position(|r| *r == rank)?;
@@ -440,6 +449,16 @@ impl Communicator {
     /// The provider ends the communicator.
     pub fn dissolve(&mut self, failure: Failure) {
         self.fail(failure);
+    }
+
+    /// A participant broke the protocol, in a way that the caller found.
+    pub fn breach(&mut self, participant: Participant) {
+        self.fail(Failure::Internal { ranks: self.group.local(participant).to_vec() });
+    }
+
+    /// Who we are.
+    pub fn me(&self) -> Participant {
+        self.me
     }
 
     /// Why it ended, if it has.

@@ -86,9 +86,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Gives up a change whose links did not come up. False if it is too late for that.
+    /// Gives up a change that some participant cannot prepare. False if it is too late for that: promises were made.
     pub fn abandon(&mut self, epoch: u32) -> bool {
-        let early = self.next.as_ref().is_some_and(|s| s.epoch.number() == epoch && !s.ready);
+        let early = self
+            .next
+            .as_ref()
+            .is_some_and(|s| s.epoch.number() == epoch && s.below.is_none() && s.commit.is_none());
         if early {
             self.next = None;
         }

@@ -1,1 +1,26 @@
-//! In construction.
+//! The poll loop's work: attachments of tenants, their communicators, and the bytes that the programs move.
+//!
+//! An [`Engine`] is driven by one thread through [`Engine::progress`]; [`run`] is that thread's loop, which spins for a
+//! moment when there is nothing to do and then sleeps on everything that can wake it. Control reaches it through
+//! [`Command`]s, and learns of what happens through [`Notice`]s.
+//!
+//! Architecture invariant: no async runtime; queues are bounded; nothing is allocated on the path of a tensor's bytes once a
+//! communicator is up and has run an operation of each kind and size that it uses.
+#![forbid(unsafe_code)]
+
+mod attachment;
+mod command;
+mod engine;
+mod execute;
+mod formation;
+mod member;
+mod run;
+mod table;
+mod validate;
+
+pub use command::{
+    AttachmentId, AttachmentStatus, Command, CommunicatorId, CommunicatorStatus, Formation, LocalRank,
+    Notice, Peer, Status,
+};
+pub use engine::Engine;
+pub use run::{Handle, start};

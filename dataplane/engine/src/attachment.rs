@@ -1,0 +1,94 @@
+//! A tenant's process as the poll loop sees it: its end of the rings, and which communicators its handles name.
+
+use crate::command::{AttachmentId, AttachmentStatus};
+use crate::table::Key;
+use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status, Submission};
+use harmonaize_shm::{AgentEnd, EndError};
+
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    pub(crate) id: AttachmentId,
+    pub(crate) end: Box<dyn AgentEnd>,
+    joined: Vec<Joined>,
+    in_flight: u32,
+    unflushed: bool,
+}
+
+/// A communicator that this attachment has joined and not left.
+#[derive(Clone, Copy, Debug)]
+struct Joined {
+    handle: u32,
+    communicator: Key,
+    rank: Rank,
+    /// How it ended, if it has.
+    ended: Option<Status>,
+}
+
+impl Attachment {
+    pub(crate) fn new(id: AttachmentId, end: Box<dyn AgentEnd>) -> Self {
+        Self { id, end, joined: Vec::new(), in_flight: 0, unflushed: false }
+    }
+
+    pub(crate) fn join(&mut self, handle: u32, communicator: Key, rank: Rank) {
+        self.joined.push(Joined { handle, communicator, rank, ended: None });
+    }
+
+    /// The communicator is no more; calls on it are answered with `status` until the tenant leaves it.
+    pub(crate) fn end_of(&mut self, communicator: Key, status: Status) {
+        for joined in self.joined.iter_mut().filter(|joined| joined.communicator == communicator) {
+            joined.ended.get_or_insert(status);
+        }
+    }
+
+    pub(crate) fn leave(&mut self, communicator: Key, rank: Rank) {
+        self.joined.retain(|joined| joined.communicator != communicator || joined.rank != rank);
+    }
+
+    /// Which communicator and rank a handle names.
+    pub(crate) fn find(&self, handle: u32) -> Result<(Key, Rank), Status> {
+        let joined =
+            self.joined.iter().find(|joined| joined.handle == handle).ok_or(Status::BadCommunicator)?;
+        joined.ended.map_or(Ok((joined.communicator, joined.rank)), Err)
+    }
+
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = (Key, Rank)> + '_ {
+        self.joined.iter().map(|joined| (joined.communicator, joined.rank))
+    }
+
+    /// The next descriptor. More than the rings' entries in flight is the tenant's breach.
+    pub(crate) fn submission(&mut self) -> Result<Option<Submission>, EndError> {
+        let submission = self.end.submission()?;
+        self.in_flight += u32::from(submission.is_some());
+        Ok(submission)
+    }
+
+    pub(crate) fn complete(&mut self, completion: &Completion) -> Result<(), EndError> {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.unflushed = true;
+        self.end.complete(completion)
+    }
+
+    /// Answers a descriptor that cannot be executed.
+    pub(crate) fn refuse(&mut self, submission: &Submission, status: Status) -> Result<(), EndError> {
+        self.complete(&Completion {
+            version: ABI_VERSION,
+            status: status.code(),
+            communicator: submission.communicator,
+            cookie: submission.cookie,
+            ..Completion::default()
+        })
+    }
+
+    /// Wakes the tenant, once for all completions since the last time.
+    pub(crate) fn flush(&mut self) -> Result<(), EndError> {
+        if std::mem::take(&mut self.unflushed) { self.end.flush() } else { Ok(()) }
+    }
+
+    pub(crate) fn status(&self) -> AttachmentStatus {
+        AttachmentStatus {
+            attachment: self.id,
+            arena_bytes: self.end.arena_bytes(),
+            in_flight: self.in_flight,
+        }
+    }
+}

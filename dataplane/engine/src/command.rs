@@ -1,0 +1,206 @@
+//! What control asks of an engine, and what the engine says.
+
+use harmonaize_core::{EpochPlan, Failure, InFlight, Timeouts};
+use harmonaize_plan::Participant;
+use harmonaize_shm::AgentEnd;
+use harmonaize_transport::Introduction;
+
+/// An attachment of a tenant's process, numbered by the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttachmentId(pub u64);
+
+/// A communicator, numbered by control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CommunicatorId(pub u64);
+
+/// A rank that this agent drives.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalRank {
+    /// Which.
+    pub rank: harmonaize_abi::Rank,
+    /// Whose memory and rings.
+    pub attachment: AttachmentId,
+    /// The name of the communicator in that attachment's descriptors.
+    pub handle: u32,
+}
+
+/// Another participant, and how to reach it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Which.
+    pub participant: Participant,
+    /// Both ends were told this by control.
+    pub introduction: Introduction,
+}
+
+/// Everything that a communicator needs at this agent.
+#[derive(Debug)]
+pub struct Formation {
+    /// Its number.
+    pub communicator: CommunicatorId,
+    /// Who we are in it.
+    pub me: Participant,
+    /// Its first plan.
+    pub plan: EpochPlan,
+    /// Every other participant.
+    pub peers: Vec<Peer>,
+    /// Our ranks.
+    pub locals: Vec<LocalRank>,
+    /// Times.
+    pub timeouts: Timeouts,
+}
+
+/// A request to the engine.
+#[derive(Debug)]
+pub enum Command {
+    /// A tenant's process has attached.
+    Attach {
+        /// Its number.
+        attachment: AttachmentId,
+        /// The agent's end.
+        end: Box<dyn AgentEnd>,
+    },
+    /// It is gone; its ranks leave.
+    Detach {
+        /// Its number.
+        attachment: AttachmentId,
+    },
+    /// Form a communicator; [`Notice::Prepared`] or [`Notice::PrepareFailed`] follows.
+    Form(Box<Formation>),
+    /// Change the plan; [`Notice::Prepared`] or [`Notice::PrepareFailed`] follows, then [`Notice::Switched`].
+    Change {
+        /// Of which communicator.
+        communicator: CommunicatorId,
+        /// The new plan.
+        plan: EpochPlan,
+        /// Links for it.
+        peers: Vec<Peer>,
+    },
+    /// Give up a change that is not under way yet.
+    Abandon {
+        /// Of which communicator.
+        communicator: CommunicatorId,
+        /// Which epoch.
+        epoch: u32,
+    },
+    /// A local rank leaves.
+    Leave {
+        /// Which communicator.
+        communicator: CommunicatorId,
+        /// Who.
+        rank: harmonaize_abi::Rank,
+    },
+    /// End a communicator.
+    Dissolve {
+        /// Which.
+        communicator: CommunicatorId,
+        /// Why.
+        failure: Failure,
+    },
+    /// Say how things stand; [`Notice::Status`] follows.
+    Status {
+        /// Comes back.
+        id: u64,
+    },
+    /// End every communicator in order and stop the loop.
+    Stop,
+}
+
+/// What the engine says.
+#[derive(Debug)]
+pub enum Notice {
+    /// The links of an epoch are up here.
+    Prepared {
+        /// Which communicator.
+        communicator: CommunicatorId,
+        /// Which epoch.
+        epoch: u32,
+    },
+    /// An epoch cannot be used; a first one is forgotten, with a later one the current goes on.
+    PrepareFailed {
+        /// Which communicator.
+        communicator: CommunicatorId,
+        /// Which epoch.
+        epoch: u32,
+        /// Why, for the operator.
+        reason: String,
+    },
+    /// All participants switch to an epoch.
+    Switched {
+        /// Which communicator.
+        communicator: CommunicatorId,
+        /// Which epoch.
+        epoch: u32,
+        /// Its first segment.
+        segment: u64,
+    },
+    /// A communicator has ended with an error.
+    Ended {
+        /// Which.
+        communicator: CommunicatorId,
+        /// Why, in terms of ranks.
+        failure: Failure,
+        /// More for the operator: links and addresses.
+        detail: String,
+    },
+    /// A communicator has ended in good order.
+    Closed {
+        /// Which.
+        communicator: CommunicatorId,
+    },
+    /// An attachment broke the protocol or closed its end, and was let go.
+    Detached {
+        /// Which.
+        attachment: AttachmentId,
+        /// Why.
+        reason: String,
+    },
+    /// Answer to [`Command::Status`].
+    Status {
+        /// From the command.
+        id: u64,
+        /// How things stand.
+        status: Status,
+    },
+}
+
+/// How things stand in an engine.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// Every communicator.
+    pub communicators: Vec<CommunicatorStatus>,
+    /// Every attachment.
+    pub attachments: Vec<AttachmentStatus>,
+}
+
+/// One communicator.
+#[derive(Clone, Debug)]
+pub struct CommunicatorStatus {
+    /// Which.
+    pub communicator: CommunicatorId,
+    /// The epoch in force.
+    pub epoch: u32,
+    /// Operations that ended well.
+    pub completed: u64,
+    /// Operations that ended with an error.
+    pub failed: u64,
+    /// Tensor bytes to peers.
+    pub bytes_sent: u64,
+    /// Tensor bytes from peers.
+    pub bytes_received: u64,
+    /// Operations in flight.
+    pub in_flight: Vec<InFlight>,
+    /// Nanoseconds on the clock of [`InFlight::since`] now.
+    pub now: harmonaize_core::Nanos,
+}
+
+/// One attachment.
+#[derive(Clone, Debug)]
+pub struct AttachmentStatus {
+    /// Which.
+    pub attachment: AttachmentId,
+    /// Bytes of tensor memory.
+    pub arena_bytes: u64,
+    /// Operations in flight.
+    pub in_flight: u32,
+}

@@ -1,0 +1,623 @@
+//! The engine: one thread's attachments, communicators and transport.
+
+use crate::attachment::Attachment;
+use crate::command::{AttachmentId, Command, CommunicatorId, Formation, Notice, Peer, Status};
+use crate::execute::{Context, Deferred, Left, run, send_all};
+use crate::formation::{close_links, form, open_links};
+use crate::member::{Member, status_of};
+use crate::table::{Key, Table};
+use crate::validate::check;
+use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status as Code, Submission};
+use harmonaize_core::{Action, Call, CoreError, EpochPlan, Failure, MAX_MESSAGE, Message, Nanos, Receipt};
+use harmonaize_plan::Participant;
+use harmonaize_shm::EndError;
+use harmonaize_transport::{Event, LinkId, Transport};
+use rustix::event::epoll;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Actions of one communicator in a row, so that all get their turn.
+const TURN: usize = 32;
+/// Descriptors of one attachment in a row.
+const SUBMISSIONS: usize = 8;
+/// How long links outlive their communicator, so that peers hear why it ended.
+const LINGER: Nanos = Nanos(300_000_000);
+/// How often timers are looked at while there is work.
+const TIMERS: Nanos = Nanos(1_000_000);
+
+/// See the crate's documentation. The transport is the agent's way to others.
+pub struct Engine {
+    transport: Box<dyn Transport + Send>,
+    attachments: Table<Attachment>,
+    by_attachment: HashMap<AttachmentId, Key>,
+    members: Table<Member>,
+    by_communicator: HashMap<CommunicatorId, Key>,
+    links: HashMap<LinkId, (Key, u32, Participant)>,
+    deferred: VecDeque<Deferred>,
+    /// Links of communicators that are no more, kept until their last words are out.
+    lingering: VecDeque<(Nanos, LinkId)>,
+    broken: Vec<(Key, String)>,
+    notify: Box<dyn FnMut(Notice) + Send>,
+    /// An epoll set of the transport and every attachment.
+    wake: OwnedFd,
+    start: Instant,
+    timers: Nanos,
+    stopping: bool,
+}
+
+impl Engine {
+    /// An engine without attachments or communicators. `notify` is called from [`Engine::progress`] and
+    /// [`Engine::command`]; it must not block.
+    ///
+    /// # Errors
+    /// If the kernel grants no descriptor.
+    pub fn new(
+        transport: Box<dyn Transport + Send>,
+        notify: Box<dyn FnMut(Notice) + Send>,
+    ) -> std::io::Result<Self> {
+        let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        if let Some(fd) = transport.wake_fd() {
+            watch(&wake, fd)?;
+        }
+        Ok(Self {
+            transport,
+            attachments: Table::default(),
+            by_attachment: HashMap::new(),
+            members: Table::default(),
+            by_communicator: HashMap::new(),
+            links: HashMap::new(),
+            deferred: VecDeque::with_capacity(64),
+            lingering: VecDeque::new(),
+            broken: Vec::with_capacity(8),
+            notify,
+            wake,
+            start: Instant::now(),
+            timers: Nanos(0),
+            stopping: false,
+        })
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Whether [`Command::Stop`] was given and every communicator has been let go.
+    pub fn stopped(&self) -> bool {
+        self.stopping && self.by_communicator.is_empty() && self.lingering.is_empty()
+    }
+
+    /// What is readable when something from outside brings the engine work.
+    pub(crate) fn wake(&self) -> &OwnedFd {
+        &self.wake
+    }
+
+    /// Announces to every attachment that the loop will sleep; false if one of them has work.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        let busy = self
+            .attachments
+            .iter_mut()
+            .filter_map(|attachment| (!attachment.end.prepare_sleep()).then_some(()));
+        busy.count() == 0
+    }
+
+    /// Takes the announcement back.
+    pub(crate) fn cancel_sleep(&mut self) {
+        self.attachments.iter_mut().for_each(|attachment| attachment.end.cancel_sleep());
+    }
+
+    /// Carries out a command.
+    pub fn command(&mut self, command: Command) {
+        match command {
+            Command::Attach { attachment, end } => {
+                let watched = watch(&self.wake, end.wake_fd()).map_err(|error| error.to_string());
+                let entered = watched.and_then(|()| {
+                    self.attachments
+                        .insert(Attachment::new(attachment, end))
+                        .ok_or("too many attachments".into())
+                });
+                match entered {
+                    Ok(key) => drop(self.by_attachment.insert(attachment, key)),
+                    Err(reason) => (self.notify)(Notice::Detached { attachment, reason }),
+                }
+            }
+            Command::Detach { attachment } => {
+                if let Some(key) = self.by_attachment.get(&attachment).copied() {
+                    self.detach(key);
+                }
+            }
+            Command::Form(formation) => self.form(*formation),
+            Command::Change { communicator, plan, peers } => self.change(communicator, plan, peers),
+            Command::Abandon { communicator, epoch } => {
+                let Some(member) = self.member(communicator) else { return };
+                if member.core.abandon(epoch) {
+                    self.drop_links(communicator, epoch);
+                }
+            }
+            Command::Leave { communicator, rank } => {
+                let Some(key) = self.by_communicator.get(&communicator).copied() else { return };
+                let Some(member) = self.members.get_mut(key) else { return };
+                let attachment = member.local(rank).map(|local| local.attachment);
+                member.core.rank_left(rank);
+                if let Some(attachment) = attachment.and_then(|a| self.attachments.get_mut(a)) {
+                    attachment.leave(key, rank);
+                }
+            }
+            Command::Dissolve { communicator, failure } => {
+                if let Some(member) = self.member(communicator) {
+                    member.core.dissolve(failure);
+                }
+            }
+            Command::Status { id } => {
+                let now = self.now();
+                let status = Status {
+                    communicators: self.members.iter().map(|member| member.status(now)).collect(),
+                    attachments: self.attachments.iter().map(Attachment::status).collect(),
+                };
+                (self.notify)(Notice::Status { id, status });
+            }
+            Command::Stop => {
+                self.stopping = true;
+                self.members.iter_mut().for_each(|member| member.core.dissolve(Failure::Dissolved));
+            }
+        }
+    }
+
+    fn member(&mut self, communicator: CommunicatorId) -> Option<&mut Member> {
+        let key = self.by_communicator.get(&communicator)?;
+        self.members.get_mut(*key)
+    }
+
+    fn form(&mut self, formation: Formation) {
+        let (communicator, epoch) = (formation.communicator, formation.plan.epoch);
+        let keys: Vec<Key> = formation
+            .locals
+            .iter()
+            .filter_map(|local| self.by_attachment.get(&local.attachment).copied())
+            .collect();
+        let handles: Vec<_> = formation.locals.clone();
+        let formed = if self.stopping || self.by_communicator.contains_key(&communicator) {
+            Err("the agent is going down, or has this communicator already".to_owned())
+        } else {
+            form(self.transport.as_mut(), &self.attachments, &keys, formation)
+        };
+        let formed = formed.and_then(|member| {
+            let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
+            let alone = member.epochs.iter().all(crate::member::Links::complete);
+            let key = self.members.insert(member).ok_or("too many communicators")?;
+            self.by_communicator.insert(communicator, key);
+            self.enter_links(key, epoch, &links);
+            for (local, attachment) in handles.iter().zip(&keys) {
+                if let Some(attachment) = self.attachments.get_mut(*attachment) {
+                    attachment.join(local.handle, key, local.rank);
+                }
+            }
+            Ok(alone)
+        });
+        match formed {
+            Ok(false) => {}
+            Ok(true) => (self.notify)(Notice::Prepared { communicator, epoch }),
+            Err(reason) => (self.notify)(Notice::PrepareFailed { communicator, epoch, reason }),
+        }
+    }
+
+    fn enter_links(&mut self, key: Key, epoch: u32, links: &[Option<LinkId>]) {
+        for (peer, link) in links.iter().enumerate() {
+            if let Some(link) = link {
+                self.links.insert(*link, (key, epoch, Participant(peer as u32)));
+            }
+        }
+    }
+
+    fn change(&mut self, communicator: CommunicatorId, plan: EpochPlan, peers: Vec<Peer>) {
+        let epoch = plan.epoch;
+        let Some(key) = self.by_communicator.get(&communicator).copied() else {
+            return self.refuse_change(communicator, epoch, "no such communicator".into());
+        };
+        let Some(member) = self.members.get_mut(key) else { return };
+        if let Err(error) = member.core.change(plan.clone()) {
+            return self.refuse_change(communicator, epoch, error.to_string());
+        }
+        match open_links(self.transport.as_mut(), &plan, member.core.me(), peers) {
+            Ok(links) => {
+                let ids = links.links.clone();
+                let alone = links.complete();
+                member.epochs.push(links);
+                self.enter_links(key, epoch, &ids);
+                if alone {
+                    self.epoch_up(key, epoch);
+                }
+            }
+            Err(reason) => {
+                member.core.abandon(epoch);
+                self.refuse_change(communicator, epoch, reason);
+            }
+        }
+    }
+
+    fn refuse_change(&mut self, communicator: CommunicatorId, epoch: u32, reason: String) {
+        (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
+    }
+
+    /// All links of an epoch are up.
+    fn epoch_up(&mut self, key: Key, epoch: u32) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        member.core.links_up(epoch);
+        let communicator = member.id;
+        (self.notify)(Notice::Prepared { communicator, epoch });
+    }
+
+    fn drop_links(&mut self, communicator: CommunicatorId, epoch: u32) {
+        let Some(links) = self.member(communicator).and_then(|member| member.take_links(epoch)) else {
+            return;
+        };
+        close_links(self.transport.as_mut(), &links);
+        for link in links.links.iter().flatten() {
+            self.links.remove(link);
+        }
+    }
+
+    /// An attachment is gone: its ranks leave.
+    fn detach(&mut self, key: Key) {
+        let Some(attachment) = self.attachments.remove(key) else { return };
+        self.by_attachment.remove(&attachment.id);
+        self.deferred.retain(|deferred| deferred.attachment != key);
+        for (communicator, rank) in attachment.ranks() {
+            if let Some(member) = self.members.get_mut(communicator) {
+                member.core.rank_left(rank);
+            }
+        }
+    }
+
+    /// One round: the network, descriptors, transfers, then each communicator's turn. Returns how much was done; 0 means
+    /// that only something from outside, or time, can bring more.
+    pub fn progress(&mut self, budget: usize) -> usize {
+        let now = self.now();
+        let mut worked = self.network(now, budget);
+        worked += self.tenants(now);
+        for place in 0..self.members.places() {
+            if let Some(key) = self.members.key_at(place) {
+                worked += self.turn(now, key);
+            }
+        }
+        for place in 0..self.attachments.places() {
+            let Some(key) = self.attachments.key_at(place) else { continue };
+            if let Some(Err(error)) = self.attachments.get_mut(key).map(Attachment::flush) {
+                self.broken.push((key, error.to_string()));
+            }
+        }
+        worked += self.let_go_broken();
+        if now >= self.timers.after(TIMERS) {
+            self.timers = now;
+            self.members.iter_mut().for_each(|member| member.core.timeout(now));
+            while let Some((_, link)) = self.lingering.pop_front_if(|(until, _)| now >= *until) {
+                self.transport.close(link);
+            }
+        }
+        worked
+    }
+
+    /// How long the loop may sleep for want of events.
+    pub fn patience(&self) -> Option<Duration> {
+        let timeouts = self.members.iter().filter_map(|member| member.core.next_timeout());
+        let due = timeouts.chain(self.lingering.front().map(|(until, _)| *until)).min()?;
+        Some(Duration::from_nanos(due.0.saturating_sub(self.now().0)).max(Duration::from_millis(1)))
+    }
+
+    fn network(&mut self, now: Nanos, budget: usize) -> usize {
+        let Self { transport, members, links, .. } = self;
+        let mut ups = Vec::new();
+        let mut downs = Vec::new();
+        let worked = transport.progress(budget, &mut |link, event| {
+            let Some(&(key, epoch, peer)) = links.get(&link) else { return };
+            let Some(member) = members.get_mut(key) else { return };
+            match event {
+                Event::Up => {
+                    if member.link_up(epoch, peer) {
+                        ups.push((key, epoch));
+                    }
+                }
+                Event::Received { header, payload } => received(member, now, epoch, peer, header, payload),
+                Event::Sent { token } => {
+                    let (_, channel, step) = untag(token);
+                    member.core.completed(now, channel, step);
+                }
+                Event::Down { reason } => {
+                    member.note_down(peer, &reason);
+                    downs.push((key, epoch, peer, link));
+                }
+            }
+        });
+        for (key, epoch) in ups {
+            self.epoch_up(key, epoch);
+        }
+        for (key, epoch, peer, link) in downs {
+            self.links.remove(&link);
+            self.down(key, epoch, peer);
+        }
+        worked
+    }
+
+    fn down(&mut self, key: Key, epoch: u32, peer: Participant) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        let communicator = member.id;
+        let announced = member.links(epoch).is_none_or(|links| links.announced);
+        if announced || member.ended {
+            member.core.link_down(epoch, peer);
+            return;
+        }
+        let reason = std::mem::take(&mut member.detail);
+        if member.epochs.len() == 1 {
+            (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
+            self.let_go(key, Code::Aborted);
+        } else {
+            member.core.abandon(epoch);
+            self.drop_links(communicator, epoch);
+            (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
+        }
+    }
+
+    fn tenants(&mut self, now: Nanos) -> usize {
+        let mut worked = 0;
+        for place in 0..self.attachments.places() {
+            let Some(key) = self.attachments.key_at(place) else { continue };
+            match self.tenant(now, key) {
+                Ok(done) => worked += done,
+                Err(error) => self.broken.push((key, error.to_string())),
+            }
+        }
+        let waiting = self.deferred.len();
+        for _ in 0..waiting {
+            if let Some(deferred) = self.deferred.pop_front() {
+                self.transfer(deferred);
+            }
+        }
+        worked + waiting.saturating_sub(self.deferred.len())
+    }
+
+    fn tenant(&mut self, now: Nanos, key: Key) -> Result<usize, EndError> {
+        let Self { attachments, members, .. } = self;
+        let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
+        let mut worked = attachment.end.progress(&mut |token| {
+            let (member, channel, step) = untag(token);
+            if let Some(member) = members.get_mut(member) {
+                member.core.completed(now, channel, step);
+            }
+        })?;
+        while worked < SUBMISSIONS {
+            let Some(submission) = attachment.submission()? else { break };
+            worked += 1;
+            if let Err(status) = submit(now, attachment, members, &submission) {
+                attachment.refuse(&submission, status)?;
+            }
+        }
+        Ok(worked)
+    }
+
+    /// Executes what a communicator wants done, for one turn.
+    fn turn(&mut self, now: Nanos, key: Key) -> usize {
+        let Some(member) = self.members.get_mut(key) else { return 0 };
+        let mut worked = member.backlog.flush(self.transport.as_mut());
+        while worked < TURN {
+            let Some(member) = self.members.get_mut(key) else { return worked };
+            if !member.backlog.is_empty() {
+                break;
+            }
+            let Some(action) = member.core.poll(now) else {
+                if member.core.finished() || member.core.failure().is_some() {
+                    let status = member.core.failure().map_or(Code::Destroyed, status_of);
+                    let (communicator, ended) = (member.id, member.ended);
+                    self.let_go(key, status);
+                    if !ended {
+                        (self.notify)(Notice::Closed { communicator });
+                    }
+                }
+                break;
+            };
+            worked += 1;
+            self.act(now, key, action);
+        }
+        worked
+    }
+
+    fn act(&mut self, now: Nanos, key: Key, action: Action) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        match action {
+            Action::Step { channel, step, sources, sends } => {
+                let tag = tag(key, channel, step);
+                if let Err(error) = member.reserve_staging(channel) {
+                    return member.break_off(&error.to_string());
+                }
+                let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
+                match run(&context, step, tag) {
+                    Ok(Left::Sends(from)) => {
+                        let received: u64 = sources.iter().map(|message| u64::from(message.bytes)).sum();
+                        member.bytes_received += received;
+                        let empty = send_all(member, self.transport.as_mut(), &sends, from.as_ref(), tag);
+                        (0..empty).for_each(|_| member.core.completed(now, channel, step));
+                    }
+                    Ok(Left::Transfer(deferred)) if deferred.span.bytes() == 0 => {
+                        member.core.completed(now, channel, step);
+                    }
+                    Ok(Left::Transfer(deferred)) => self.transfer(deferred),
+                    Err(error) => member.break_off(&error.to_string()),
+                }
+            }
+            Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
+            Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
+            Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
+            Action::Ended(failure) => {
+                member.ended = true;
+                let detail = std::mem::take(&mut member.detail);
+                let communicator = member.id;
+                (self.notify)(Notice::Ended { communicator, failure, detail });
+            }
+            Action::Switched { epoch, segment } => {
+                let communicator = member.id;
+                (self.notify)(Notice::Switched { communicator, epoch, segment });
+            }
+            Action::Retire { epoch } => {
+                let communicator = member.id;
+                self.drop_links(communicator, epoch);
+            }
+        }
+    }
+
+    fn transfer(&mut self, deferred: Deferred) {
+        let Some(attachment) = self.attachments.get_mut(deferred.attachment) else { return };
+        let Deferred { tag, offset, .. } = deferred;
+        let span = deferred.span.clone();
+        let result = if deferred.store {
+            attachment.end.store(tag, span, offset)
+        } else {
+            attachment.end.fetch(tag, offset, span)
+        };
+        match result {
+            Ok(()) => {}
+            Err(EndError::Full) => self.deferred.push_back(deferred),
+            Err(error) => self.broken.push((deferred.attachment, error.to_string())),
+        }
+    }
+
+    fn send(&mut self, key: Key, to: Participant, epoch: u32, message: &Message) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        let Some(links) = member.epochs.iter().find(|links| links.epoch == epoch) else { return };
+        let channel = if message.control.is_some() { 0 } else { message.header.channel };
+        let Some(route) = links.route(to, channel) else { return };
+        let mut buffer = [0; MAX_MESSAGE];
+        let used = message.encode(&mut buffer);
+        member.backlog.send(self.transport.as_mut(), route, buffer.get(..used).unwrap_or(&[]), None);
+    }
+
+    fn complete(&mut self, key: Key, rank: Rank, token: u64, receipt: &Receipt) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        member.completed += 1;
+        let Some(call) = member.forget(token) else { return };
+        let Some(local) = member.local(rank).copied() else { return };
+        let elements = receipt.signature.count.max(1);
+        let bits = receipt.wire_bytes.saturating_mul(8 * 256) / elements;
+        let algorithm = member.algorithms.get(usize::from(receipt.signature.collective.code()));
+        let completion = Completion {
+            version: ABI_VERSION,
+            status: Code::Ok.code(),
+            communicator: local.handle,
+            cookie: call.cookie,
+            operation: receipt.operation,
+            wire_bytes: receipt.wire_bytes,
+            bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
+            algorithm: algorithm.copied().unwrap_or(0),
+            ..Completion::default()
+        };
+        self.report(local.attachment, &completion);
+    }
+
+    fn fail(&mut self, key: Key, rank: Rank, token: u64, operation: u64) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        member.failed += 1;
+        let status = member.core.failure().map_or(Code::Internal, status_of);
+        let Some(call) = member.forget(token) else { return };
+        let Some(local) = member.local(rank).copied() else { return };
+        let completion = Completion {
+            version: ABI_VERSION,
+            status: status.code(),
+            communicator: local.handle,
+            cookie: call.cookie,
+            operation,
+            ..Completion::default()
+        };
+        self.report(local.attachment, &completion);
+    }
+
+    fn report(&mut self, attachment: Key, completion: &Completion) {
+        let Some(end) = self.attachments.get_mut(attachment) else { return };
+        if let Err(error) = end.complete(completion) {
+            self.broken.push((attachment, error.to_string()));
+        }
+    }
+
+    /// Forgets a communicator: closes its links, answers later calls on its handles with `status`.
+    fn let_go(&mut self, key: Key, status: Code) {
+        let Some(member) = self.members.remove(key) else { return };
+        self.by_communicator.remove(&member.id);
+        let until = self.now().after(LINGER);
+        for link in member.epochs.iter().flat_map(|links| links.links.iter().flatten()) {
+            self.links.remove(link);
+            self.lingering.push_back((until, *link));
+        }
+        for attachment in self.attachments.iter_mut() {
+            attachment.end_of(key, status);
+        }
+    }
+
+    fn let_go_broken(&mut self) -> usize {
+        let count = self.broken.len();
+        while let Some((key, reason)) = self.broken.pop() {
+            if let Some(attachment) = self.attachments.get(key).map(|attachment| attachment.id) {
+                self.detach(key);
+                (self.notify)(Notice::Detached { attachment, reason });
+            }
+        }
+        count
+    }
+}
+
+/// Adds a descriptor to the set that a sleeping loop waits on; closing it takes it out again.
+pub(crate) fn watch(set: &OwnedFd, fd: BorrowedFd<'_>) -> std::io::Result<()> {
+    Ok(epoll::add(set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+}
+
+/// Takes a frame in. One that is not of the protocol ends the communicator.
+fn received(
+    member: &mut Member,
+    now: Nanos,
+    epoch: u32,
+    peer: Participant,
+    header: &[u8],
+    payload: Option<(harmonaize_transport::Landing, u32)>,
+) {
+    let bytes = payload.map_or(0, |(_, bytes)| bytes);
+    match Message::decode(header) {
+        Some((header, control))
+            if payload.is_none_or(|(l, _)| l.ring == header.channel && l.sequence == header.sequence) =>
+        {
+            member.core.receive(now, peer, epoch, header, control, bytes);
+        }
+        _ => member.core.breach(peer),
+    }
+}
+
+/// Takes a descriptor in.
+fn submit(
+    now: Nanos,
+    attachment: &Attachment,
+    members: &mut Table<Member>,
+    submission: &Submission,
+) -> Result<(), Code> {
+    let (key, rank) = attachment.find(submission.communicator)?;
+    let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
+    let checked = check(submission, attachment.end.arena_bytes(), member.ranks)?;
+    let token = member.remember(submission.cookie, &checked).ok_or(Code::Busy)?;
+    let call = Call { signature: checked.signature, in_place: checked.in_place, token };
+    let result = member.core.call(now, rank, call);
+    if result.is_err() {
+        member.forget(token);
+    }
+    match result {
+        Ok(_) => Ok(()),
+        Err(CoreError::Full) => Err(Code::Busy),
+        Err(CoreError::NotLocal(_)) => Err(Code::BadCommunicator),
+        Err(CoreError::BadPlan(_) | CoreError::Plan(_)) => Err(Code::BadRank),
+        Err(CoreError::Ended(failure)) => Err(status_of(&failure)),
+    }
+}
+
+/// Channels fit in 12 bits and steps in 20; see [`harmonaize_core::EpochPlan`].
+fn tag(key: Key, channel: u16, step: u32) -> u64 {
+    let place = u64::from(key.index) << 48 | u64::from(key.generation) << 32;
+    place | u64::from(channel & 0xfff) << 20 | u64::from(step & 0xf_ffff)
+}
+
+fn untag(tag: u64) -> (Key, u16, u32) {
+    let key = Key { index: (tag >> 48) as u16, generation: (tag >> 32) as u16 };
+    (key, (tag >> 20) as u16 & 0xfff, tag as u32 & 0xf_ffff)
+}

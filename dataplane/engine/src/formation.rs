@@ -1,0 +1,125 @@
+//! Bringing a communicator, or a new plan of one, to life: links, landing rings, the state machine.
+
+use crate::attachment::Attachment;
+use crate::command::{Formation, Peer};
+use crate::member::{Links, Local, Member, Parts};
+use crate::table::{Key, Table};
+use harmonaize_abi::Collective;
+use harmonaize_core::{Communicator, Config, EpochPlan};
+use harmonaize_plan::{Access, Participant};
+use harmonaize_shm::{Memory, Span};
+use harmonaize_transport::{Ring, Transport};
+
+/// Opens the links of an epoch and gives each its landing rings, one per channel. On an error, what was opened is closed.
+pub(crate) fn open_links(
+    transport: &mut dyn Transport,
+    plan: &EpochPlan,
+    me: Participant,
+    peers: Vec<Peer>,
+) -> Result<Links, String> {
+    let participants = plan.plan.group().participants();
+    let mut expected: Vec<Participant> =
+        (0..participants).map(Participant).filter(|peer| *peer != me).collect();
+    let mut links = Links::new(plan.epoch, participants);
+    for peer in peers {
+        let known = expected.iter().position(|participant| *participant == peer.participant);
+        let result = match known {
+            Some(position) => {
+                expected.swap_remove(position);
+                open_link(transport, plan, &mut links, peer)
+            }
+            None => Err(format!("participant {} introduced twice or unknown", peer.participant.0)),
+        };
+        if let Err(reason) = result {
+            close_links(transport, &links);
+            return Err(reason);
+        }
+    }
+    if let Some(missing) = expected.first() {
+        close_links(transport, &links);
+        return Err(format!("participant {} was not introduced", missing.0));
+    }
+    Ok(links)
+}
+
+fn open_link(
+    transport: &mut dyn Transport,
+    plan: &EpochPlan,
+    links: &mut Links,
+    peer: Peer,
+) -> Result<(), String> {
+    let participant = peer.participant;
+    let at = |error: &dyn std::fmt::Display| format!("link to participant {}: {error}", participant.0);
+    let paths = u16::try_from(peer.introduction.source_ports.len()).map_err(|error| at(&error))?;
+    let ring_bytes = u64::from(plan.landing_slots) * u64::from(plan.tuning.chunk_bytes);
+    let bytes = u64::from(plan.channels) * ring_bytes;
+    let memory =
+        Memory::private(usize::try_from(bytes).map_err(|error| at(&error))?).map_err(|error| at(&error))?;
+    let link = transport.open(peer.introduction).map_err(|error| at(&error))?;
+    links.set(participant, link, std::sync::Arc::clone(&memory), paths);
+    for channel in 0..plan.channels {
+        let memory =
+            Span::new(&memory, u64::from(channel) * ring_bytes, ring_bytes).map_err(|error| at(&error))?;
+        let ring = Ring { memory, slot_bytes: plan.tuning.chunk_bytes, slots: plan.landing_slots };
+        transport.attach_ring(link, channel, ring).map_err(|error| at(&error))?;
+    }
+    Ok(())
+}
+
+/// Closes every link of an epoch.
+pub(crate) fn close_links(transport: &mut dyn Transport, links: &Links) {
+    for link in links.links.iter().flatten() {
+        transport.close(*link);
+    }
+}
+
+/// A member whose links are on their way up.
+pub(crate) fn form(
+    transport: &mut dyn Transport,
+    attachments: &Table<Attachment>,
+    keys: &[Key],
+    formation: Formation,
+) -> Result<Member, String> {
+    let plan = formation.plan.clone();
+    let group = plan.plan.group();
+    let mut expected = group.local(formation.me).to_vec();
+    expected.sort_unstable();
+    let mut given: Vec<_> = formation.locals.iter().map(|local| local.rank).collect();
+    given.sort_unstable();
+    if expected != given || keys.len() != given.len() {
+        return Err("local ranks are not those of the plan".into());
+    }
+    let (mut access, mut locals, mut calls) = (Vec::new(), Vec::new(), 0_u32);
+    for (local, key) in formation.locals.iter().zip(keys) {
+        let attachment = attachments.get(*key).ok_or("an attachment is gone")?;
+        let kind = if attachment.end.memory().is_some() { Access::Mapped } else { Access::Remote };
+        access.push((local.rank, kind));
+        locals.push(Local { rank: local.rank, attachment: *key, handle: local.handle });
+        calls = calls.max(attachment.end.entries());
+    }
+    let config = Config {
+        me: formation.me,
+        plan: plan.clone(),
+        access,
+        timeouts: formation.timeouts,
+        operations: calls as usize,
+    };
+    let core = Communicator::new(config).map_err(|error| error.to_string())?;
+    let algorithm = |collective| harmonaize_plan::algorithm(&plan.plan, collective);
+    let algorithms =
+        [Collective::AllReduce, Collective::AllToAll, Collective::Broadcast, Collective::Barrier]
+            .map(algorithm);
+    let links = open_links(transport, &plan, formation.me, formation.peers)?;
+    Ok(Member::new(Parts {
+        id: formation.communicator,
+        core,
+        ranks: group.ranks(),
+        calls: calls.saturating_mul(locals.len() as u32),
+        locals,
+        links,
+        channels: plan.channels,
+        landing_slots: plan.landing_slots,
+        chunk_bytes: plan.tuning.chunk_bytes,
+        algorithms,
+    }))
+}

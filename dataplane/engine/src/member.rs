@@ -1,0 +1,263 @@
+//! A communicator as the engine holds it: the state machine, its links and landing rings, staging, and the calls of its
+//! local ranks.
+
+use crate::command::{CommunicatorId, CommunicatorStatus};
+use crate::execute::Backlog;
+use crate::table::Key;
+use crate::validate::Checked;
+use harmonaize_abi::{Rank, Region, Status};
+use harmonaize_core::{Communicator, Failure, Nanos, Segment};
+use harmonaize_plan::{Participant, Program, Slot};
+use harmonaize_shm::{Memory, MemoryError};
+use harmonaize_transport::{DownReason, LinkId};
+use std::sync::Arc;
+
+/// Staging slots start at multiples of this many bytes.
+const ALIGNMENT: u64 = 64;
+
+/// A rank that this agent drives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Local {
+    pub(crate) rank: Rank,
+    pub(crate) attachment: Key,
+    pub(crate) handle: u32,
+}
+
+/// A call in flight: what the descriptor said.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pending {
+    pub(crate) cookie: u64,
+    pub(crate) input: Region,
+    pub(crate) output: Region,
+}
+
+/// The links of one epoch, by participant.
+#[derive(Debug)]
+pub(crate) struct Links {
+    pub(crate) epoch: u32,
+    pub(crate) links: Vec<Option<LinkId>>,
+    up: Vec<bool>,
+    /// Landing slots, by participant: `channels * landing_slots` slots of `chunk_bytes`.
+    pub(crate) landing: Vec<Option<Arc<Memory>>>,
+    pub(crate) paths: Vec<u16>,
+    pub(crate) announced: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) id: CommunicatorId,
+    pub(crate) core: Communicator,
+    pub(crate) ranks: u32,
+    pub(crate) locals: Vec<Local>,
+    pub(crate) epochs: Vec<Links>,
+    pub(crate) landing_slots: u32,
+    pub(crate) chunk_bytes: u32,
+    pub(crate) algorithms: [u8; 4],
+    /// By channel.
+    staging: Vec<Option<Arc<Memory>>>,
+    calls: Vec<Pending>,
+    free: Vec<u32>,
+    pub(crate) backlog: Backlog,
+    pub(crate) completed: u64,
+    pub(crate) failed: u64,
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
+    /// What the network said when a link went down, for the operator.
+    pub(crate) detail: String,
+    pub(crate) ended: bool,
+}
+
+/// What a member is made from beside its state machine.
+pub(crate) struct Parts {
+    pub(crate) id: CommunicatorId,
+    pub(crate) core: Communicator,
+    pub(crate) ranks: u32,
+    pub(crate) locals: Vec<Local>,
+    pub(crate) links: Links,
+    pub(crate) channels: u16,
+    pub(crate) landing_slots: u32,
+    pub(crate) chunk_bytes: u32,
+    pub(crate) algorithms: [u8; 4],
+    /// Calls in flight over all local ranks.
+    pub(crate) calls: u32,
+}
+
+impl Member {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            id: parts.id,
+            core: parts.core,
+            ranks: parts.ranks,
+            locals: parts.locals,
+            epochs: vec![parts.links],
+            landing_slots: parts.landing_slots,
+            chunk_bytes: parts.chunk_bytes,
+            algorithms: parts.algorithms,
+            staging: vec![None; usize::from(parts.channels)],
+            calls: vec![Pending::default(); parts.calls as usize],
+            free: (0..parts.calls).rev().collect(),
+            backlog: Backlog::default(),
+            completed: 0,
+            failed: 0,
+            bytes_sent: 0,
+            bytes_received: 0,
+            detail: String::new(),
+            ended: false,
+        }
+    }
+
+    pub(crate) fn local(&self, rank: Rank) -> Option<&Local> {
+        self.locals.iter().find(|local| local.rank == rank)
+    }
+
+    pub(crate) fn links(&self, epoch: u32) -> Option<&Links> {
+        self.epochs.iter().find(|links| links.epoch == epoch)
+    }
+
+    /// Remembers a call; its token.
+    pub(crate) fn remember(&mut self, cookie: u64, checked: &Checked) -> Option<u64> {
+        let token = self.free.pop()?;
+        let call = self.calls.get_mut(token as usize)?;
+        *call = Pending { cookie, input: checked.input, output: checked.output };
+        Some(u64::from(token))
+    }
+
+    /// Forgets a call.
+    pub(crate) fn forget(&mut self, token: u64) -> Option<Pending> {
+        let call = self.calls.get(usize::try_from(token).ok()?).copied()?;
+        self.free.push(u32::try_from(token).ok()?);
+        Some(call)
+    }
+
+    /// A local rank's call.
+    pub(crate) fn pending(&self, operation: u64, rank: Rank) -> Option<&Pending> {
+        let token = self.core.token(operation, rank)?;
+        self.calls.get(usize::try_from(token).ok()?)
+    }
+
+    /// Makes the channel's staging large enough for its segment. Allocates only when a segment needs more than any before
+    /// it on this channel.
+    pub(crate) fn reserve_staging(&mut self, channel: u16) -> Result<(), MemoryError> {
+        let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
+        let slots = segment.program.slots.len();
+        let bytes = slot_offset(&segment.program, slots, segment.hi - segment.lo, size);
+        let Some(staging) = self.staging.get_mut(usize::from(channel)) else { return Ok(()) };
+        // A segment without elements has staging, too: of no bytes, but somewhere.
+        if staging.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
+            let bytes = usize::try_from(bytes.max(ALIGNMENT)).map_err(|_| MemoryError::BadSize(bytes))?;
+            *staging = Some(Memory::private(bytes)?);
+        }
+        Ok(())
+    }
+
+    /// The segment on a channel and its operation's element size.
+    pub(crate) fn segment_and_size(&self, channel: u16) -> Option<(&Segment, u64)> {
+        let segment = self.core.segment(channel)?;
+        let signature = self.core.signature(segment.operation)?;
+        Some((segment, signature.dtype.size() as u64))
+    }
+
+    /// Where a staging slot of the channel's segment starts.
+    pub(crate) fn staging(
+        &self,
+        channel: u16,
+        segment: &Segment,
+        size: u64,
+        slot: Slot,
+    ) -> Option<(&Arc<Memory>, u64)> {
+        let memory = self.staging.get(usize::from(channel))?.as_ref()?;
+        Some((memory, slot_offset(&segment.program, usize::from(slot.0), segment.hi - segment.lo, size)))
+    }
+
+    /// Notes that a link is up; whether that completes an epoch's links.
+    pub(crate) fn link_up(&mut self, epoch: u32, peer: Participant) -> bool {
+        let Some(links) = self.epochs.iter_mut().find(|links| links.epoch == epoch) else { return false };
+        if let Some(up) = links.up.get_mut(peer.0 as usize) {
+            *up = true;
+        }
+        links.complete() && !std::mem::replace(&mut links.announced, true)
+    }
+
+    /// Takes an epoch's links out, to close them.
+    pub(crate) fn take_links(&mut self, epoch: u32) -> Option<Links> {
+        let position = self.epochs.iter().position(|links| links.epoch == epoch)?;
+        Some(self.epochs.remove(position))
+    }
+
+    /// Ends the communicator because of an error of this agent's.
+    pub(crate) fn break_off(&mut self, error: &str) {
+        self.detail = error.to_owned();
+        self.core.breach(self.core.me());
+    }
+
+    pub(crate) fn note_down(&mut self, peer: Participant, reason: &DownReason) {
+        if self.detail.is_empty() {
+            self.detail = format!("link to participant {}: {reason}", peer.0);
+        }
+    }
+
+    pub(crate) fn status(&self, now: Nanos) -> CommunicatorStatus {
+        CommunicatorStatus {
+            communicator: self.id,
+            epoch: self.core.epoch_in_force(),
+            completed: self.completed,
+            failed: self.failed,
+            bytes_sent: self.bytes_sent,
+            bytes_received: self.bytes_received,
+            in_flight: self.core.in_flight(),
+            now,
+        }
+    }
+}
+
+impl Links {
+    pub(crate) fn new(epoch: u32, participants: u32) -> Self {
+        let participants = participants as usize;
+        Self {
+            epoch,
+            links: vec![None; participants],
+            up: vec![false; participants],
+            landing: vec![None; participants],
+            paths: vec![0; participants],
+            announced: false,
+        }
+    }
+
+    /// Whether every link is up.
+    pub(crate) fn complete(&self) -> bool {
+        self.links.iter().zip(&self.up).all(|(link, up)| link.is_none() || *up)
+    }
+
+    pub(crate) fn set(&mut self, peer: Participant, link: LinkId, landing: Arc<Memory>, paths: u16) {
+        let peer = peer.0 as usize;
+        if let (Some(l), Some(s), Some(p)) =
+            (self.links.get_mut(peer), self.landing.get_mut(peer), self.paths.get_mut(peer))
+        {
+            (*l, *s, *p) = (Some(link), Some(landing), paths);
+        }
+    }
+
+    /// The link to a peer, and the path on it that a channel uses.
+    pub(crate) fn route(&self, peer: Participant, channel: u16) -> Option<(LinkId, u16)> {
+        let link = (*self.links.get(peer.0 as usize)?)?;
+        let paths = *self.paths.get(peer.0 as usize)?;
+        Some((link, channel % paths.max(1)))
+    }
+}
+
+/// Where slot `slot` of a program's staging starts, in bytes; for the number of slots: how long all are.
+fn slot_offset(program: &Program, slot: usize, elements: u64, size: u64) -> u64 {
+    let sizes = program.slots.iter().take(slot);
+    sizes.map(|&of| (elements.div_ceil(u64::from(of.max(1))) * size).next_multiple_of(ALIGNMENT)).sum()
+}
+
+/// What a tenant's completion says of a failure.
+pub(crate) fn status_of(failure: &Failure) -> Status {
+    match failure {
+        Failure::Timeout { .. } => Status::Timeout,
+        Failure::Mismatch { .. } => Status::Mismatch,
+        Failure::RanksLost { .. } => Status::RankLost,
+        Failure::Dissolved => Status::Aborted,
+        Failure::Internal { .. } => Status::Internal,
+    }
+}

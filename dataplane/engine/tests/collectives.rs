@@ -1,0 +1,168 @@
+//! Whole operations through engines, rings and transports, in one process.
+
+mod common;
+
+use common::{World, call};
+use harmonaize_abi::{Collective, Status};
+use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_plan::{Participant, Tuning};
+use harmonaize_transport::Transport;
+use harmonaize_transport::loopback::Hub;
+use harmonaize_transport::tcp::{Config, TcpTransport};
+
+fn small() -> Tuning {
+    Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 }
+}
+
+fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
+    let hub = Hub::new();
+    (0..count).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
+}
+
+fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
+    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
+    (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
+}
+
+fn groupings() -> Vec<Vec<Vec<u32>>> {
+    vec![
+        vec![vec![0]],
+        vec![vec![0, 1, 2]],
+        vec![vec![0], vec![1]],
+        vec![vec![0, 3], vec![1, 2], vec![4]],
+        vec![vec![2], vec![0], vec![3], vec![1]],
+    ]
+}
+
+fn input(rank: usize, count: usize) -> Vec<u64> {
+    (0..count as u64)
+        .map(|i| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(rank as u32 * 7))
+        .collect()
+}
+
+fn everything_is_right(transports: fn(usize) -> Vec<Box<dyn Transport + Send>>) {
+    for ranks in groupings() {
+        let mut world = World::new(transports(ranks.len()), &ranks, small());
+        let n = world.tenants.len();
+        for count in [0_usize, 1, 3, 200, 50_000] {
+            allreduce(&mut world, n, count, 0, 16 << 20);
+            allreduce(&mut world, n, count, 0, 0);
+            alltoall(&mut world, n, count.min(5_000));
+            broadcast(&mut world, n, count);
+            (0..n).for_each(|rank| world.submit(rank, call(Collective::Barrier, 0, 1, 0, 0, 0)));
+            assert!(world.completions().iter().all(|c| c.status == 0), "barrier");
+        }
+    }
+}
+
+fn allreduce(world: &mut World, n: usize, count: usize, from: u64, to: u64) {
+    let mut expected = vec![0_u64; count];
+    for rank in 0..n {
+        let values = input(rank, count);
+        expected.iter_mut().zip(&values).for_each(|(sum, v)| *sum = sum.wrapping_add(*v));
+        world.write(rank, from, &values);
+    }
+    (0..n).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, from, to, 0)));
+    let completions = world.completions();
+    let right = completions.iter().all(|c| c.status == 0 && c.cookie == 42);
+    assert!(right, "{count} elements at {from} to {to}: {completions:?}, {:?}", world.notices);
+    for rank in 0..n {
+        assert!(world.read(rank, to, count) == expected, "rank {rank} of {n}, {count} elements");
+        assert!(from == to || world.read(rank, from, count) == input(rank, count), "input changed");
+    }
+}
+
+fn alltoall(world: &mut World, n: usize, count: usize) {
+    (0..n).for_each(|rank| world.write(rank, 0, &input(rank, count * n)));
+    (0..n).for_each(|r| world.submit(r, call(Collective::AllToAll, count as u64, n as u64, 0, 16 << 20, 0)));
+    assert!(world.completions().iter().all(|c| c.status == 0));
+    for rank in 0..n {
+        let expected: Vec<u64> = (0..n)
+            .flat_map(|from| input(from, count * n)[rank * count..(rank + 1) * count].to_vec())
+            .collect();
+        assert!(world.read(rank, 16 << 20, count * n) == expected, "rank {rank} of {n}, {count} elements");
+    }
+}
+
+fn broadcast(world: &mut World, n: usize, count: usize) {
+    let root = n - 1;
+    (0..n).for_each(|rank| world.write(rank, 0, &input(rank, count)));
+    (0..n).for_each(|r| world.submit(r, call(Collective::Broadcast, count as u64, 1, 0, 0, root as u32)));
+    assert!(world.completions().iter().all(|c| c.status == 0));
+    for rank in 0..n {
+        assert!(world.read(rank, 0, count) == input(root, count), "rank {rank} of {n}, {count} elements");
+    }
+}
+
+#[test]
+fn every_collective_is_right_in_process() {
+    everything_is_right(loopback);
+}
+
+#[test]
+fn every_collective_is_right_over_tcp() {
+    everything_is_right(tcp);
+}
+
+/// A running operation changes its ring order midway and gives the same bits.
+#[test]
+fn a_running_operation_changes_its_plan() {
+    let mut world = World::new(tcp(4), &[vec![0], vec![1], vec![2], vec![3]], small());
+    let count = 1 << 20;
+    (0..4).for_each(|rank| world.write(rank, 0, &input(rank, count)));
+    (0..4).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
+    for _ in 0..20 {
+        world.engines.iter_mut().for_each(|engine| drop(engine.progress(64)));
+    }
+    for me in (0..4).map(Participant) {
+        let command = Command::Change {
+            communicator: CommunicatorId(1),
+            plan: world.plan(2, &[0, 2, 1, 3]),
+            peers: world.peers(2, me),
+        };
+        world.engines[me.0 as usize].command(command);
+    }
+    assert!(world.completions().iter().all(|c| c.status == 0));
+    let expected = (0..4).map(|r| input(r, count)).fold(vec![0_u64; count], |sum, values| {
+        sum.iter().zip(&values).map(|(a, b)| a.wrapping_add(*b)).collect()
+    });
+    (0..4).for_each(|rank| assert!(world.read(rank, 16 << 20, count) == expected, "rank {rank}"));
+    let segments: Vec<_> = world
+        .notices
+        .iter()
+        .map(|heard| {
+            let heard = heard.lock().unwrap();
+            heard.iter().find_map(|n| match n {
+                Notice::Switched { epoch: 2, segment, .. } => Some(*segment),
+                _ => None,
+            })
+        })
+        .collect();
+    let total = (count as u64 * 8).div_ceil(16384);
+    assert!(
+        segments.iter().all(|s| *s == segments[0] && s.is_some_and(|s| s > 0 && s < total)),
+        "{segments:?} of {total}"
+    );
+}
+
+#[test]
+fn bad_calls_are_refused_and_hurt_nobody() {
+    let mut world = World::new(loopback(2), &[vec![0], vec![1]], small());
+    world.submit(0, call(Collective::AllReduce, u64::MAX / 16, 1, 0, 0, 0));
+    let mut refused = None;
+    world.until("refusal", |world| {
+        use harmonaize_shm::TenantEnd;
+        refused = world.tenants[0].end.completion().unwrap();
+        refused.is_some()
+    });
+    assert_eq!(refused.map(|c| c.status), Some(Status::OutOfRange.code()));
+    allreduce(&mut world, 2, 1000, 0, 1 << 20);
+}
+
+#[test]
+fn different_calls_end_the_communicator_at_both() {
+    let mut world = World::new(loopback(2), &[vec![0], vec![1]], small());
+    world.submit(0, call(Collective::AllReduce, 100, 1, 0, 4096, 0));
+    world.submit(1, call(Collective::AllReduce, 101, 1, 0, 4096, 0));
+    assert!(world.completions().iter().all(|c| c.status == Status::Mismatch.code()));
+}

@@ -1,0 +1,180 @@
+//! Engines and tenants in one process, driven by hand: no thread, no agent, no control.
+
+use harmonaize_abi::{ABI_VERSION, Collective, Completion, Dtype, Rank, ReduceOp, Region, Submission};
+use harmonaize_core::{EpochPlan, Nanos, Timeouts};
+use harmonaize_engine::{AttachmentId, Command, CommunicatorId, Engine, Formation, LocalRank, Notice, Peer};
+use harmonaize_plan::{Group, Participant, Plan, Tuning};
+use harmonaize_shm::{MappedEnd, MappedTenant, TenantEnd};
+use harmonaize_transport::{Introduction, Transport};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+pub const ARENA: u64 = 32 << 20;
+
+/// One rank's end.
+pub struct Tenant {
+    pub end: MappedTenant,
+    pub communicator: u32,
+}
+
+/// Several agents' engines and all their tenants.
+pub struct World {
+    pub engines: Vec<Engine>,
+    pub notices: Vec<Arc<Mutex<Vec<Notice>>>>,
+    pub addresses: Vec<SocketAddr>,
+    pub tenants: Vec<Tenant>,
+    pub group: Group,
+    pub tuning: Tuning,
+}
+
+pub fn timeouts() -> Timeouts {
+    Timeouts { operation: Nanos(2_000_000_000), inquiry: Nanos(500_000_000) }
+}
+
+impl World {
+    /// An engine per transport; `ranks[i]` are the ranks at engine `i`, all in communicator 1.
+    pub fn new(transports: Vec<Box<dyn Transport + Send>>, ranks: &[Vec<u32>], tuning: Tuning) -> Self {
+        let group = Group::new(ranks.iter().map(|r| r.iter().map(|&r| Rank(r)).collect()).collect()).unwrap();
+        let (mut engines, mut notices, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
+        for transport in transports {
+            let heard = Arc::new(Mutex::new(Vec::new()));
+            let notify = Arc::clone(&heard);
+            addresses.push(transport.local_address());
+            engines.push(Engine::new(transport, Box::new(move |n| notify.lock().unwrap().push(n))).unwrap());
+            notices.push(heard);
+        }
+        let mut tenants: Vec<Option<Tenant>> = (0..group.ranks()).map(|_| None).collect();
+        for (engine, ranks) in engines.iter_mut().zip(ranks) {
+            for &rank in ranks {
+                let (end, doorbell) = MappedEnd::create(ARENA, 64).unwrap();
+                let [arena, rings] = end.descriptors().unwrap().map(|fd| fd.try_clone_to_owned().unwrap());
+                let tenant = MappedTenant::open(
+                    [arena, rings, doorbell.as_fd().try_clone_to_owned().unwrap()],
+                    ARENA,
+                    64,
+                )
+                .unwrap();
+                tenants[rank as usize] = Some(Tenant { end: tenant, communicator: 7 });
+                engine.command(Command::Attach { attachment: AttachmentId(rank.into()), end: Box::new(end) });
+            }
+        }
+        let tenants = tenants.into_iter().map(Option::unwrap).collect();
+        let mut world = Self { engines, notices, addresses, tenants, group, tuning };
+        let order: Vec<u32> = (0..world.group.participants()).collect();
+        for index in 0..world.engines.len() {
+            let me = Participant(index as u32);
+            let locals = world.group.local(me).iter().map(|&rank| LocalRank {
+                rank,
+                attachment: AttachmentId(rank.0.into()),
+                handle: 7,
+            });
+            let formation = Formation {
+                communicator: CommunicatorId(1),
+                me,
+                plan: world.plan(1, &order),
+                peers: world.peers(1, me),
+                locals: locals.collect(),
+                timeouts: timeouts(),
+            };
+            world.engines[index].command(Command::Form(Box::new(formation)));
+        }
+        world.until("formed", |world| {
+            world
+                .notices
+                .iter()
+                .all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Prepared { .. })))
+        });
+        world
+    }
+
+    pub fn plan(&self, epoch: u32, order: &[u32]) -> EpochPlan {
+        let plan = Plan::new(self.group.clone(), order.iter().map(|&p| Participant(p)).collect()).unwrap();
+        EpochPlan { epoch, plan, tuning: self.tuning, channels: 4, landing_slots: 2 }
+    }
+
+    pub fn peers(&self, epoch: u32, me: Participant) -> Vec<Peer> {
+        let others = (0..self.group.participants()).filter(|&peer| peer != me.0);
+        others
+            .map(|peer| {
+                let (low, high) = (peer.min(me.0), peer.max(me.0));
+                let mut name = [0; 16];
+                name[0] = epoch as u8;
+                (name[1], name[2]) = (low as u8, high as u8);
+                let introduction = Introduction {
+                    name,
+                    secret: [low as u8 * 16 + high as u8; 32],
+                    peer: self.addresses[peer as usize],
+                    initiate: me.0 < peer,
+                    source_ports: vec![0, 0],
+                };
+                Peer { participant: Participant(peer), introduction }
+            })
+            .collect()
+    }
+
+    /// Drives every engine until something holds.
+    pub fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !holds(self) {
+            for engine in &mut self.engines {
+                engine.progress(64);
+            }
+            assert!(Instant::now() < deadline, "not within 20 s: {what}; notices {:?}", self.notices);
+        }
+    }
+
+    pub fn submit(&mut self, rank: usize, submission: Submission) {
+        let communicator = self.tenants[rank].communicator;
+        self.tenants[rank].end.submit(&Submission { communicator, ..submission }).unwrap();
+    }
+
+    /// The next completion of every rank.
+    pub fn completions(&mut self) -> Vec<Completion> {
+        let mut done: Vec<Option<Completion>> = vec![None; self.tenants.len()];
+        self.until("completions of all ranks", |world| {
+            for (tenant, done) in world.tenants.iter_mut().zip(&mut done) {
+                if done.is_none() {
+                    *done = tenant.end.completion().unwrap();
+                }
+            }
+            done.iter().all(Option::is_some)
+        });
+        done.into_iter().map(Option::unwrap).collect()
+    }
+
+    pub fn write(&self, rank: usize, offset: u64, values: &[u64]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+        self.tenants[rank].end.memory().write(offset, &bytes).unwrap();
+    }
+
+    pub fn read(&self, rank: usize, offset: u64, count: usize) -> Vec<u64> {
+        let mut bytes = vec![0; count * 8];
+        self.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
+        bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect()
+    }
+}
+
+pub fn call(
+    collective: Collective,
+    count: u64,
+    blocks: u64,
+    input: u64,
+    output: u64,
+    root: u32,
+) -> Submission {
+    let bytes = count * blocks * 8;
+    Submission {
+        version: ABI_VERSION,
+        collective: collective.code(),
+        dtype: Dtype::U64.code(),
+        reduce: ReduceOp::Sum.code(),
+        root,
+        count,
+        input: Region { offset: input, bytes },
+        output: Region { offset: output, bytes },
+        cookie: 42,
+        ..Submission::default()
+    }
+}
