@@ -1,1 +1,44 @@
-//! In construction.
+//! The tenant's library: attach to the provider's agent, put tensors where it reaches them, join communicators, and run
+//! collectives on them.
+//!
+//! ```no_run
+//! use harmonaize_client::{AttachOptions, Client, Dtype, Rank, ReduceOp};
+//! use std::time::Duration;
+//!
+//! # fn main() -> Result<(), harmonaize_client::Error> {
+//! let client = Client::attach("/run/harmonaize/tenant.sock", AttachOptions::default())?;
+//! let gradients = client.tensor(Dtype::F32, 1024)?;
+//! let job = client.join("job", Rank(0), 8, Duration::from_secs(60))?;
+//! gradients.write(0, &[1.0f32; 1024])?;
+//! let receipt = job.all_reduce_in_place(&gradients, ReduceOp::Sum)?.wait(Duration::from_secs(10))?;
+//! println!("{} bytes sent", receipt.wire_bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every handle ([`Client`], [`Communicator`], [`Tensor`], [`Operation`]) is `Send` and `Sync`, and all but
+//! tensors keep the attachment alive. One thread at a time waits on the kernel for all others. A remote attachment's tensors are served to the agent
+//! while some thread waits or polls, and not otherwise.
+//!
+//! Architecture invariant: knows ranks and its agent's socket; no host, link or other tenant.
+#![forbid(unsafe_code)]
+
+mod arena;
+mod attach;
+mod communicator;
+mod element;
+mod error;
+mod in_flight;
+mod operation;
+mod session;
+mod shared;
+mod tensor;
+
+pub use attach::{AttachOptions, Client};
+pub use communicator::Communicator;
+pub use element::Element;
+pub use error::Error;
+pub use harmonaize_abi::session::{Access, FailureDetail, JoinRefusal, RefusalKind};
+pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
+pub use operation::{Algorithm, Operation, Receipt};
+pub use tensor::Tensor;

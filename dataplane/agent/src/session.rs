@@ -1,0 +1,124 @@
+//! A tenant's Unix socket: who may attach and with how much, the handshake, and requests on their way to the agent.
+//!
+//! Control traffic only. An attachment's data path is the [`AgentEnd`] handed over in [`SessionRequest::Attached`].
+
+mod connection;
+mod listener;
+
+pub use listener::{BindError, SessionServer};
+
+use harmonaize_abi::Rank;
+use harmonaize_abi::session::{FailureDetail, JoinRefused};
+use harmonaize_shm::AgentEnd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// An attachment of this agent, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttachmentId(pub u64);
+
+impl AttachmentId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl std::fmt::Display for AttachmentId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A tenant, as far as its socket is concerned.
+#[derive(Clone, Debug)]
+pub struct TenantSocket {
+    /// The tenant's name, for logs and [`SessionRequest::Attached`].
+    pub tenant: String,
+    /// Where the socket is made. The folder must exist and must not be writable for the tenant.
+    pub path: PathBuf,
+    /// Users that may attach. With exactly one, the socket file belongs to it and is closed to all others; with more,
+    /// everybody can connect and all but these are refused.
+    pub uids: Vec<u32>,
+    /// How much the tenant may have.
+    pub quota: Quota,
+    /// Whether attachments that map nothing are offered.
+    pub remote: bool,
+    /// How long a connection may take to say hello.
+    pub handshake: Duration,
+}
+
+/// How much a tenant may have on this agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// Attachments at once.
+    pub attachments: u32,
+    /// Bytes of tensor memory, over all attachments.
+    pub arena_bytes: u64,
+    /// Entries of a ring.
+    pub entries: u32,
+    /// Communicators of one attachment at once, those being joined included.
+    pub communicators: u32,
+    /// Ranks of one communicator.
+    pub ranks: u32,
+}
+
+impl Default for Quota {
+    /// 64 attachments, 16 GiB, 256 entries, 64 communicators, 1024 ranks.
+    fn default() -> Self {
+        Self { attachments: 64, arena_bytes: 16 << 30, entries: 256, communicators: 64, ranks: 1024 }
+    }
+}
+
+/// What a tenant's process wants of the agent. For one attachment they come in order: first `Attached`, last `Detached`.
+#[derive(Debug)]
+pub enum SessionRequest {
+    /// A process attached.
+    Attached {
+        /// Names the attachment from now on.
+        attachment: AttachmentId,
+        /// Whose it is.
+        tenant: String,
+        /// Its data path.
+        end: Box<dyn AgentEnd>,
+    },
+    /// Become a rank of a communicator. Name, rank and size are checked. If `reply` is closed, nobody waits any more: the
+    /// process went away.
+    Join {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// The communicator's name within the tenant.
+        name: String,
+        /// Which rank.
+        rank: Rank,
+        /// Of how many.
+        ranks: u32,
+        /// How long the process is ready to wait for the others.
+        timeout: Duration,
+        /// The communicator's handle for descriptors of this attachment, or why not.
+        reply: oneshot::Sender<Result<u32, JoinRefused>>,
+    },
+    /// Leave a communicator that was joined.
+    Leave {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// Handle from joining.
+        communicator: u32,
+    },
+    /// Say why a communicator ended, if it has.
+    Detail {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// Handle from joining.
+        communicator: u32,
+        /// What this attachment's rank may know.
+        reply: oneshot::Sender<Option<FailureDetail>>,
+    },
+    /// The process is gone, or the socket is going down.
+    Detached {
+        /// Which attachment.
+        attachment: AttachmentId,
+    },
+}

@@ -1,0 +1,299 @@
+//! An agent whose engine is a stub: every rank is alone, so that AllReduce, AllToAll and Broadcast copy.
+
+use harmonaize_abi::session::{FailureDetail, JoinRefusal, JoinRefused};
+use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
+use harmonaize_agent::session::{AttachmentId, Quota, SessionRequest, SessionServer, TenantSocket};
+use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+
+/// Longest time that anything in these tests may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+/// What a test sets, and sees.
+#[derive(Debug, Default)]
+pub(crate) struct Knobs {
+    /// Descriptors are taken, and their operations not run until this is false again.
+    pub(crate) hold: AtomicBool,
+    /// Every operation fails with a mismatch.
+    pub(crate) fail: AtomicBool,
+    /// Joins, leaves, ends, in words.
+    pub(crate) log: Mutex<Vec<String>>,
+}
+
+impl Knobs {
+    pub(crate) fn say(&self, what: String) {
+        self.log.lock().unwrap().push(what);
+    }
+
+    /// Waits until the log holds a line that contains `text`.
+    pub(crate) fn expect(&self, text: &str) {
+        let start = Instant::now();
+        while !self.log.lock().unwrap().iter().any(|line| line.contains(text)) {
+            assert!(start.elapsed() < LIMIT, "no \"{text}\" in {:?}", self.log.lock().unwrap());
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The agent. Stopped, with its socket removed, when dropped.
+pub(crate) struct Stub {
+    pub(crate) path: PathBuf,
+    pub(crate) knobs: Arc<Knobs>,
+    stop: watch::Sender<bool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    _folder: tempfile::TempDir,
+}
+
+pub(crate) fn socket(path: PathBuf) -> TenantSocket {
+    TenantSocket {
+        tenant: "acme".into(),
+        path,
+        uids: vec![rustix::process::getuid().as_raw()],
+        quota: Quota::default(),
+        remote: true,
+        handshake: Duration::from_secs(5),
+    }
+}
+
+impl Stub {
+    pub(crate) fn start() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub(crate) fn with(adjust: impl FnOnce(&mut TenantSocket)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut socket = socket(folder.path().join("acme.sock"));
+        adjust(&mut socket);
+        let (path, knobs) = (socket.path.clone(), Arc::new(Knobs::default()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let server = {
+            let _context = runtime.enter();
+            SessionServer::bind(socket).unwrap()
+        };
+        let (requests, inbox) = mpsc::channel(64);
+        let (stop, stopped) = watch::channel(false);
+        let engine = Engine { inbox, knobs: Arc::clone(&knobs), attachments: BTreeMap::new(), next: 1 };
+        let threads = vec![
+            std::thread::spawn(move || runtime.block_on(server.run(requests, stopped))),
+            std::thread::spawn(move || engine.run()),
+        ];
+        Self { path, knobs, stop, threads, _folder: folder }
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        for thread in self.threads.drain(..) {
+            let joined = thread.join();
+            assert!(joined.is_ok() || std::thread::panicking());
+        }
+        assert!(!self.path.exists() || std::thread::panicking());
+    }
+}
+
+struct Engine {
+    inbox: mpsc::Receiver<SessionRequest>,
+    knobs: Arc<Knobs>,
+    attachments: BTreeMap<AttachmentId, Attachment>,
+    next: u32,
+}
+
+struct Attachment {
+    end: Box<dyn AgentEnd>,
+    held: Vec<Submission>,
+    operations: u64,
+    /// Remote: operations whose bytes are on their way, by tag.
+    moving: HashMap<u64, (Submission, Arc<Memory>, bool)>,
+    tag: u64,
+}
+
+impl Engine {
+    /// Polls for a while, then sleeps on the ends; ends when the socket has gone down.
+    fn run(mut self) {
+        let mut idle = Instant::now();
+        loop {
+            match self.inbox.try_recv() {
+                Ok(request) => {
+                    self.request(request);
+                    idle = Instant::now();
+                }
+                Err(mpsc::error::TryRecvError::Disconnected) => return,
+                Err(mpsc::error::TryRecvError::Empty) => {}
+            }
+            if self.progress() > 0 {
+                idle = Instant::now();
+            } else if idle.elapsed() < Duration::from_micros(50) {
+                std::thread::yield_now();
+            } else {
+                self.sleep();
+                idle = Instant::now();
+            }
+        }
+    }
+
+    fn sleep(&mut self) {
+        let held = self.attachments.values().any(|attachment| !attachment.held.is_empty());
+        if self.attachments.values_mut().all(|attachment| attachment.end.prepare_sleep()) && !held {
+            let mut fds: Vec<_> = self
+                .attachments
+                .values()
+                .map(|attachment| {
+                    let fd = attachment.end.wake_fd();
+                    rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)
+                })
+                .collect();
+            // Requests have no descriptor in this stub, so it looks for them now and then.
+            let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+            rustix::event::poll(&mut fds, Some(&timeout)).unwrap();
+        }
+        for attachment in self.attachments.values_mut() {
+            attachment.end.cancel_sleep();
+        }
+    }
+
+    fn request(&mut self, request: SessionRequest) {
+        match request {
+            SessionRequest::Attached { attachment, tenant, end } => {
+                self.knobs.say(format!("attached {attachment} of {tenant}"));
+                let (held, moving) = (Vec::new(), HashMap::new());
+                self.attachments.insert(attachment, Attachment { end, held, operations: 0, moving, tag: 0 });
+            }
+            SessionRequest::Join { name, rank, ranks, reply, .. } if name == "never" => {
+                self.knobs.say(format!("join {rank}/{ranks}"));
+                let knobs = Arc::clone(&self.knobs);
+                std::thread::spawn(move || {
+                    let start = Instant::now();
+                    while !reply.is_closed() && start.elapsed() < LIMIT {
+                        std::thread::yield_now();
+                    }
+                    knobs.say("join given up".into());
+                });
+            }
+            SessionRequest::Join { rank, ranks, reply, .. } => {
+                self.next += 1;
+                let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|other| *other != rank).collect();
+                let answer = match ranks {
+                    1 => Ok(self.next),
+                    _ => Err(JoinRefused {
+                        kind: JoinRefusal::Timeout,
+                        text: "some ranks never came".into(),
+                        ranks: missing,
+                    }),
+                };
+                let _ = reply.send(answer);
+            }
+            SessionRequest::Leave { communicator, .. } => self.knobs.say(format!("left {communicator}")),
+            SessionRequest::Detail { reply, .. } => {
+                let detail = FailureDetail {
+                    status: Status::Mismatch,
+                    operation: 7,
+                    signature: None,
+                    ranks: vec![Rank(3)],
+                    calls: Vec::new(),
+                    text: "because the test says so".into(),
+                };
+                let _ = reply.send(Some(detail));
+            }
+            SessionRequest::Detached { attachment } => {
+                self.knobs.say(format!("detached {attachment}"));
+                self.attachments.remove(&attachment);
+            }
+        }
+    }
+
+    fn progress(&mut self) -> usize {
+        let (mut done, mut broken) = (0, Vec::new());
+        for (id, attachment) in &mut self.attachments {
+            match attachment.progress(&self.knobs) {
+                Ok(more) => done += more,
+                Err(error) => broken.push((*id, error)),
+            }
+        }
+        for (id, error) in broken {
+            self.knobs.say(format!("broken {id}: {error}"));
+            self.attachments.remove(&id);
+        }
+        done
+    }
+}
+
+impl Attachment {
+    fn progress(&mut self, knobs: &Knobs) -> Result<usize, EndError> {
+        let mut ended = Vec::new();
+        let mut done = self.end.progress(&mut |tag| ended.push(tag))?;
+        for tag in ended {
+            self.moved(tag)?;
+        }
+        while let Some(submission) = self.end.submission()? {
+            done += 1;
+            self.held.push(submission);
+        }
+        if !knobs.hold.load(Ordering::Relaxed) {
+            for submission in std::mem::take(&mut self.held) {
+                done += 1;
+                match knobs.fail.load(Ordering::Relaxed) {
+                    true => self.complete(&submission, Status::Mismatch)?,
+                    false => self.execute(submission)?,
+                }
+            }
+        }
+        if done > 0 {
+            self.end.flush()?;
+        }
+        Ok(done)
+    }
+
+    fn complete(&mut self, submission: &Submission, status: Status) -> Result<(), EndError> {
+        let operation = self.operations;
+        self.operations += 1;
+        let completion = Completion {
+            version: ABI_VERSION,
+            status: status.code(),
+            communicator: submission.communicator,
+            cookie: submission.cookie,
+            operation,
+            algorithm: 1,
+            ..Default::default()
+        };
+        self.end.complete(&completion)
+    }
+
+    fn execute(&mut self, submission: Submission) -> Result<(), EndError> {
+        let (Region { offset, bytes }, output) = (submission.input, submission.output);
+        let end = offset.max(output.offset).checked_add(bytes);
+        if end.is_none_or(|end| end > self.end.arena_bytes()) || bytes != output.bytes {
+            return self.complete(&submission, Status::OutOfRange);
+        }
+        if bytes == 0 {
+            return self.complete(&submission, Status::Ok);
+        }
+        if let Some(memory) = self.end.memory() {
+            let mut copied = vec![0; bytes as usize];
+            memory.read(offset, &mut copied)?;
+            memory.write(output.offset, &copied)?;
+            return self.complete(&submission, Status::Ok);
+        }
+        let staging = Memory::private(bytes as usize)?;
+        self.tag += 1;
+        self.end.fetch(self.tag, offset, Span::new(&staging, 0, bytes)?)?;
+        self.moving.insert(self.tag, (submission, staging, false));
+        Ok(())
+    }
+
+    fn moved(&mut self, tag: u64) -> Result<(), EndError> {
+        let (submission, staging, stored) = self.moving.remove(&tag).expect("a tag that was given");
+        if stored {
+            return self.complete(&submission, Status::Ok);
+        }
+        let span = Span::new(&staging, 0, submission.output.bytes)?;
+        self.end.store(tag, span, submission.output.offset)?;
+        self.moving.insert(tag, (submission, staging, true));
+        Ok(())
+    }
+}

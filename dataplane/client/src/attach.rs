@@ -1,0 +1,80 @@
+//! Attaching to the agent.
+
+use crate::communicator::{Communicator, Joining};
+use crate::shared::Shared;
+use crate::tensor::{Pool, Tensor};
+use crate::{Access, Error, session};
+use harmonaize_abi::session::Hello;
+use harmonaize_abi::{Dtype, Rank};
+use harmonaize_shm::{MappedTenant, TenantEnd};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How to attach.
+#[derive(Clone, Debug)]
+pub struct AttachOptions {
+    /// How the agent reaches tensors.
+    pub access: Access,
+    /// Bytes for all tensors together; each is rounded up to 64.
+    pub arena_bytes: u64,
+    /// Most operations in flight, a power of two.
+    pub entries: u32,
+    /// How long waiting spins (yielding) before it sleeps.
+    pub spin: Duration,
+    /// How long the handshake may take.
+    pub timeout: Duration,
+}
+
+impl Default for AttachOptions {
+    /// Mapped, 64 MiB, 64 operations, 50 us, 10 s.
+    fn default() -> Self {
+        Self {
+            access: Access::Mapped,
+            arena_bytes: 64 << 20,
+            entries: 64,
+            spin: Duration::from_micros(50),
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// An attachment to the agent. Ends when it, its communicators and its operations are dropped.
+#[derive(Debug)]
+pub struct Client {
+    shared: Arc<Shared>,
+    pool: Arc<Pool>,
+}
+
+impl Client {
+    /// Attaches through the agent's socket at `path`. Blocks until the agent has answered, at most the options' timeout.
+    pub fn attach(path: impl AsRef<Path>, options: AttachOptions) -> Result<Self, Error> {
+        let hello =
+            Hello { access: options.access, arena_bytes: options.arena_bytes, entries: options.entries };
+        let (session, welcome, descriptors) = session::open(path.as_ref(), &hello, options.timeout)?;
+        let (bytes, entries) = (welcome.arena_bytes, welcome.entries);
+        let unexpected = |_: Vec<OwnedFd>| Error::Protocol("wrong number of descriptors".into());
+        let end: Box<dyn TenantEnd> = match options.access {
+            Access::Mapped => {
+                Box::new(MappedTenant::open(descriptors.try_into().map_err(unexpected)?, bytes, entries)?)
+            }
+            Access::Remote => {
+                return Err(Error::Protocol("remote attachments are in construction".into()));
+            }
+        };
+        let pool = Pool::new(Arc::clone(end.memory()));
+        Ok(Self { shared: Arc::new(Shared::new(end, session, options.spin)?), pool })
+    }
+
+    /// A tensor of `elements` elements. Its contents are unspecified.
+    pub fn tensor(&self, dtype: Dtype, elements: u64) -> Result<Tensor, Error> {
+        Tensor::new(&self.pool, dtype, elements)
+    }
+
+    /// Becomes `rank` of the communicator `name`, of `ranks` ranks. Blocks until all have come, or fails after `timeout`
+    /// with the ranks that never came.
+    pub fn join(&self, name: &str, rank: Rank, ranks: u32, timeout: Duration) -> Result<Communicator, Error> {
+        Joining::start(&self.shared, &self.pool, name, rank, ranks, timeout)?.wait()
+    }
+}

@@ -1,0 +1,199 @@
+//! Communicators: joining them, and the collectives.
+
+use crate::shared::Shared;
+use crate::tensor::{Pool, Tensor};
+use crate::{Error, Operation};
+use harmonaize_abi::session::{Answer, JoinRefusal, Request};
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Signature, Submission};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How much longer than the agent the client waits, so that the agent's better answer comes first.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A member's view of a communicator. All ranks must call the same collectives in the same order. Left when it and its
+/// operations are dropped.
+#[derive(Debug)]
+pub struct Communicator {
+    member: Arc<Member>,
+    pool: Arc<Pool>,
+}
+
+/// Membership, shared by the communicator and its operations.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) handle: u32,
+    rank: Rank,
+    ranks: u32,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.shared.lock().leave(self.handle);
+    }
+}
+
+/// A join on its way.
+pub(crate) struct Joining<'a> {
+    shared: &'a Arc<Shared>,
+    pool: &'a Arc<Pool>,
+    name: &'a str,
+    rank: Rank,
+    ranks: u32,
+    timeout: Duration,
+    id: u64,
+}
+
+impl<'a> Joining<'a> {
+    pub(crate) fn start(
+        shared: &'a Arc<Shared>,
+        pool: &'a Arc<Pool>,
+        name: &'a str,
+        rank: Rank,
+        ranks: u32,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let id = shared.lock().request(|id| Request::Join {
+            id,
+            name: name.to_owned(),
+            rank,
+            ranks,
+            timeout_ns,
+        })?;
+        Ok(Self { shared, pool, name, rank, ranks, timeout, id })
+    }
+
+    pub(crate) fn wait(self) -> Result<Communicator, Error> {
+        let deadline = Instant::now().checked_add(self.timeout.saturating_add(GRACE));
+        let refused = |kind, text, concerned| {
+            let (name, rank, ranks) = (self.name.to_owned(), self.rank, self.ranks);
+            Error::Join { name, rank, ranks, kind, text, concerned }
+        };
+        match self.shared.wait(deadline, |state| state.answer(self.id))? {
+            Some(Answer::Joined { communicator, .. }) => {
+                let (shared, rank, ranks) = (Arc::clone(self.shared), self.rank, self.ranks);
+                let member = Arc::new(Member { shared, handle: communicator, rank, ranks });
+                Ok(Communicator { member, pool: Arc::clone(self.pool) })
+            }
+            Some(Answer::JoinRefused { refused: why, .. }) => Err(refused(why.kind, why.text, why.ranks)),
+            Some(_) => Err(Error::Protocol("the agent answered a join with something else".into())),
+            None => {
+                self.shared.lock().forget(self.id);
+                let text =
+                    format!("no answer from the agent within {:?}", self.timeout.saturating_add(GRACE));
+                Err(refused(JoinRefusal::Timeout, text, Vec::new()))
+            }
+        }
+    }
+}
+
+impl Communicator {
+    /// This process's rank.
+    pub fn rank(&self) -> Rank {
+        self.member.rank
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.member.ranks
+    }
+
+    /// Starts an AllReduce: `output` becomes the reduction of all ranks' `input`. Both of the same type and size; may be the
+    /// same tensor.
+    pub fn all_reduce(&self, input: &Tensor, output: &Tensor, reduce: ReduceOp) -> Result<Operation, Error> {
+        same_shape(input, output)?;
+        let count = input.elements();
+        self.submit(Collective::AllReduce, reduce, Rank(0), count, Some((input, output)))
+    }
+
+    /// Starts an AllReduce of `tensor` in place.
+    pub fn all_reduce_in_place(&self, tensor: &Tensor, reduce: ReduceOp) -> Result<Operation, Error> {
+        self.all_reduce(tensor, tensor, reduce)
+    }
+
+    /// Starts an AllToAll: block `r` of `input` goes to rank `r`, and block `r` of `output` comes from rank `r`. Both of the
+    /// same type and size, a multiple of the number of ranks.
+    pub fn all_to_all(&self, input: &Tensor, output: &Tensor) -> Result<Operation, Error> {
+        same_shape(input, output)?;
+        let (elements, ranks) = (input.elements(), u64::from(self.ranks()));
+        if elements % ranks != 0 {
+            return Err(Error::Shape(format!(
+                "alltoall of {elements} elements among {ranks} ranks; the elements must be a multiple of the ranks"
+            )));
+        }
+        let count = elements / ranks;
+        self.submit(Collective::AllToAll, ReduceOp::Sum, Rank(0), count, Some((input, output)))
+    }
+
+    /// Starts a Broadcast: every rank's `tensor` becomes the root's.
+    pub fn broadcast(&self, tensor: &Tensor, root: Rank) -> Result<Operation, Error> {
+        self.broadcast_into(tensor, tensor, root)
+    }
+
+    /// Starts a Broadcast: every rank's `output` becomes the root's `input`. Both of the same type and size.
+    pub fn broadcast_into(&self, input: &Tensor, output: &Tensor, root: Rank) -> Result<Operation, Error> {
+        same_shape(input, output)?;
+        if root.0 >= self.ranks() {
+            return Err(Error::Shape(format!("root {root} of a communicator of {} ranks", self.ranks())));
+        }
+        self.submit(Collective::Broadcast, ReduceOp::Sum, root, input.elements(), Some((input, output)))
+    }
+
+    /// Starts a Barrier: ends when every rank has started it.
+    pub fn barrier(&self) -> Result<Operation, Error> {
+        self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, None)
+    }
+
+    fn submit(
+        &self,
+        collective: Collective,
+        reduce: ReduceOp,
+        root: Rank,
+        count: u64,
+        tensors: Option<(&Tensor, &Tensor)>,
+    ) -> Result<Operation, Error> {
+        let (mut dtype, mut regions, mut buffers) = (Dtype::U8, [Region::default(); 2], [None, None]);
+        if let Some((input, output)) = tensors {
+            for tensor in [input, output] {
+                if !Arc::ptr_eq(&tensor.block.pool, &self.pool) {
+                    return Err(Error::Foreign);
+                }
+            }
+            dtype = input.dtype();
+            regions = [input.region(), output.region()];
+            buffers = [Some(Arc::clone(&input.block)), Some(Arc::clone(&output.block))];
+        }
+        let [input, output] = regions;
+        let submission = Submission {
+            collective: collective.code(),
+            dtype: dtype.code(),
+            reduce: reduce.code(),
+            communicator: self.member.handle,
+            root: root.0,
+            count,
+            input,
+            output,
+            ..Default::default()
+        };
+        let shared = &self.member.shared;
+        let cookie = shared.poll().submit(submission, buffers, shared.entries)?;
+        let signature = Signature { collective, dtype, reduce, root, count };
+        Ok(Operation::new(Arc::clone(&self.member), cookie, signature))
+    }
+}
+
+fn same_shape(input: &Tensor, output: &Tensor) -> Result<(), Error> {
+    if input.dtype() != output.dtype() {
+        return Err(Error::Dtype { expected: input.dtype(), found: output.dtype() });
+    }
+    if input.elements() != output.elements() {
+        return Err(Error::Shape(format!(
+            "an input of {} elements and an output of {}; they must be equal",
+            input.elements(),
+            output.elements()
+        )));
+    }
+    Ok(())
+}

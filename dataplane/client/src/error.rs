@@ -1,0 +1,172 @@
+//! What can go wrong, said so that a person knows what to do.
+
+use harmonaize_abi::session::{FailureDetail, JoinRefusal, MessageError, RefusalKind};
+use harmonaize_abi::{Dtype, Rank, Signature, Status};
+use harmonaize_shm::{EndError, MemoryError};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nobody answers at the agent's socket.
+    #[error("cannot connect to the agent at {}: {source}; is the agent running, and is this its socket for this user?", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The agent refused the attachment.
+    #[error("the agent refused the attachment: {text}")]
+    Refused {
+        /// For programs.
+        kind: RefusalKind,
+        /// The agent's words.
+        text: String,
+    },
+    /// The agent broke the protocol, or is of another version.
+    #[error("cannot talk to the agent: {0}")]
+    Protocol(String),
+    /// The agent died, closed the attachment, or broke the protocol. Attach again and join again.
+    #[error("the agent is lost: {reason}; attach and join again")]
+    AgentLost {
+        /// What was seen.
+        reason: String,
+    },
+    /// The kernel refused something.
+    #[error("{call}: {source}")]
+    System {
+        /// Which call.
+        call: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// A range outside a tensor.
+    #[error("elements {offset}..{offset}+{count} of a tensor of {elements}")]
+    OutOfRange {
+        /// First element asked for.
+        offset: u64,
+        /// How many.
+        count: u64,
+        /// The tensor's elements.
+        elements: u64,
+    },
+    /// Memory that cannot be had or reached.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The arena has no room.
+    #[error(
+        "no room for {asked} bytes in the arena of {arena}: {free} are free, at most {largest} in one piece; drop tensors or attach with a larger arena"
+    )]
+    NoRoom {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes of the arena.
+        arena: u64,
+        /// Bytes free.
+        free: u64,
+        /// Bytes of the largest free piece.
+        largest: u64,
+    },
+    /// A tensor of another element type.
+    #[error("a tensor of {found} where {expected} is needed")]
+    Dtype {
+        /// What the call needs.
+        expected: Dtype,
+        /// What the tensor has.
+        found: Dtype,
+    },
+    /// Tensors whose sizes do not fit the operation.
+    #[error("{0}")]
+    Shape(String),
+    /// A tensor of another attachment.
+    #[error("the tensor belongs to another attachment; tensors and communicator must come from one client")]
+    Foreign,
+    /// As many operations as the rings hold are in flight or unclaimed.
+    #[error(
+        "{limit} operations are in flight or not yet waited for; wait for some, or attach with more entries"
+    )]
+    TooMany {
+        /// Entries of the rings.
+        limit: u32,
+    },
+    /// Joining a communicator failed.
+    #[error(
+        "cannot join \"{name}\" as rank {rank} of {ranks}: {text}{}",
+        listed(", ranks concerned: ", concerned)
+    )]
+    Join {
+        /// The communicator.
+        name: String,
+        /// As which rank.
+        rank: Rank,
+        /// Of how many.
+        ranks: u32,
+        /// For programs.
+        kind: JoinRefusal,
+        /// The agent's words.
+        text: String,
+        /// Those that never came, or are taken or gone.
+        concerned: Vec<Rank>,
+    },
+    /// Waiting took too long; what was waited for goes on.
+    #[error("{what} did not end within {waited:?}; it is still in flight and can be waited for again")]
+    WaitTimeout {
+        /// What was waited for.
+        what: String,
+        /// For how long.
+        waited: Duration,
+    },
+    /// An operation failed.
+    #[error("{signature}, operation {operation}, failed: {status}{}", explained(detail.as_deref()))]
+    Operation {
+        /// How.
+        status: Status,
+        /// Its number on its communicator.
+        operation: u64,
+        /// What this rank called.
+        signature: Signature,
+        /// What the agent knows: ranks that never arrived or were lost, who called what.
+        detail: Option<Box<FailureDetail>>,
+    },
+}
+
+fn listed(prefix: &str, ranks: &[Rank]) -> String {
+    let mut text = String::new();
+    for (index, rank) in ranks.iter().enumerate() {
+        let _ = write!(text, "{}{rank}", if index == 0 { prefix } else { ", " });
+    }
+    text
+}
+
+fn explained(detail: Option<&FailureDetail>) -> String {
+    let Some(detail) = detail else { return String::new() };
+    let mut text = String::new();
+    if !detail.text.is_empty() {
+        let _ = write!(text, ": {}", detail.text);
+    }
+    text += &listed("; ranks concerned: ", &detail.ranks);
+    for (index, (rank, call)) in detail.calls.iter().enumerate() {
+        let _ = write!(text, "{} rank {rank} called {call}", if index == 0 { ";" } else { "," });
+    }
+    text
+}
+
+impl From<MessageError> for Error {
+    fn from(error: MessageError) -> Self {
+        Self::Protocol(error.to_string())
+    }
+}
+
+impl From<EndError> for Error {
+    fn from(error: EndError) -> Self {
+        match error {
+            EndError::Memory(error) => Self::Memory(error),
+            EndError::System { call, source } => Self::System { call, source: source.into() },
+            other => Self::AgentLost { reason: other.to_string() },
+        }
+    }
+}

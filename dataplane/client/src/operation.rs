@@ -1,0 +1,197 @@
+//! Operations in flight, and what is known of them afterwards.
+
+use crate::Error;
+use crate::communicator::Member;
+use harmonaize_abi::session::{Answer, FailureDetail, Request};
+use harmonaize_abi::{Completion, Signature, Status};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a failure waits for the agent's explanation.
+const DETAIL_WITHIN: Duration = Duration::from_secs(2);
+
+/// A collective in flight. Dropped before its end, it goes on, and its tensors' memory stays taken until then.
+#[derive(Debug)]
+pub struct Operation {
+    member: Arc<Member>,
+    cookie: u64,
+    signature: Signature,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    InFlight,
+    /// Failed; the agent was asked why.
+    Asked(Completion, u64, Instant),
+    Ended(Completion, Option<Box<FailureDetail>>),
+}
+
+/// Which kind of algorithm ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Nothing had to be done.
+    None,
+    /// Within one host.
+    WithinHost,
+    /// A ring of hosts.
+    Ring,
+    /// Pairs of hosts.
+    Pairwise,
+    /// A chain of hosts.
+    Chain,
+    /// Dissemination among hosts.
+    Dissemination,
+    /// Something that this version has no name for.
+    Other(u8),
+}
+
+/// What an operation that succeeded cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Receipt {
+    /// Number of the operation on its communicator, from 0.
+    pub operation: u64,
+    /// Tensor bytes that this rank's host sent.
+    pub wire_bytes: u64,
+    /// Bits on the wire per element; 0 where nothing was sent.
+    pub bits_per_element: f64,
+    /// Which kind of algorithm ran.
+    pub algorithm: Algorithm,
+    /// Whether part of it was run again another way.
+    pub fallback: bool,
+    /// Measured error (vNMSE); 0 for exact operations.
+    pub error: f32,
+}
+
+impl Receipt {
+    fn new(completion: &Completion) -> Self {
+        Self {
+            operation: completion.operation,
+            wire_bytes: completion.wire_bytes,
+            bits_per_element: f64::from(completion.bits_per_element_x256) / 256.0,
+            algorithm: match completion.algorithm {
+                0 => Algorithm::None,
+                1 => Algorithm::WithinHost,
+                2 => Algorithm::Ring,
+                3 => Algorithm::Pairwise,
+                4 => Algorithm::Chain,
+                5 => Algorithm::Dissemination,
+                other => Algorithm::Other(other),
+            },
+            fallback: completion.fallback != 0,
+            error: f32::from_bits(completion.error),
+        }
+    }
+}
+
+/// Whether the agent knows more than the status says: the communicator has ended.
+fn has_detail(status: Status) -> bool {
+    status.code() >= Status::Mismatch.code()
+}
+
+impl Operation {
+    pub(crate) fn new(member: Arc<Member>, cookie: u64, signature: Signature) -> Self {
+        Self { member, cookie, signature, stage: Stage::InFlight }
+    }
+
+    /// What was called.
+    pub fn signature(&self) -> Signature {
+        self.signature
+    }
+
+    /// Waits for the end. After [`Error::WaitTimeout`] the operation is still in flight and can be waited for again; after
+    /// the end every call gives the same result.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Receipt, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        if matches!(self.stage, Stage::InFlight) {
+            let cookie = self.cookie;
+            match self.member.shared.wait(deadline, |state| state.claim(cookie))? {
+                Some(completion) => self.ended(completion),
+                None => {
+                    let what = self.signature.to_string();
+                    return Err(Error::WaitTimeout { what, waited: timeout });
+                }
+            }
+        }
+        if let Stage::Asked(completion, id, until) = self.stage {
+            let answer = self.member.shared.wait(Some(until), |state| state.answer(id));
+            self.explained(completion, id, answer.ok().flatten());
+        }
+        self.result().unwrap_or_else(|| Err(Error::Protocol("operation neither in flight nor ended".into())))
+    }
+
+    /// The result, if the operation has ended. Never blocks.
+    pub fn poll(&mut self) -> Result<Option<Receipt>, Error> {
+        if matches!(self.stage, Stage::InFlight) {
+            let mut state = self.member.shared.poll();
+            match state.claim(self.cookie) {
+                Some(completion) => {
+                    drop(state);
+                    self.ended(completion);
+                }
+                None => return state.alive().map(|()| None),
+            }
+        }
+        if let Stage::Asked(completion, id, until) = self.stage {
+            let mut state = self.member.shared.poll();
+            let (answer, lost) = (state.answer(id), state.alive().is_err());
+            drop(state);
+            if answer.is_some() || lost || Instant::now() >= until {
+                self.explained(completion, id, answer);
+            }
+        }
+        self.result().transpose()
+    }
+
+    fn ended(&mut self, completion: Completion) {
+        let communicator = self.member.handle;
+        let asked = match Status::from_code(completion.status) {
+            Some(status) if has_detail(status) => {
+                self.member.shared.lock().request(|id| Request::Detail { id, communicator }).ok()
+            }
+            _ => None,
+        };
+        self.stage = match asked {
+            Some(id) => Stage::Asked(completion, id, Instant::now() + DETAIL_WITHIN),
+            None => Stage::Ended(completion, None),
+        };
+    }
+
+    fn explained(&mut self, completion: Completion, id: u64, answer: Option<Answer>) {
+        self.member.shared.lock().forget(id);
+        let detail = match answer {
+            Some(Answer::Detail { detail, .. }) => detail.map(Box::new),
+            _ => None,
+        };
+        self.stage = Stage::Ended(completion, detail);
+    }
+
+    fn result(&self) -> Option<Result<Receipt, Error>> {
+        let Stage::Ended(completion, detail) = &self.stage else { return None };
+        Some(match Status::from_code(completion.status) {
+            Some(Status::Ok) => Ok(Receipt::new(completion)),
+            Some(status) => Err(Error::Operation {
+                status,
+                operation: completion.operation,
+                signature: self.signature,
+                detail: detail.clone(),
+            }),
+            None => Err(Error::Protocol(format!(
+                "completion with the unknown status {}; the agent is newer than this library",
+                completion.status
+            ))),
+        })
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        let mut state = self.member.shared.lock();
+        match self.stage {
+            Stage::InFlight => state.in_flight.abandon(self.cookie),
+            Stage::Asked(_, id, _) => state.forget(id),
+            Stage::Ended(..) => {}
+        }
+    }
+}

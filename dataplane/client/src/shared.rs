@@ -1,0 +1,268 @@
+//! What all handles of an attachment share, and how threads wait on it together: one sleeps in the kernel, the others on a
+//! condition variable.
+
+use crate::Error;
+use crate::in_flight::{Buffers, InFlight};
+use crate::session::Session;
+use harmonaize_abi::session::{Answer, Request};
+use harmonaize_abi::{ABI_VERSION, Completion, Submission};
+use harmonaize_shm::{EndError, TenantEnd};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often polling without waiting looks whether the agent is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Copies of the two descriptors to sleep on, so that the lock is free meanwhile.
+    wake: OwnedFd,
+    session: OwnedFd,
+    spin: Duration,
+    /// Entries of the rings.
+    pub(crate) entries: u32,
+}
+
+/// Behind the lock.
+#[derive(Debug)]
+pub(crate) struct State {
+    end: Box<dyn TenantEnd>,
+    session: Session,
+    pub(crate) in_flight: InFlight,
+    /// Requests whose answers someone waits for.
+    answers: HashMap<u64, Option<Answer>>,
+    next_id: u64,
+    /// Whether a thread sleeps in the kernel for all. Nobody else takes completions or answers meanwhile.
+    driving: bool,
+    looked: Instant,
+    lost: Option<String>,
+}
+
+impl Shared {
+    pub(crate) fn new(end: Box<dyn TenantEnd>, session: Session, spin: Duration) -> Result<Self, Error> {
+        let copy = |fd: std::os::fd::BorrowedFd<'_>| {
+            fd.try_clone_to_owned().map_err(|source| Error::System { call: "dup", source })
+        };
+        let (wake, session_fd, entries) = (copy(end.wake_fd())?, copy(session.fd())?, end.entries());
+        let state = State {
+            end,
+            session,
+            in_flight: InFlight::new(entries),
+            answers: HashMap::new(),
+            next_id: 0,
+            driving: false,
+            looked: Instant::now(),
+            lost: None,
+        };
+        let changed = Condvar::new();
+        Ok(Self { state: Mutex::new(state), changed, wake, session: session_fd, spin, entries })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what has arrived, without waiting, and gives the state to look at.
+    pub(crate) fn poll(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        if !state.driving {
+            state.take();
+            if state.looked.elapsed() >= LOOK_EVERY {
+                state.receive();
+            }
+        }
+        state
+    }
+
+    /// Waits until `check` finds something, the agent is lost, or the deadline (`None`: never) has passed (`Ok(None)`).
+    /// Spins for a while, yielding, then sleeps.
+    pub(crate) fn wait<T>(
+        &self,
+        deadline: Option<Instant>,
+        mut check: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let spin_until = Instant::now() + self.spin;
+        let mut state = self.lock();
+        loop {
+            if !state.driving {
+                state.take();
+            }
+            if let Some(found) = check(&mut state) {
+                return Ok(Some(found));
+            }
+            state.alive()?;
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(None);
+            }
+            if now < spin_until {
+                drop(state);
+                std::thread::yield_now();
+                state = self.lock();
+                continue;
+            }
+            let left = deadline.map(|deadline| deadline - now);
+            state = if state.driving { self.follow(state, left) } else { self.sleep(state, left) };
+        }
+    }
+
+    /// Waits for the thread that sleeps in the kernel.
+    fn follow<'a>(&'a self, state: MutexGuard<'a, State>, left: Option<Duration>) -> MutexGuard<'a, State> {
+        match left {
+            Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// Sleeps in the kernel for all threads, unless there is work.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        left: Option<Duration>,
+    ) -> MutexGuard<'a, State> {
+        if state.end.prepare_sleep() {
+            state.driving = true;
+            let output = if state.session.unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            drop(state);
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.session.as_fd(), PollFlags::IN | output),
+            ];
+            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            let ready = rustix::event::poll(&mut fds, timeout.as_ref());
+            let session = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+            state = self.lock();
+            state.driving = false;
+            if let Err(error) = ready
+                && error != Errno::INTR
+            {
+                state.lose(format!("poll: {error}"));
+            }
+            if session {
+                state.receive();
+            }
+        }
+        state.end.cancel_sleep();
+        state.take();
+        self.changed.notify_all();
+        state
+    }
+}
+
+impl State {
+    fn lose(&mut self, reason: String) {
+        self.lost.get_or_insert(reason);
+    }
+
+    /// Whether the agent is there.
+    pub(crate) fn alive(&self) -> Result<(), Error> {
+        match &self.lost {
+            None => Ok(()),
+            Some(reason) => Err(Error::AgentLost { reason: reason.clone() }),
+        }
+    }
+
+    /// Serves the agent and takes completions.
+    fn take(&mut self) {
+        if self.lost.is_none()
+            && let Err(error) = self.try_take()
+        {
+            self.lose(error.to_string());
+        }
+    }
+
+    fn try_take(&mut self) -> Result<(), EndError> {
+        let served = self.end.progress();
+        // Whatever arrived before the agent was lost still counts.
+        while let Some(completion) = self.end.completion()? {
+            if completion.version != ABI_VERSION {
+                return Err(EndError::Protocol("completion of another version"));
+            }
+            if self.in_flight.complete(completion).is_none() {
+                return Err(EndError::Protocol("completion of an operation that is not in flight"));
+            }
+        }
+        served.map(|_| ())
+    }
+
+    /// Takes answers, and notices when the agent is gone.
+    fn receive(&mut self) {
+        self.looked = Instant::now();
+        let mut answers = Vec::new();
+        let received = self.session.flush().map_err(|error| error.to_string());
+        let received = received.and_then(|()| self.session.receive(&mut answers));
+        for answer in answers {
+            match (self.answers.get_mut(&answer.id()), answer) {
+                (Some(waiting), answer) => *waiting = Some(answer),
+                // Joined after all, when nobody waits any more.
+                (None, Answer::Joined { communicator, .. }) => self.leave(communicator),
+                (None, _) => {}
+            }
+        }
+        if let Err(reason) = received {
+            self.take();
+            self.lose(reason);
+        }
+    }
+
+    /// Submits an operation on these buffers; its cookie.
+    pub(crate) fn submit(
+        &mut self,
+        mut submission: Submission,
+        buffers: Buffers,
+        limit: u32,
+    ) -> Result<u64, Error> {
+        self.alive()?;
+        let cookie = self.in_flight.start(buffers).ok_or(Error::TooMany { limit })?;
+        (submission.version, submission.cookie) = (ABI_VERSION, cookie);
+        if let Err(error) = self.end.submit(&submission) {
+            self.in_flight.cancel(cookie);
+            self.lose(error.to_string());
+            self.alive()?;
+        }
+        Ok(cookie)
+    }
+
+    /// How an operation ended, once.
+    pub(crate) fn claim(&mut self, cookie: u64) -> Option<Completion> {
+        self.in_flight.claim(cookie)
+    }
+
+    /// Sends a request whose answer [`Self::answer`] will give.
+    pub(crate) fn request(&mut self, request: impl FnOnce(u64) -> Request) -> Result<u64, Error> {
+        self.alive()?;
+        let id = self.next_id;
+        self.next_id += 1;
+        self.session.send(&request(id))?;
+        self.answers.insert(id, None);
+        Ok(id)
+    }
+
+    /// The answer to a request, once.
+    pub(crate) fn answer(&mut self, id: u64) -> Option<Answer> {
+        self.answers.get(&id)?.as_ref()?;
+        self.answers.remove(&id)?
+    }
+
+    /// Nobody waits for this answer any more.
+    pub(crate) fn forget(&mut self, id: u64) {
+        if let Some(Some(Answer::Joined { communicator, .. })) = self.answers.remove(&id) {
+            self.leave(communicator);
+        }
+    }
+
+    /// Leaves a communicator without waiting for the answer.
+    pub(crate) fn leave(&mut self, communicator: u32) {
+        let id = self.next_id;
+        self.next_id += 1;
+        if let Err(error) = self.session.send(&Request::Leave { id, communicator }) {
+            self.lose(error.to_string());
+        }
+    }
+}
