@@ -1,4 +1,5 @@
 //! Every algorithm, for every number of ranks up to 64, in several groupings, passes the checker.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod common;
 
@@ -45,4 +46,157 @@ fn every_broadcast_is_right() {
 #[test]
 fn every_barrier_is_right() {
     sweep(Collective::Barrier);
+}
+
+fn case(grouping: Grouping, ranks: u32, collective: Collective, retention: Retention, reach: Reach) -> Case {
+    let request = Request { collective, root: Rank(0) };
+    Case { plan: grouping.plan(ranks), request, retention: Some(retention), reach }
+}
+
+#[test]
+fn a_ring_of_four_sends_each_chunk_twice_round_and_stages_two() {
+    let case = case(Grouping::PerHost(2), 8, Collective::AllReduce, Retention::KeepInputs, Reach::Mapped);
+    let programs = case.programs();
+    let report = case.check(&programs, 1).unwrap();
+    assert_eq!(report.messages, 4 * 2 * 3);
+    assert_eq!(report.encodings, 0);
+    for (usage, program) in report.usage.iter().zip(&programs) {
+        assert_eq!((usage.sent, usage.received, usage.staging), (6, 6, 0.5));
+        assert_eq!(program.slots, [4, 4]);
+        assert_eq!(program.staging_elements(10), 6);
+        assert_eq!(program.copying, 0);
+    }
+    let around = edges(&programs[1]);
+    assert_eq!((around.to, around.from), (vec![Participant(2)], vec![Participant(0)]));
+}
+
+#[test]
+fn the_ring_follows_the_order_of_the_plan() {
+    let group = Group::new((0..4).map(|rank| vec![Rank(rank)]).collect()).unwrap();
+    let plan = Plan::new(group, [2, 0, 3, 1].map(Participant).to_vec()).unwrap();
+    let local = Local { access: &|_| Access::Mapped, retention: Retention::KeepInputs };
+    let request = Request { collective: Collective::AllReduce, root: Rank(0) };
+    let around = |me| edges(&program(&plan, request, Participant(me), &local).unwrap());
+    assert_eq!((around(2).to, around(2).from), (vec![Participant(0)], vec![Participant(1)]));
+    assert_eq!((around(3).to, around(3).from), (vec![Participant(1)], vec![Participant(0)]));
+}
+
+#[test]
+fn four_ranks_of_one_host_are_one_step() {
+    let case = case(Grouping::PerHost(4), 4, Collective::AllReduce, Retention::KeepInputs, Reach::Mapped);
+    let [program] = case.programs().try_into().unwrap();
+    assert!(program.slots.is_empty());
+    let [step] = program.steps.as_slice() else { panic!("{program:?}") };
+    assert_eq!(step.kind, StepKind::Reduce { last: true });
+    assert_eq!((step.sources.len(), step.destinations.len()), (4, 4));
+}
+
+#[test]
+fn a_host_of_twenty_ranks_reduces_eight_sources_at_a_time() {
+    let case = case(Grouping::PerHost(20), 40, Collective::AllReduce, Retention::HoldOutputs, Reach::Mixed);
+    let programs = case.programs();
+    let widest = programs.iter().flat_map(|program| &program.steps).map(|step| step.sources.len()).max();
+    assert_eq!(widest, Some(MAX_SOURCES));
+    case.check(&programs, 1).unwrap();
+}
+
+#[test]
+fn sixty_four_participants_fit_the_reserve_with_small_chunks() {
+    let chunk_elements = 512; // 2 KiB of f32
+    for (retention, bytes) in [(Retention::KeepInputs, 4 << 10), (Retention::HoldOutputs, 128 << 10)] {
+        let case = case(Grouping::PerHost(2), 128, Collective::AllReduce, retention, Reach::Mapped);
+        for program in case.programs() {
+            assert_eq!(program.staging_elements(64 * chunk_elements) * 4, bytes);
+        }
+    }
+}
+
+#[test]
+fn copies_are_made_the_same_way_in_every_order() {
+    for collective in [Collective::AllReduce, Collective::AllToAll, Collective::Broadcast] {
+        for reach in Reach::ALL {
+            let one = case(Grouping::Shuffled(3), 23, collective, Retention::CopyInputs, reach);
+            let mut order = one.plan.order().to_vec();
+            order.reverse();
+            order.swap(1, 3);
+            let plan = Plan::new(one.plan.group().clone(), order).unwrap();
+            let other = Case { plan, ..one.clone() };
+            let copying: u32 = one
+                .programs()
+                .iter()
+                .zip(other.programs())
+                .map(|(one, other)| {
+                    assert_eq!(one.slots, other.slots);
+                    assert_eq!(one.copying, other.copying);
+                    let steps = one.copying as usize;
+                    assert_eq!(one.steps[..steps], other.steps[..steps]);
+                    one.copying
+                })
+                .sum();
+            assert!(copying > 0, "{collective} {reach:?}");
+        }
+    }
+}
+
+#[test]
+fn remote_ranks_are_fetched_ahead() {
+    let case = case(Grouping::PerHost(2), 8, Collective::AllReduce, Retention::KeepInputs, Reach::Remote);
+    for program in case.programs() {
+        let reduced =
+            program.steps.iter().position(|step| matches!(step.kind, StepKind::Reduce { .. })).unwrap();
+        let ahead = program.steps[..reduced].iter().filter(|step| step.kind == StepKind::Fetch).count();
+        assert_eq!(ahead, 4, "two chunks of two ranks");
+    }
+}
+
+#[test]
+fn algorithm_classes_are_those_of_the_receipt() {
+    let several = Grouping::PerHost(2).plan(8);
+    let classes =
+        Collective::ALL.iter().map(|collective| algorithm(&several, *collective)).collect::<Vec<_>>();
+    assert_eq!(classes, [2, 3, 4, 5]);
+    assert_eq!(algorithm(&Grouping::PerHost(8).plan(8), Collective::AllToAll), 1);
+}
+
+#[test]
+fn wrong_plans_and_requests_are_refused() {
+    let group = || Group::new(vec![vec![Rank(1)], vec![Rank(0), Rank(2)]]).unwrap();
+    for order in [vec![0], vec![0, 0], vec![0, 2], vec![0, 1, 1], vec![]] {
+        let entries = order.len();
+        let order = order.into_iter().map(Participant).collect();
+        assert_eq!(Plan::new(group(), order), Err(PlanError::Order { participants: 2, entries }));
+    }
+    let plan = Plan::in_sequence(group());
+    let local = Local { access: &|_| Access::Mapped, retention: Retention::HoldOutputs };
+    let make = |collective, root, me| program(&plan, Request { collective, root }, Participant(me), &local);
+    let root = PlanError::Root { root: Rank(3), ranks: 3 };
+    assert_eq!(make(Collective::Broadcast, Rank(3), 0), Err(root));
+    assert_eq!(make(Collective::AllReduce, Rank(0), 2), Err(PlanError::Participant(Participant(2))));
+    assert_eq!(make(Collective::AllToAll, Rank(0), 0), Err(PlanError::InPlace));
+}
+
+#[test]
+fn a_recipe_from_elsewhere_is_validated() {
+    let plan = Grouping::Shuffled(5).plan(9);
+    let text = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+    let bad = |text: &str| serde_json::from_str::<Plan>(text).unwrap_err().to_string();
+    let message = bad(r#"{"group":[[0],[1]],"order":[1,1]}"#);
+    assert!(message.contains("2 participants is not a permutation"), "{message}");
+    let message = bad(r#"{"group":[[0],[0]],"order":[0,1]}"#);
+    assert!(message.contains("there twice"), "{message}");
+}
+
+#[test]
+fn no_step_needs_both_a_message_and_credit() {
+    let peer = |operands: &[harmonaize_plan::Operand]| {
+        operands.iter().any(|operand| matches!(operand.place, Place::Peer(_)))
+    };
+    for request in requests(24) {
+        let case =
+            Case { plan: Grouping::PerHost(3).plan(24), request, retention: None, reach: Reach::Mixed };
+        for step in case.programs().iter().flat_map(|program| &program.steps) {
+            assert!(!(peer(&step.sources) && peer(&step.destinations)), "{step:?}");
+        }
+    }
 }

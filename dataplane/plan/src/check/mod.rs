@@ -55,8 +55,8 @@ pub enum CheckError {
     /// The root is not a rank of the group.
     #[error("root {0} is not a rank of the group")]
     Root(Rank),
-    /// Parts divide a segment more finely than the checker is willing to follow.
-    #[error("parts are too fine to check")]
+    /// Parts divide the tensors more finely than the checker is willing to follow.
+    #[error("too many ranks, or parts too fine, to check")]
     TooFine,
     /// A step is wrong.
     #[error("participant {}, step {step}: {fault}", .participant.0)]
@@ -199,6 +199,9 @@ pub enum Fault {
     Incomplete(Rank),
 }
 
+/// Most symbols that all ranks' tensors may have together.
+const MAX_CELLS: u64 = 1 << 26;
+
 /// Checks the programs of all participants, in their order by number, with `landing_slots` landing slots per channel from
 /// each peer (1 is the hardest). `locals` are what each program was made for.
 pub fn check(
@@ -222,6 +225,10 @@ pub fn check(
         return Err(CheckError::Root(request.root));
     }
     let grid = grid::Grid::new(programs).ok_or(CheckError::TooFine)?;
+    let tensor = u64::from(shape::blocks(plan, request)) * u64::from(grid.atoms());
+    if tensor.saturating_mul(u64::from(plan.group().ranks())) > MAX_CELLS {
+        return Err(CheckError::TooFine);
+    }
     for (me, (program, local)) in (0..participants).map(Participant).zip(programs.iter().zip(locals)) {
         shape::check(plan, request, me, program, local)?;
     }

@@ -39,6 +39,8 @@ pub struct World<'a> {
     elements: u64,
     landing_slots: usize,
     aliased: bool,
+    /// Whether steps complete only when nothing can be issued.
+    lazy: bool,
     inputs: Vec<Vec<Element>>,
     outputs: Vec<Vec<Element>>,
     originals: Vec<Vec<Element>>,
@@ -75,6 +77,7 @@ impl<'a> World<'a> {
             elements,
             landing_slots,
             aliased,
+            lazy: random.random(),
             inputs: originals.clone(),
             outputs: vec![vec![POISON; length]; ranks],
             originals,
@@ -136,7 +139,10 @@ impl<'a> World<'a> {
                     return Ok(false);
                 }
                 events += 1;
-                let choices = self.choices(programs, committed);
+                let mut choices = self.choices(programs, committed);
+                if self.lazy && choices.iter().any(|(_, what)| what.is_none()) {
+                    choices.retain(|(_, what)| what.is_none());
+                }
                 if choices.is_empty() {
                     break;
                 }

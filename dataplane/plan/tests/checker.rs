@@ -1,0 +1,207 @@
+//! What the checker says of wrong programs: who, which step, why.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod common;
+
+use common::{Case, Grouping, Reach};
+use harmonaize_abi::{Collective, Rank};
+use harmonaize_plan::{
+    Access, CheckError, Fault, Form, Found, Operand, Part, Participant, Place, Program, Retention, Slot,
+    Step, StepKind, Wait,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+fn allreduce(per_host: u32, ranks: u32, retention: Retention, reach: Reach) -> Case {
+    let request = harmonaize_plan::Request { collective: Collective::AllReduce, root: Rank(0) };
+    Case { plan: Grouping::PerHost(per_host).plan(ranks), request, retention: Some(retention), reach }
+}
+
+fn fault(participant: u32, step: u32, fault: Fault) -> CheckError {
+    CheckError::Step { participant: Participant(participant), step, fault }
+}
+
+/// A ring of single ranks whose steps receive and send at once.
+fn fused(case: &Case) -> Vec<Program> {
+    let mut programs = case.programs();
+    for program in &mut programs {
+        let mut steps: Vec<Step> = Vec::new();
+        for step in program.steps.drain(..) {
+            let forwards = matches!(step.sources[0].place, Place::Staging(_) | Place::Output(_));
+            match steps.last_mut() {
+                Some(last) if forwards => last.destinations.extend(step.destinations),
+                _ => steps.push(Step { after: vec![], ..step }),
+            }
+        }
+        // Every send is over before its slot is used again.
+        for index in 2..steps.len() as u32 {
+            steps[index as usize].after = vec![index - 2];
+        }
+        program.steps = steps;
+    }
+    programs
+}
+
+#[test]
+fn a_fused_ring_needs_two_landing_slots() {
+    let case = allreduce(1, 4, Retention::KeepInputs, Reach::Mapped);
+    let programs = fused(&case);
+    let wait = Wait::Credit(Participant(1));
+    let deadlock = CheckError::Deadlock { participant: Participant(0), step: 1, wait };
+    assert_eq!(case.check(&programs, 1), Err(deadlock));
+    assert_eq!(case.check(&programs, 2).unwrap().messages, 24);
+}
+
+#[test]
+fn nobody_moves_without_landing_slots() {
+    let case = allreduce(1, 2, Retention::KeepInputs, Reach::Mapped);
+    let wait = Wait::Credit(Participant(1));
+    let deadlock = CheckError::Deadlock { participant: Participant(0), step: 0, wait };
+    assert_eq!(case.check(&case.programs(), 0), Err(deadlock));
+}
+
+#[test]
+fn a_rank_left_out_or_counted_twice_is_named() {
+    let case = allreduce(2, 4, Retention::KeepInputs, Reach::Mapped);
+    let mut programs = case.programs();
+    let step =
+        programs[1].steps.iter().position(|step| step.kind == StepKind::Reduce { last: true }).unwrap();
+    let right = programs[1].steps[step].sources.clone();
+    programs[1].steps[step].sources.pop();
+    assert_eq!(case.check(&programs, 1), Err(fault(1, step as u32, Fault::Incomplete(Rank(3)))));
+    programs[1].steps[step].sources = [right[0], right[1], right[2], right[1]].to_vec();
+    assert_eq!(case.check(&programs, 1), Err(fault(1, step as u32, Fault::Twice(Rank(2)))));
+}
+
+#[test]
+fn an_average_is_divided_once_and_at_the_end() {
+    let case = allreduce(2, 4, Retention::KeepInputs, Reach::Mapped);
+    let kinds = |programs: &mut Vec<Program>, from: bool, to: bool| -> u32 {
+        let steps = &mut programs[0].steps;
+        let at = steps.iter().position(|step| step.kind == StepKind::Reduce { last: from }).unwrap();
+        steps[at].kind = StepKind::Reduce { last: to };
+        at as u32
+    };
+    let mut early = case.programs();
+    let step = kinds(&mut early, false, true);
+    assert_eq!(case.check(&early, 1), Err(fault(0, step, Fault::Incomplete(Rank(2)))));
+    let mut never = case.programs();
+    kinds(&mut never, true, false);
+    let unfinished = CheckError::Output { rank: Rank(0), block: 0, found: Found::Unfinished };
+    assert_eq!(case.check(&never, 1), Err(unfinished));
+}
+
+#[test]
+fn an_input_in_place_stays_until_the_acknowledgement() {
+    let held = allreduce(1, 2, Retention::HoldOutputs, Reach::Mapped);
+    let plain = allreduce(1, 2, Retention::KeepInputs, Reach::Mapped);
+    let refused = held.check(&plain.programs(), 1).unwrap_err();
+    let CheckError::Step { fault: Fault::Uncommitted(_), .. } = refused else { panic!("{refused}") };
+    let copied = allreduce(1, 2, Retention::CopyInputs, Reach::Mapped);
+    let refused = copied.check(&plain.programs(), 1).unwrap_err();
+    assert_eq!(refused, fault(0, 0, Fault::Copied));
+    let refused = plain.check(&copied.programs(), 1).unwrap_err();
+    assert_eq!(refused, fault(0, 0, Fault::Copying));
+}
+
+#[test]
+fn memory_is_reached_as_it_can_be() {
+    let mapped = allreduce(2, 4, Retention::KeepInputs, Reach::Mapped);
+    let remote = allreduce(2, 4, Retention::KeepInputs, Reach::Remote);
+    assert_eq!(remote.check(&mapped.programs(), 1), Err(fault(0, 0, Fault::Access(Rank(0)))));
+    assert_eq!(mapped.check(&remote.programs(), 1), Err(fault(0, 0, Fault::Access(Rank(0)))));
+    assert_eq!(Reach::Remote.of(Rank(0)), Access::Remote);
+}
+
+#[test]
+fn staging_is_not_overwritten_while_it_is_sent() {
+    let case = allreduce(2, 10, Retention::KeepInputs, Reach::Mapped);
+    let mut programs = case.programs();
+    let waiting = programs[3].steps.iter().position(|step| !step.after.is_empty()).unwrap();
+    let sent = core::mem::take(&mut programs[3].steps[waiting].after)[0];
+    assert_eq!(case.check(&programs, 1), Err(fault(3, waiting as u32, Fault::Unordered(sent))));
+}
+
+#[test]
+fn a_slot_must_hold_what_is_put_there() {
+    let case = allreduce(2, 4, Retention::KeepInputs, Reach::Mapped);
+    let mut programs = case.programs();
+    programs[1].slots[0] += 1;
+    assert_eq!(case.check(&programs, 1), Err(fault(1, 0, Fault::SlotSize(Slot(0)))));
+}
+
+#[test]
+fn what_goes_through_a_codec_differs_from_what_does_not() {
+    let mut case = allreduce(1, 4, Retention::KeepInputs, Reach::Mapped);
+    let encode = |programs: &mut Vec<Program>| {
+        let steps = programs.iter_mut().flat_map(|program| &mut program.steps);
+        for operand in steps.flat_map(|step| step.sources.iter_mut().chain(&mut step.destinations)) {
+            if let Place::Peer(_) = operand.place {
+                operand.form = Form::Codec(1);
+            }
+        }
+    };
+    let mut programs = case.programs();
+    encode(&mut programs);
+    let different = CheckError::Output { rank: Rank(1), block: 0, found: Found::Different };
+    assert_eq!(case.check(&programs, 1), Err(different));
+    // Down a chain each participant decodes and encodes again.
+    case.request.collective = Collective::Broadcast;
+    let mut programs = case.programs();
+    assert_eq!(case.check(&programs, 1).unwrap().encodings, 0);
+    encode(&mut programs);
+    assert_eq!(case.check(&programs, 1).unwrap().encodings, 3);
+}
+
+#[test]
+fn garbage_is_refused_without_a_panic() {
+    let case = allreduce(2, 6, Retention::HoldOutputs, Reach::Mixed);
+    for seed in 0..3000 {
+        let random = &mut ChaCha8Rng::seed_from_u64(seed);
+        let programs: Vec<Program> = (0..3).map(|_| garbage(random)).collect();
+        let landing_slots = random.random_range(0..3);
+        assert!(case.check(&programs, landing_slots).is_err(), "seed {seed}");
+    }
+}
+
+fn garbage(random: &mut ChaCha8Rng) -> Program {
+    let number = |random: &mut ChaCha8Rng| match random.random_range(0..12) {
+        0 => u32::MAX,
+        1 => u32::MAX - 1,
+        small => small % 4,
+    };
+    let operands = |random: &mut ChaCha8Rng, most: usize, index: u32, of: u32| -> Vec<Operand> {
+        (0..random.random_range(0..=most))
+            .map(|_| {
+                let place = match random.random_range(0..4) {
+                    0 => Place::Input(Rank(number(random))),
+                    1 => Place::Output(Rank(number(random))),
+                    2 => Place::Staging(Slot(number(random) as u16)),
+                    _ => Place::Peer(Participant(number(random))),
+                };
+                let form = if random.random_ratio(1, 20) { Form::Codec(0) } else { Form::Exact };
+                Operand { place, part: Part { block: number(random) % 5, index, of }, form }
+            })
+            .collect()
+    };
+    let steps = (0..random.random_range(1..6))
+        .map(|_| {
+            let (index, of) = if random.random() { (0, 1) } else { (number(random), number(random)) };
+            let kinds = [
+                StepKind::Move,
+                StepKind::Fetch,
+                StepKind::Store,
+                StepKind::Reduce { last: random.random() },
+            ];
+            Step {
+                kind: kinds[random.random_range(0..4)],
+                sources: operands(random, 3, index, of),
+                destinations: operands(random, 3, index, of),
+                after: (0..random.random_range(0..2)).map(|_| number(random)).collect(),
+                committed: random.random_ratio(1, 8),
+            }
+        })
+        .collect();
+    let slots = (0..random.random_range(0..4)).map(|_| number(random)).collect();
+    Program { steps, slots, copying: if random.random_ratio(1, 6) { number(random) } else { 0 } }
+}

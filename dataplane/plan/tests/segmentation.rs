@@ -1,0 +1,128 @@
+//! However an operation is cut, its segments cover every element once and no message is larger than a chunk.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod common;
+
+use common::{Case, Grouping, Reach};
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_plan::{Operand, Place, Request, Retention, Segmentation, Tuning, retention, segmentation};
+use proptest::prelude::*;
+
+fn signature(collective: Collective, dtype: Dtype, count: u64) -> Signature {
+    Signature { collective, dtype, reduce: ReduceOp::Sum, root: Rank(0), count }
+}
+
+fn groupings() -> impl Strategy<Value = Grouping> {
+    prop_oneof![
+        (1_u32..9).prop_map(Grouping::PerHost),
+        Just(Grouping::PerHost(64)),
+        Just(Grouping::Uneven),
+        (0_u64..99).prop_map(Grouping::Shuffled)
+    ]
+}
+
+/// The most elements that any message of a segment `lo..hi` has.
+fn largest_message(case: &Case, lo: u64, hi: u64) -> u64 {
+    let programs = case.programs();
+    let steps = programs.iter().flat_map(|program| &program.steps);
+    let sent = steps.flat_map(|step| &step.destinations);
+    let sent = sent.filter(|operand: &&Operand| matches!(operand.place, Place::Peer(_)));
+    sent.map(|operand| operand.part.elements(lo, hi).1).max().unwrap_or(0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn segments_cover_every_element_once_and_messages_fit(
+        collective in prop::sample::select(Collective::ALL),
+        dtype in prop::sample::select(Dtype::ALL),
+        ranks in 1_u32..40,
+        grouping in groupings(),
+        count in prop_oneof![0_u64..300, 0_u64..3_000_000],
+        chunk_bytes in 8_u32..300_000,
+        segment_bytes in 0_u32..3_000_000,
+        message_bytes in 0_u32..100_000,
+    ) {
+        let plan = grouping.plan(ranks);
+        let tuning = Tuning { chunk_bytes, segment_bytes, message_bytes, copy_bytes: 0 };
+        let signature = signature(collective, dtype, count);
+        let cut = segmentation(&plan, &signature, &tuning);
+        let expected = if collective == Collective::Barrier { 0 } else { count };
+        prop_assert_eq!(cut.count, expected);
+        prop_assert!(cut.segments >= 1);
+        prop_assert_eq!(cut.range(0).0, 0);
+        prop_assert_eq!(cut.range(cut.segments - 1).1, expected);
+        prop_assert_eq!(cut.range(cut.segments), (expected, expected));
+        prop_assert_eq!(cut.range(u64::MAX), (expected, expected));
+        for index in [0, 1, 2, cut.segments / 2, cut.segments.saturating_sub(2)] {
+            if index + 1 < cut.segments {
+                let (lo, hi) = cut.range(index);
+                prop_assert_eq!(hi - lo, cut.elements);
+                prop_assert!(hi > lo);
+                prop_assert_eq!(cut.range(index + 1).0, hi);
+            }
+        }
+        let (lo, hi) = cut.range(cut.segments - 1);
+        prop_assert!(expected == 0 || hi > lo, "an empty last segment");
+        let request = Request { collective, root: Rank(ranks / 2) };
+        let case = Case { plan, request, retention: Some(Retention::KeepInputs), reach: Reach::Mapped };
+        for index in [0, cut.segments - 1] {
+            let (lo, hi) = cut.range(index);
+            let bytes = largest_message(&case, lo, hi) * dtype.size() as u64;
+            prop_assert!(bytes <= u64::from(chunk_bytes), "{} > {}", bytes, chunk_bytes);
+        }
+    }
+
+    #[test]
+    fn no_count_or_size_overflows(
+        collective in prop::sample::select(Collective::ALL),
+        dtype in prop::sample::select(Dtype::ALL),
+        count in any::<u64>(),
+        sizes in any::<(u32, u32, u32, u64)>(),
+        in_place in any::<bool>(),
+    ) {
+        let plan = Grouping::PerHost(3).plan(10);
+        let (chunk_bytes, segment_bytes, message_bytes, copy_bytes) = sizes;
+        let tuning = Tuning { chunk_bytes, segment_bytes, message_bytes, copy_bytes };
+        let signature = signature(collective, dtype, count);
+        let cut = segmentation(&plan, &signature, &tuning);
+        prop_assert_eq!(cut.range(cut.segments - 1).1, cut.count);
+        retention(&plan, &signature, in_place, &tuning);
+    }
+}
+
+#[test]
+fn sixty_four_mebibytes_over_four_hosts() {
+    let plan = Grouping::PerHost(2).plan(8);
+    let tuning = Tuning::default();
+    let cut = |collective, count| segmentation(&plan, &signature(collective, Dtype::F32, count), &tuning);
+    let elements = 16 << 20;
+    // 4 chunks of 128 KiB.
+    let expected = Segmentation { segments: 128, elements: 1 << 17, count: elements };
+    assert_eq!(cut(Collective::AllReduce, elements), expected);
+    // 4 parts of 128 KiB.
+    assert_eq!(cut(Collective::Broadcast, elements), expected);
+    // 8 blocks of 2 ranks in 1 MiB: 64 KiB a message.
+    let expected = Segmentation { segments: 128, elements: 1 << 14, count: 1 << 21 };
+    assert_eq!(cut(Collective::AllToAll, 1 << 21), expected);
+    assert_eq!(cut(Collective::AllReduce, 0), Segmentation { segments: 1, elements: 0, count: 0 });
+    // Nearly equal segments that begin at a multiple of 64 bytes.
+    let expected = Segmentation { segments: 2, elements: 65_568, count: 131_105 };
+    assert_eq!(cut(Collective::AllReduce, (1 << 17) + 33), expected);
+}
+
+#[test]
+fn small_operations_copy_and_those_in_place_hold() {
+    let tuning = Tuning { copy_bytes: 1024, ..Tuning::default() };
+    let several = Grouping::PerHost(2).plan(8);
+    let chosen = |plan: &_, collective, count, in_place| {
+        retention(plan, &signature(collective, Dtype::F32, count), in_place, &tuning)
+    };
+    assert_eq!(chosen(&several, Collective::AllReduce, 256, true), Retention::CopyInputs);
+    assert_eq!(chosen(&several, Collective::AllReduce, 257, true), Retention::HoldOutputs);
+    assert_eq!(chosen(&several, Collective::AllReduce, 257, false), Retention::KeepInputs);
+    assert_eq!(chosen(&several, Collective::AllToAll, 33, false), Retention::KeepInputs);
+    assert_eq!(chosen(&several, Collective::AllToAll, 32, false), Retention::CopyInputs);
+    assert_eq!(chosen(&Grouping::PerHost(8).plan(8), Collective::AllReduce, 1, true), Retention::KeepInputs);
+}
