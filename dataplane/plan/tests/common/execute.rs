@@ -105,8 +105,7 @@ impl<'a> World<'a> {
     /// Forgets the attempt: nothing is in flight. Staging with copies stays, and their tenants may have gone on.
     pub fn restart(&mut self, programs: &[Program]) {
         self.channels.clear();
-        for me in 0..self.actors.len() {
-            let program = &programs[me];
+        for (me, program) in programs.iter().enumerate() {
             let fresh = self.actor(program);
             let copying = program.copying as usize;
             let old = core::mem::replace(&mut self.actors[me], fresh);
