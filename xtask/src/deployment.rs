@@ -4,7 +4,7 @@ use crate::fabric::{Fabric, Host, make_folder};
 use crate::process::Process;
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, bail};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -25,40 +25,85 @@ pub struct Tenant {
     pub user: u32,
 }
 
+/// What to deploy.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The programs.
+    pub binaries: Binaries,
+    /// The tenants, on every host.
+    pub tenants: Vec<Tenant>,
+    /// More lines for control's configuration, for example `operation_timeout = "2s"`.
+    pub control: String,
+    /// More lines for each agent's configuration.
+    pub agent: String,
+}
+
+impl Setup {
+    /// The programs with their usual settings.
+    pub fn new(binaries: Binaries, tenants: &[Tenant]) -> Self {
+        Self { binaries, tenants: tenants.to_vec(), control: String::new(), agent: String::new() }
+    }
+}
+
 /// Control and agents that run until this is dropped; the fabric goes with them.
 #[derive(Debug)]
 pub struct Deployment {
+    // In this order they end: agents, control, the fabric.
     agents: Vec<Process>,
-    control: Process,
-    tenants: Vec<Tenant>,
+    control: Option<Process>,
+    setup: Setup,
     fabric: Fabric,
 }
 
 impl Deployment {
-    /// Starts control and an agent on each host, and waits until control accepts connections and each tenant's socket is there.
-    pub fn start(fabric: Fabric, topology: &Path, binaries: &Binaries, tenants: &[Tenant]) -> Result<Self> {
-        let folder = fabric.folder().join("_control");
-        make_folder(&folder)?;
-        let config = folder.join("control.toml");
-        write(&config, &control_config(&fabric, topology, tenants)?)?;
-        let mut command = Command::new(binaries.path("harmonaize-control")?);
-        command.arg("--config").arg(&config);
-        let control = Process::start("control", &mut command, &fabric.control(), &folder.join("log"))?;
-        let mut agents = Vec::new();
-        for host in fabric.hosts() {
-            for tenant in tenants {
-                own_folder(&tenant_folder(host, &tenant.name), tenant.user)?;
-            }
-            let config = host.folder.join("agent.toml");
-            write(&config, &agent_config(&fabric, host, tenants)?)?;
-            let mut command = Command::new(binaries.path("harmonaize-agent")?);
-            command.arg("--config").arg(&config);
-            let name = format!("agent of {}", host.name);
-            agents.push(Process::start(&name, &mut command, &host.namespace, &host.folder.join("log"))?);
+    /// Starts control and an agent on each host, and waits until control listens and each tenant's socket is there.
+    pub fn start(fabric: Fabric, setup: Setup) -> Result<Self> {
+        let mut deployment = Self { agents: Vec::new(), control: None, setup, fabric };
+        deployment.start_control()?;
+        for host in 0..deployment.fabric.hosts().len() {
+            deployment.start_agent(host)?;
         }
-        let mut deployment = Self { agents, control, tenants: tenants.to_vec(), fabric };
         deployment.wait_until_ready()?;
         Ok(deployment)
+    }
+
+    /// Starts control, or starts it again: a running one is ended first.
+    pub fn start_control(&mut self) -> Result<()> {
+        self.control = None;
+        let folder = self.fabric.folder().join("_control");
+        make_folder(&folder)?;
+        write(&folder.join("topology.toml"), &self.fabric.topology().text)?;
+        let config = folder.join("control.toml");
+        write(&config, &control_config(&self.fabric, &self.setup))?;
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-control")?);
+        command.arg("--config").arg(&config);
+        self.control =
+            Some(Process::start("control", &mut command, &self.fabric.control(), &folder.join("log"))?);
+        Ok(())
+    }
+
+    /// Starts the agent of the host that is `position`-th, or starts it again: a running one is ended first.
+    pub fn start_agent(&mut self, position: usize) -> Result<()> {
+        let host = self.fabric.hosts().get(position);
+        let host = host.with_context(|| format!("there is no host number {position}"))?;
+        if let Some(running) = self.agents.get_mut(position) {
+            running.end()?;
+        }
+        for tenant in &self.setup.tenants {
+            own_folder(&tenant_folder(host, &tenant.name), tenant.user)?;
+            remove(&socket(host, &tenant.name))?;
+        }
+        let config = host.folder.join("agent.toml");
+        write(&config, &agent_config(&self.fabric, host, &self.setup)?)?;
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
+        command.arg("--config").arg(&config);
+        let name = format!("agent of {}", host.name);
+        let agent = Process::start(&name, &mut command, &host.namespace, &host.folder.join("log"))?;
+        match self.agents.get_mut(position) {
+            Some(slot) => *slot = agent,
+            None => self.agents.push(agent),
+        }
+        Ok(())
     }
 
     /// The fabric that it runs on.
@@ -68,12 +113,12 @@ impl Deployment {
 
     /// The tenants that it was started with.
     pub fn tenants(&self) -> &[Tenant] {
-        &self.tenants
+        &self.setup.tenants
     }
 
     /// Control's process.
-    pub fn control(&mut self) -> &mut Process {
-        &mut self.control
+    pub fn control(&mut self) -> Result<&mut Process> {
+        self.control.as_mut().context("control has not been started")
     }
 
     /// The agent's process on the host that is `position`-th in the topology file.
@@ -88,7 +133,7 @@ impl Deployment {
 
     /// An error with the end of its log when control or an agent has ended.
     pub fn check(&mut self) -> Result<()> {
-        for process in std::iter::once(&mut self.control).chain(&mut self.agents) {
+        for process in self.control.iter_mut().chain(&mut self.agents) {
             if let Some(status) = process.status()? {
                 bail!("{} ended with {status}; its last lines:\n{}", process.name(), process.said(4096));
             }
@@ -99,34 +144,46 @@ impl Deployment {
     /// Ends control and the agents, and returns the fabric.
     pub fn end(self) -> Result<Fabric> {
         let Self { agents, control, fabric, .. } = self;
-        for mut process in agents.into_iter().chain([control]) {
+        for mut process in agents.into_iter().chain(control) {
             process.end()?;
         }
         Ok(fabric)
     }
 
-    fn wait_until_ready(&mut self) -> Result<()> {
+    /// Waits until control listens and each tenant's socket is there, for twenty seconds at most.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY;
         loop {
             self.check()?;
-            let address = self.control_address();
-            let listens = self.fabric.control().enter(|| {
-                std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
-            })?;
-            let missing = self.fabric.hosts().iter().find_map(|host| {
-                self.tenants.iter().map(|tenant| socket(host, &tenant.name)).find(|socket| !socket.exists())
-            });
-            match (listens, missing) {
-                (true, None) => return Ok(()),
-                (false, _) if Instant::now() > deadline => {
-                    bail!("control does not listen; its last lines:\n{}", self.control.said(4096))
-                }
-                (true, Some(socket)) if Instant::now() > deadline => {
-                    bail!("no agent has made {}; their logs are beside it", socket.display())
-                }
-                _ => std::thread::sleep(Duration::from_millis(20)),
+            let Some(missing) = self.missing()? else { return Ok(()) };
+            if Instant::now() > deadline {
+                bail!("not ready in time: {missing}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What is not ready yet.
+    fn missing(&mut self) -> Result<Option<String>> {
+        let address = self.control_address();
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
+        if !self.fabric.control().enter(connect)? {
+            return Ok(Some(format!(
+                "control does not listen; its last lines:\n{}",
+                self.control()?.said(4096)
+            )));
+        }
+        for (position, host) in self.fabric.hosts().iter().enumerate() {
+            let mut sockets = self.setup.tenants.iter().map(|tenant| socket(host, &tenant.name));
+            if let Some(socket) = sockets.find(|socket| !socket.exists()) {
+                let said = self.agents.get(position).map(|agent| agent.said(4096)).unwrap_or_default();
+                return Ok(Some(format!(
+                    "{} is not there; its agent's last lines:\n{said}",
+                    socket.display()
+                )));
             }
         }
+        Ok(None)
     }
 }
 
@@ -156,23 +213,33 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn control_config(fabric: &Fabric, topology: &Path, tenants: &[Tenant]) -> Result<String> {
-    let topology = topology.canonicalize().with_context(|| format!("cannot find {}", topology.display()))?;
-    let mut text = format!("listen = \"{}\"\ntopology = {}\n", control_address(fabric), quoted(&topology));
-    for tenant in tenants {
-        text += &format!("\n[[tenant]]\nname = \"{}\"\n", tenant.name);
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
     }
-    Ok(text)
 }
 
-fn agent_config(fabric: &Fabric, host: &Host, tenants: &[Tenant]) -> Result<String> {
+fn control_config(fabric: &Fabric, setup: &Setup) -> String {
+    let address = control_address(fabric);
+    let mut text = format!("listen = \"{address}\"\ntopology = \"topology.toml\"\n{}\n", setup.control);
+    for tenant in &setup.tenants {
+        text += &format!("\n[[tenant]]\nname = \"{}\"\n", tenant.name);
+    }
+    text
+}
+
+fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
     let address = host.addresses.first().with_context(|| format!("{} has no address", host.name))?;
     let mut text = format!(
-        "host = \"{}\"\ncontrol = \"http://{}\"\nlisten = \"{address}:{AGENT_PORT}\"\n",
+        "host = \"{}\"\ncontrol = \"http://{}\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
         host.name,
-        control_address(fabric)
+        control_address(fabric),
+        setup.agent
     );
-    for tenant in tenants {
+    for tenant in &setup.tenants {
         let socket = quoted(&socket(host, &tenant.name));
         text +=
             &format!("\n[[tenant]]\nname = \"{}\"\nsocket = {socket}\nuid = {}\n", tenant.name, tenant.user);

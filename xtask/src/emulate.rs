@@ -1,6 +1,6 @@
 //! `cargo xtask emulate FILE`: the fabric of a topology file, with control and agents, until Ctrl-C.
 
-use crate::deployment::{Deployment, Tenant, socket};
+use crate::deployment::{Deployment, Setup, Tenant, socket};
 use crate::fabric::{self, Fabric};
 use crate::packages::{self, Consent};
 use crate::workspace::{Binaries, Profile};
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
         wait(&stop, || Ok(()))?;
         return Ok(());
     };
-    let mut deployment = Deployment::start(fabric, file, &binaries, &args.tenant)?;
+    let mut deployment = Deployment::start(fabric, Setup::new(binaries.clone(), &args.tenant))?;
     describe_programs(&deployment, &binaries)?;
     println!("Ctrl-C ends them and removes it.");
     wait(&stop, || deployment.check())?;

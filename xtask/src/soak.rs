@@ -10,7 +10,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask soak --minutes 30                 seeds from the clock on
-  cargo xtask soak --minutes 1 --first 4711     again from a seed that failed")]
+  cargo xtask soak --minutes 1 --first 4711     again from a seed that failed
+  cargo xtask soak --suite core --release       one suite, optimised, without debug assertions")]
 pub struct Args {
     /// How long to go on; the round that runs then is finished
     #[arg(long, default_value_t = 10)]
@@ -21,30 +22,63 @@ pub struct Args {
     /// Seeds in a round
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub round: u64,
-    /// The crate whose tests simulate
-    #[arg(long, default_value = "harmonaize-core")]
-    pub package: String,
-    /// The part of a test's name that marks a simulation
-    #[arg(long, default_value = "simulat")]
-    pub tests: String,
+    /// This suite alone: core (communicators in virtual time) or plan (damaged programs against the checker)
+    #[arg(long)]
+    pub suite: Option<String>,
+    /// Optimise the tests, and leave debug assertions out
+    #[arg(long)]
+    pub release: bool,
 }
+
+/// Tests that take their seeds from the environment.
+struct Suite {
+    name: &'static str,
+    package: &'static str,
+    test: &'static str,
+    environment: fn(&Range<u64>) -> Vec<(&'static str, u64, Option<u64>)>,
+}
+
+/// Variables are a number, or a range of two.
+const SUITES: &[Suite] = &[
+    Suite {
+        name: "core",
+        package: "harmonaize-core",
+        test: "simulation",
+        environment: |seeds| vec![("HARMONAIZE_SEEDS", seeds.start, Some(seeds.end))],
+    },
+    Suite {
+        name: "plan",
+        package: "harmonaize-plan",
+        test: "mutations",
+        environment: |seeds| {
+            vec![
+                ("HARMONAIZE_SEED", seeds.start, None),
+                ("HARMONAIZE_RUNS", seeds.end.saturating_sub(seeds.start), None),
+            ]
+        },
+    },
+];
 
 /// Runs the task; the error of a failing round names its seeds.
 pub fn run(args: &Args) -> Result<()> {
+    let wanted = |suite: &&Suite| args.suite.as_ref().is_none_or(|name| suite.name == name);
+    let suites: Vec<&Suite> = SUITES.iter().filter(wanted).collect();
+    if suites.is_empty() {
+        bail!("there is no such suite; `cargo xtask soak --help` lists them");
+    }
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let mut first = args.first.unwrap_or(clock.wrapping_mul(1_000_000));
+    let begun = args.first.unwrap_or(clock.saturating_mul(1_000_000));
     let end = Instant::now() + Duration::from_secs(args.minutes.saturating_mul(60));
-    let (mut rounds, begun) = (0_u64, first);
+    let (mut first, mut rounds) = (begun, 0_u64);
     loop {
-        let seeds = first..first.wrapping_add(args.round);
-        let ran = round(args, &seeds)?;
-        if ran == 0 {
-            bail!("{} has no test whose name holds \"{}\"", args.package, args.tests);
+        let seeds = first..first.saturating_add(args.round);
+        for suite in &suites {
+            let ran = round(suite, args.release, &seeds)?;
+            println!("{}: {ran} tests passed with seeds {}..{}", suite.name, seeds.start, seeds.end);
         }
         rounds += 1;
         first = seeds.end;
-        println!("round {rounds}: {ran} tests passed with seeds {}..{}", seeds.start, seeds.end);
-        if Instant::now() >= end {
+        if Instant::now() >= end || first == u64::MAX {
             break;
         }
     }
@@ -52,37 +86,34 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// One round; returns how many tests ran.
-fn round(args: &Args, seeds: &Range<u64>) -> Result<u64> {
-    let range = format!("{}..{}", seeds.start, seeds.end);
+/// One round of a suite; returns how many tests ran.
+fn round(suite: &Suite, release: bool, seeds: &Range<u64>) -> Result<u64> {
     let mut tests = workspace::cargo();
-    tests.args(["test", "--locked", "--quiet", "--release", "-p", &args.package, &args.tests]);
-    tests.env("HARMONAIZE_SEEDS", &range).stdin(Stdio::null());
-    let output = tests.output().context("cannot start cargo")?;
+    tests.args(["test", "--quiet", "-p", suite.package, "--test", suite.test]);
+    if release {
+        tests.arg("--release");
+    }
+    for (name, from, to) in (suite.environment)(seeds) {
+        tests.env(name, to.map_or(from.to_string(), |to| format!("{from}..{to}")));
+    }
+    let output = tests.stdin(Stdio::null()).output().context("cannot start cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         println!("{said}{}", String::from_utf8_lossy(&output.stderr));
-        match failing_seed(&said) {
-            Some(seed) => bail!(
-                "seed {seed} failed; again: HARMONAIZE_SEEDS={seed}..{} cargo test --release -p {} {}",
-                seed.saturating_add(1),
-                args.package,
-                args.tests
-            ),
-            None => bail!("a round failed, with HARMONAIZE_SEEDS={range}"),
+        match again(&said) {
+            Some(line) => bail!("{} failed; {line}", suite.name),
+            None => bail!("{} failed with seeds {}..{}", suite.name, seeds.start, seeds.end),
         }
     }
-    Ok(said.lines().filter_map(passed).sum())
+    match said.lines().filter_map(passed).sum() {
+        0 => bail!("{} has no tests in {}", suite.package, suite.test),
+        ran => Ok(ran),
+    }
 }
 
-/// The last number printed after the word seed.
-fn failing_seed(said: &str) -> Option<u64> {
-    let numbers = said.match_indices("seed").filter_map(|(at, word)| {
-        let rest = said.get(at + word.len()..)?.trim_start_matches([' ', ':', '=', '#']);
-        let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
-        rest.get(..digits)?.parse().ok()
-    });
-    numbers.last()
+/// The line by which a failing test says how to run it again.
+fn again(said: &str) -> Option<&str> {
+    said.lines().map(str::trim).find(|line| line.contains("HARMONAIZE_SEED"))
 }
 
 fn passed(line: &str) -> Option<u64> {
@@ -96,8 +127,15 @@ mod tests {
 
     #[test]
     fn the_failing_seed_is_found() {
-        assert_eq!(failing_seed("panicked: seed 12: rank 3 waits\nseed=77 failed"), Some(77));
-        assert_eq!(failing_seed("seeds 1..9 fine"), None);
+        let said = "panicked\n  run again: HARMONAIZE_SEED=77 cargo test x\nfailures:";
+        assert_eq!(again(said), Some("run again: HARMONAIZE_SEED=77 cargo test x"));
+        assert_eq!(again("seeds 1..9 fine"), None);
         assert_eq!(passed("test result: ok. 5 passed; 0 failed"), Some(5));
+    }
+
+    #[test]
+    fn an_unknown_suite_is_refused() {
+        let args = Args { minutes: 0, first: None, round: 1, suite: Some("fly".into()), release: false };
+        assert!(run(&args).unwrap_err().to_string().contains("no such suite"));
     }
 }

@@ -38,20 +38,20 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         eprintln!("SKIPPED: not root, so the end-to-end tests in network namespaces do nothing in this run.");
     }
-    workspace::run(workspace::cargo().args(["build", "--locked"]))?;
+    workspace::run(workspace::cargo().args(["build"]))?;
     let mut count = Count::default();
     let mut wrong = Vec::new();
     let mut tests = match packages::tool(packages::NEXTEST, consent) {
         Ok(nextest) => {
             let mut command = Command::new(nextest);
             command.current_dir(workspace::root());
-            command.args(["nextest", "run", "--locked", "--no-fail-fast"]);
+            command.args(["nextest", "run", "--no-fail-fast"]);
             command
         }
         Err(error) => {
             eprintln!("note: {error:#}; `cargo test` stands in for it");
             let mut command = workspace::cargo();
-            command.args(["test", "--locked", "--no-fail-fast", "--lib", "--bins", "--tests"]);
+            command.args(["test", "--no-fail-fast", "--lib", "--bins", "--tests"]);
             command
         }
     };
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
     stage(&mut tests, &mut count, &mut wrong)?;
     if args.runner.is_empty() {
         let mut documents = workspace::cargo();
-        documents.args(["test", "--locked", "--quiet", "--doc", "--no-fail-fast"]);
+        documents.args(["test", "--quiet", "--doc", "--no-fail-fast"]);
         stage(&mut documents, &mut count, &mut wrong)?;
     }
     if count.failed == 0 && !wrong.is_empty() {

@@ -82,7 +82,7 @@ impl Tree {
             self.paths.push(path.clone());
             let kind = entry.file_type()?;
             if kind.is_dir() {
-                if !name.starts_with('.') && name != "target" && name != "data" {
+                if !name.starts_with('.') && name != "target" {
                     self.walk(root, &path)?;
                 }
                 continue;

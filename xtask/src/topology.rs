@@ -41,6 +41,8 @@ pub struct Topology {
     pub nodes: Vec<Node>,
     /// Links between them.
     pub links: Vec<Link>,
+    /// The text that they were read from, for control.
+    pub text: String,
 }
 
 impl Topology {
@@ -67,7 +69,7 @@ impl Topology {
             rate: link.rate.0,
             delay: link.delay.into(),
         });
-        Ok(Self { nodes, links: links.collect() })
+        Ok(Self { nodes, links: links.collect(), text: text.to_owned() })
     }
 
     /// The indices of the hosts.

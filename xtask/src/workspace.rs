@@ -62,12 +62,21 @@ impl Binaries {
     ///
     /// `HARMONAIZE_BINARIES` names a folder to use as it is instead: set by tasks that have built already.
     pub fn build(profile: Profile) -> Result<Self> {
+        Self::build_with(profile, &[])
+    }
+
+    /// The same with further packages, in one call: cargo unifies features over what a call names, so several calls with
+    /// different packages would build shared crates anew.
+    pub fn build_with(profile: Profile, packages: &[&str]) -> Result<Self> {
         if let Some(folder) = std::env::var_os("HARMONAIZE_BINARIES") {
             return Ok(Self { folder: folder.into() });
         }
         let mut build = cargo();
-        build.args(["build", "--quiet", "--locked", "-p", "harmonaize-agent", "-p", "harmonaize-server"]);
+        build.args(["build", "--quiet", "-p", "harmonaize-agent", "-p", "harmonaize-server"]);
         build.args(["-p", "harmonaize-cli"]);
+        packages.iter().for_each(|package| {
+            build.args(["-p", package]);
+        });
         if profile == Profile::Release {
             build.arg("--release");
         }
