@@ -1,4 +1,5 @@
-//! How a training reaches its other workers: alone, between threads of one process (for tests), or through an agent.
+//! How a training reaches its other workers: alone, or between threads of one process (for tests); [`crate::tenant`] has
+//! the real one.
 
 use anyhow::{Result, anyhow, ensure};
 use std::sync::{Arc, Barrier, Mutex};
@@ -13,8 +14,8 @@ pub struct Cost {
     pub copies: Duration,
     /// Tensor bytes that this rank's host sent, from the receipt.
     pub wire_bytes: u64,
-    /// Algorithm class, from the receipt.
-    pub algorithm: u8,
+    /// Kind of algorithm, from the receipt; empty where there is none.
+    pub algorithm: &'static str,
 }
 
 /// The ranks of one training.

@@ -8,4 +8,6 @@ pub mod model;
 pub mod payload;
 pub mod report;
 pub mod seeded;
+pub mod statistics;
+pub mod tenant;
 pub mod training;

@@ -38,8 +38,8 @@ pub enum Line {
         compute_us: u64,
         /// Tensor bytes that this rank's host sent, from the receipt.
         wire_bytes: u64,
-        /// Algorithm class, from the receipt.
-        algorithm: u8,
+        /// Kind of algorithm, from the receipt; empty where there is none.
+        algorithm: String,
     },
     /// The training has ended.
     Trained {
@@ -101,7 +101,7 @@ impl Line {
             copies_us: copies.as_micros() as u64,
             compute_us: step.compute.as_micros() as u64,
             wire_bytes,
-            algorithm,
+            algorithm: algorithm.to_owned(),
         }
     }
 
@@ -141,9 +141,9 @@ mod tests {
             copies_us: 6,
             compute_us: 7,
             wire_bytes: 8,
-            algorithm: 2,
+            algorithm: "ring".into(),
         };
-        let text = r#"{"event":"step","at_us":1,"step":2,"loss":0.5,"bytes":4,"collective_us":5,"copies_us":6,"compute_us":7,"wire_bytes":8,"algorithm":2}"#;
+        let text = r#"{"event":"step","at_us":1,"step":2,"loss":0.5,"bytes":4,"collective_us":5,"copies_us":6,"compute_us":7,"wire_bytes":8,"algorithm":"ring"}"#;
         assert_eq!(serde_json::to_string(&line).unwrap(), text);
         assert_eq!(serde_json::from_str::<Line>(text).unwrap(), line);
         let stopped = Line::Stopped { at_us: 1, rounds: 2, verified_bytes: 3 };

@@ -1,17 +1,279 @@
-//! `cargo xtask demo`: not built yet.
+//! `cargo xtask demo`: one tenant trains a model through the provider's AllReduce, another exchanges by AllToAll on the
+//! same links, and both are proved right.
 
 pub mod lines;
 pub mod page;
 pub mod plot;
 pub mod verdict;
 
-use anyhow::{Result, bail};
+use crate::deployment::{Deployment, Setup, Tenant};
+use crate::fabric::Fabric;
+use crate::job::{self, Job, Programs, Spaces};
+use crate::packages::{self, Consent};
+use crate::topology::Topology;
+use crate::workspace::{self, Binaries, Profile};
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use lines::{Line, Tail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use verdict::{Printed, Verdict};
+
+const HOSTS: usize = 4;
+const WORKERS_PER_HOST: usize = 2;
+/// Rate of each link, in bits a second.
+const RATE: u64 = 1_000_000_000;
+/// How long the training may stand still.
+const STANDSTILL: Duration = Duration::from_secs(60);
 
 /// What `cargo xtask demo` takes.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+#[command(after_help = "Examples:
+  cargo xtask demo                  asks before it installs anything
+  cargo xtask demo --yes --steps 60 a short one, for CI
+  cargo xtask demo --json           figures and checks as JSON on standard output")]
+pub struct Args {
+    /// Install missing packages without asking
+    #[arg(long)]
+    pub yes: bool,
+    /// Print figures and checks as JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Steps of the training
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub steps: u64,
+    /// Seed of data split, weights, batches and payloads
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
 
 /// Runs the task.
-pub fn run(_args: &Args) -> Result<()> {
-    bail!("`cargo xtask demo` is not built yet")
+pub fn run(args: &Args) -> Result<()> {
+    packages::require(packages::EMULATION, Consent::from_flag(args.yes))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let folder = workspace::target().join("demo");
+    let logs = folder.join("logs");
+    std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+    eprintln!("Building agent, control and the tenants' programs (minutes, the first time)");
+    let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
+    let began = Instant::now();
+    let demo = Demo { args, logs, stop, binaries };
+    let mut printed = demo.tenants()?;
+    eprintln!("The same training in one process");
+    printed.reference = demo.reference()?;
+    let verdict = verdict::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
+    let report = folder.join("report.html");
+    let setting = demo.setting(began.elapsed());
+    std::fs::write(&report, page::page(&verdict, &setting))
+        .with_context(|| format!("cannot write {}", report.display()))?;
+    show(args, &verdict, &report)?;
+    if !verdict.passed {
+        bail!("a check failed; {} has the programs' logs", demo.logs.display());
+    }
+    Ok(())
+}
+
+struct Demo<'a> {
+    args: &'a Args,
+    logs: PathBuf,
+    stop: Arc<AtomicBool>,
+    binaries: Binaries,
+}
+
+impl Demo<'_> {
+    /// Runs both tenants on a fabric until the training has ended, and returns what they printed.
+    fn tenants(&self) -> Result<Printed> {
+        eprintln!("{HOSTS} hosts around a switch, links of 1 Gbit/s, control, an agent a host");
+        let fabric = Fabric::build(&Topology::parse(&job::star(HOSTS, "1Gbit/s"))?)?;
+        let [a, b] = [("a", 3001), ("b", 3002)].map(|(name, user)| Tenant { name: name.into(), user });
+        let setup = Setup::new(self.binaries.clone(), &[a.clone(), b.clone()]);
+        let mut deployment = Deployment::start(fabric, setup)?;
+        let done = self.jobs(&mut deployment, &a, &b);
+        self.keep_logs(&mut deployment);
+        done.with_context(|| format!("the tenants did not finish; {} has all logs", self.logs.display()))
+    }
+
+    /// The fabric's folder goes with it; what agents and control said is to stay beside the tenants' logs.
+    fn keep_logs(&self, deployment: &mut Deployment) {
+        let keep = |from: &Path, name: &str| {
+            if let Err(error) = std::fs::copy(from, self.logs.join(name)) {
+                eprintln!("warning: {} is not kept: {error}", from.display());
+            }
+        };
+        for host in deployment.fabric().hosts() {
+            keep(&host.folder.join("log"), &format!("agent-{}.log", host.name));
+        }
+        if let Ok(control) = deployment.control() {
+            keep(control.log(), "control.log");
+        }
+    }
+
+    fn jobs(&self, deployment: &mut Deployment, a: &Tenant, b: &Tenant) -> Result<Printed> {
+        let folder = self.binaries.path("train")?.parent().map(Path::to_path_buf).unwrap_or_default();
+        let programs = Programs::publish(&folder, &["train", "alltoall"])?;
+        let seed = ["--seed".to_owned(), self.args.seed.to_string()];
+        let steps = ["--steps".to_owned(), self.args.steps.to_string()];
+        let (space_a, space_b) = (Spaces::make(deployment, a)?, Spaces::make(deployment, b)?);
+        let each: Vec<usize> = (0..HOSTS).collect();
+        let mut exchange = space_b.start("exchange", &each, &programs.path("alltoall"), &seed, &self.logs)?;
+        let two: Vec<usize> = (0..HOSTS * WORKERS_PER_HOST).map(|rank| rank / WORKERS_PER_HOST).collect();
+        let arguments = [seed, steps].concat();
+        let mut training =
+            space_a.start("training", &two, &programs.path("train"), &arguments, &self.logs)?;
+        let workers = self.watch(deployment, &mut training, &mut exchange)?;
+        exchange.stop()?;
+        exchange.wait(STANDSTILL, || self.go_on())?;
+        let exchangers = exchange.logs();
+        let exchangers = exchangers.iter().map(|log| Tail::open(log)?.lines()).collect::<Result<_>>()?;
+        Ok(Printed { workers, exchangers, reference: Vec::new(), workers_per_host: WORKERS_PER_HOST })
+    }
+
+    fn go_on(&self) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+
+    /// Shows progress until the training has ended; returns what its workers printed.
+    fn watch(
+        &self,
+        deployment: &mut Deployment,
+        training: &mut Job,
+        exchange: &mut Job,
+    ) -> Result<Vec<Vec<Line>>> {
+        let logs = training.logs();
+        let mut tails = logs.iter().map(|log| Tail::open(log)).collect::<Result<Vec<_>>>()?;
+        let mut rounds = exchange.logs().first().map(|log| Tail::open(log)).transpose()?;
+        let mut printed: Vec<Vec<Line>> = vec![Vec::new(); tails.len()];
+        let mut progress = Progress::new(self.args.steps);
+        let mut moved = Instant::now();
+        loop {
+            self.go_on()?;
+            deployment.check()?;
+            // Asked before the logs are read, so that nothing printed before the end is missed.
+            let ended = training.ended()?;
+            if exchange.ended()? {
+                bail!("the other tenant stopped before it was told to");
+            }
+            for (tail, printed) in tails.iter_mut().zip(&mut printed) {
+                let lines = tail.lines()?;
+                if !lines.is_empty() {
+                    moved = Instant::now();
+                }
+                printed.extend(lines);
+            }
+            let exchanged = rounds.as_mut().map(Tail::lines).transpose()?.unwrap_or_default();
+            progress.show(printed.first().map_or(&[], Vec::as_slice), &exchanged);
+            if ended {
+                progress.bar.finish_and_clear();
+                return Ok(printed);
+            }
+            if moved.elapsed() > STANDSTILL {
+                bail!("the training has stood still for {STANDSTILL:?}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn reference(&self) -> Result<Vec<Line>> {
+        let mut command = Command::new(self.binaries.path("train")?);
+        command.arg("--single").args(["--seed", &self.args.seed.to_string()]);
+        command.args(["--steps", &self.args.steps.to_string()]).env("RAYON_NUM_THREADS", "1");
+        let log = self.logs.join("reference.log");
+        std::fs::write(&log, job::printed(&mut command)?)?;
+        Tail::open(&log)?.lines()
+    }
+
+    /// How it ran, a sentence each.
+    fn setting(&self, took: Duration) -> Vec<String> {
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        vec![
+            format!("cargo xtask demo --steps {} --seed {}", self.args.steps, self.args.seed),
+            format!(
+                "{HOSTS} network namespaces as hosts, a bridge as the switch, each link shaped to 1 Gbit/s in each \
+                 direction; {cores} cores for everything; {:.0} s without the build.",
+                took.as_secs_f64()
+            ),
+            "Tenant A: 8 workers, 2 a host; tenant B: 4, 1 a host. Each process runs under its tenant's user, in a \
+             namespace that has loopback alone, and sees its agent's socket."
+                .to_owned(),
+            "The model: 64-512-512-10, SiLU, SGD with momentum 0.9, rate 0.05, weight decay 1e-3, batches of 128.".to_owned(),
+            "A step's communication is taken from the worker that waited least: the collective without the wait for \
+             late workers."
+                .to_owned(),
+        ]
+    }
+}
+
+/// A bar on a terminal, else a line now and then.
+struct Progress {
+    bar: ProgressBar,
+    steps: u64,
+    said: u64,
+    rounds: u64,
+}
+
+impl Progress {
+    fn new(steps: u64) -> Self {
+        let bar =
+            if std::io::stderr().is_terminal() { ProgressBar::new(steps) } else { ProgressBar::hidden() };
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} step {pos}/{len} {elapsed} {msg}") {
+            bar.set_style(style);
+        }
+        Self { bar, steps, said: 0, rounds: 0 }
+    }
+
+    fn show(&mut self, worker: &[Line], exchanged: &[Line]) {
+        let rounds = exchanged.iter().filter(|line| matches!(line, Line::Round { .. })).count();
+        self.rounds += rounds as u64;
+        let last = worker.iter().rev().find_map(|line| match line {
+            Line::Step { step, loss, collective_us, .. } => Some((*step as u64 + 1, *loss, *collective_us)),
+            _ => None,
+        });
+        let Some((step, loss, collective_us)) = last else { return };
+        let milliseconds = collective_us as f64 / 1e3;
+        let text = format!(
+            "loss {loss:.4}, AllReduce {milliseconds:.1} ms; tenant B: {} rounds of AllToAll",
+            self.rounds
+        );
+        self.bar.set_position(step);
+        self.bar.set_message(text.clone());
+        let tenth = step * 10 / self.steps;
+        if self.bar.is_hidden() && tenth > self.said {
+            self.said = tenth;
+            eprintln!("step {step}/{}: {text}", self.steps);
+        }
+    }
+}
+
+fn show(args: &Args, verdict: &Verdict, report: &Path) -> Result<()> {
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(verdict)?);
+    } else {
+        println!();
+        for (what, figure) in page::rows(verdict) {
+            println!("{what:<80} {figure:>14}");
+        }
+        println!();
+        for check in &verdict.checks {
+            println!(
+                "{}  {}\n        {}",
+                if check.passed { "passed" } else { "FAILED" },
+                check.what,
+                check.found
+            );
+        }
+        println!("\nTolerance: {}", verdict::WHY);
+    }
+    eprintln!("\nReport: {}", report.display());
+    Ok(())
 }

@@ -8,6 +8,7 @@ pub mod demo;
 pub mod deployment;
 pub mod emulate;
 pub mod fabric;
+pub mod job;
 pub mod layout;
 pub mod namespace;
 pub mod packages;

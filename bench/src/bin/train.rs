@@ -4,15 +4,21 @@
 use anyhow::Result;
 use clap::Parser;
 use harmonaize_bench::communicator::{Alone, Communicator};
-use harmonaize_bench::report::Line;
+use harmonaize_bench::report::{Line, now_us};
+use harmonaize_bench::tenant::{Seat, Worker};
 use harmonaize_bench::training::{Recipe, train};
+
+/// Room for the gradients and what rides along.
+const ARENA: u64 = 4 << 20;
 
 /// Trains a model on handwritten digits and prints a line of JSON per step.
 #[derive(Parser)]
 struct Arguments {
     /// Train in this process alone, on whole batches
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["socket", "rank", "ranks"])]
     single: bool,
+    #[command(flatten)]
+    seat: Seat,
     /// Seed of split, weights and batches
     #[arg(long, default_value_t = Recipe::default().seed)]
     seed: u64,
@@ -26,15 +32,17 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let recipe =
-        Recipe { seed: arguments.seed, steps: arguments.steps, batch: arguments.batch, ..Recipe::default() };
-    anyhow::ensure!(arguments.single, "only --single works yet");
-    work(&recipe, &mut Alone)
+    let Arguments { seed, steps, batch, .. } = arguments;
+    let recipe = Recipe { seed, steps, batch, ..Recipe::default() };
+    if arguments.single {
+        return work(&recipe, &mut Alone);
+    }
+    work(&recipe, &mut Worker::join(&arguments.seat, ARENA)?)
 }
 
 fn work(recipe: &Recipe, communicator: &mut dyn Communicator) -> Result<()> {
     let (rank, ranks) = (communicator.rank(), communicator.ranks());
-    Line::Start { at_us: harmonaize_bench::report::now_us(), rank, ranks }.print()?;
+    Line::Start { at_us: now_us(), rank, ranks }.print()?;
     let outcome = train(recipe, communicator, &mut |step| Line::step(step).print())?;
     Line::trained(&outcome).print()
 }

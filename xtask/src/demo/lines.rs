@@ -9,6 +9,7 @@ use std::path::Path;
 /// One line; the programs in `bench` say what each field means. Times in microseconds.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "each field is documented where it is printed, in bench")]
 pub enum Line {
     Start {
         at_us: u64,
@@ -24,7 +25,7 @@ pub enum Line {
         copies_us: u64,
         compute_us: u64,
         wire_bytes: u64,
-        algorithm: u8,
+        algorithm: String,
     },
     Trained {
         at_us: u64,
@@ -95,7 +96,7 @@ mod tests {
     /// The very line that bench's own test prints.
     #[test]
     fn a_step_is_read_as_it_is_printed() {
-        let text = r#"{"event":"step","at_us":1,"step":2,"loss":0.5,"bytes":4,"collective_us":5,"copies_us":6,"compute_us":7,"wire_bytes":8,"algorithm":2}"#;
+        let text = r#"{"event":"step","at_us":1,"step":2,"loss":0.5,"bytes":4,"collective_us":5,"copies_us":6,"compute_us":7,"wire_bytes":8,"algorithm":"ring"}"#;
         let Line::Step { step: 2, loss, wire_bytes: 8, .. } = serde_json::from_str(text).unwrap() else {
             panic!("not a step");
         };

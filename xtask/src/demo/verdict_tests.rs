@@ -14,7 +14,7 @@ fn training(losses: &[f64], collective_us: u64, digest: &str) -> Vec<Line> {
             copies_us: 1,
             compute_us: 1,
             wire_bytes: 1_000_000,
-            algorithm: 2,
+            algorithm: "ring".into(),
         });
     }
     lines.push(Line::Trained { at_us: 2_000_000, correct: 350, tested: 360, digest: digest.into() });

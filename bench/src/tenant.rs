@@ -1,0 +1,150 @@
+//! A tenant's process as the programs here need it: attached to its agent, joined, with the tensors at hand.
+
+use crate::communicator::{Communicator, Cost};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use harmonaize_client::{
+    Algorithm, AttachOptions, Client, Dtype, Element, Operation, Rank, Receipt, ReduceOp, Tensor,
+};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long ranks wait for each other to join.
+const JOIN: Duration = Duration::from_secs(60);
+/// How long an operation may take; the agent's own time-out comes first.
+const OPERATION: Duration = Duration::from_secs(120);
+
+/// Which rank of which communicator, and where its agent is.
+#[derive(Args, Clone, Debug)]
+pub struct Seat {
+    /// The agent's socket for this tenant
+    #[arg(long)]
+    pub socket: Option<PathBuf>,
+    /// This rank
+    #[arg(long, default_value_t = 0)]
+    pub rank: usize,
+    /// How many ranks there are
+    #[arg(long, default_value_t = 1)]
+    pub ranks: usize,
+    /// The communicator's name, the same at all ranks
+    #[arg(long, default_value = "job")]
+    pub name: String,
+}
+
+/// A rank that has joined.
+#[derive(Debug)]
+pub struct Member {
+    client: Client,
+    communicator: harmonaize_client::Communicator,
+    rank: usize,
+    ranks: usize,
+}
+
+/// A receipt's kind of algorithm in a word.
+pub fn word(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::None => "none",
+        Algorithm::WithinHost => "within host",
+        Algorithm::Ring => "ring",
+        Algorithm::Pairwise => "pairwise",
+        Algorithm::Chain => "chain",
+        Algorithm::Dissemination => "dissemination",
+        _ => "other",
+    }
+}
+
+impl Member {
+    /// Attaches with room for `bytes` bytes of tensors, and joins.
+    pub fn join(seat: &Seat, bytes: u64) -> Result<Self> {
+        let Some(socket) = &seat.socket else {
+            bail!("--socket is missing: the agent's socket for this tenant")
+        };
+        ensure!(seat.rank < seat.ranks, "rank {} of {}", seat.rank, seat.ranks);
+        let (rank, ranks) = (u32::try_from(seat.rank)?, u32::try_from(seat.ranks)?);
+        let options = AttachOptions { arena_bytes: bytes.max(1), ..AttachOptions::default() };
+        let client = Client::attach(socket, options)?;
+        let communicator = client.join(&seat.name, Rank(rank), ranks, JOIN)?;
+        Ok(Self { client, communicator, rank: seat.rank, ranks: seat.ranks })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// A tensor in the arena.
+    pub fn tensor<E: Element>(&self, elements: usize) -> Result<Tensor> {
+        Ok(self.client.tensor(E::DTYPE, elements as u64)?)
+    }
+
+    /// Runs an AllReduce in place, and times it from submission to completion.
+    pub fn all_reduce(&self, tensor: &Tensor, reduce: ReduceOp) -> Result<(Receipt, Duration)> {
+        timed(|| self.communicator.all_reduce_in_place(tensor, reduce))
+    }
+
+    /// Runs an AllToAll, and times it from submission to completion.
+    pub fn all_to_all(&self, input: &Tensor, output: &Tensor) -> Result<(Receipt, Duration)> {
+        timed(|| self.communicator.all_to_all(input, output))
+    }
+
+    /// Waits until all ranks are here.
+    pub fn barrier(&self) -> Result<()> {
+        timed(|| self.communicator.barrier()).map(drop)
+    }
+}
+
+fn timed(start: impl FnOnce() -> Result<Operation, harmonaize_client::Error>) -> Result<(Receipt, Duration)> {
+    let began = Instant::now();
+    let receipt = start()?.wait(OPERATION)?;
+    Ok((receipt, began.elapsed()))
+}
+
+/// A worker of a training whose gradients go through the agent.
+#[derive(Debug)]
+pub struct Worker {
+    member: Member,
+    tensor: Option<Tensor>,
+}
+
+impl Worker {
+    /// Attaches with room for `bytes` bytes of gradients, and joins.
+    pub fn join(seat: &Seat, bytes: u64) -> Result<Self> {
+        Ok(Self { member: Member::join(seat, bytes)?, tensor: None })
+    }
+}
+
+impl Communicator for Worker {
+    fn rank(&self) -> usize {
+        self.member.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.member.ranks
+    }
+
+    fn average(&mut self, values: &mut [f32]) -> Result<Cost> {
+        let wanted = values.len() as u64;
+        if self.tensor.as_ref().is_none_or(|tensor| tensor.elements() != wanted) {
+            self.tensor = None;
+            self.tensor = Some(self.member.client.tensor(Dtype::F32, wanted)?);
+        }
+        let tensor = self.tensor.as_ref().context("no tensor")?;
+        let began = Instant::now();
+        tensor.write(0, values)?;
+        let written = began.elapsed();
+        let (receipt, collective) = self.member.all_reduce(tensor, ReduceOp::Average)?;
+        let began = Instant::now();
+        tensor.read(0, values)?;
+        Ok(Cost {
+            collective,
+            copies: written + began.elapsed(),
+            wire_bytes: receipt.wire_bytes,
+            algorithm: word(receipt.algorithm),
+        })
+    }
+}

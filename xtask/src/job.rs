@@ -1,0 +1,206 @@
+//! A tenant's job on a deployment: its ranks spread over the hosts, each a confined process that reaches its agent alone.
+
+use crate::deployment::{Deployment, Tenant, socket, tenant_folder};
+use crate::process::Process;
+use crate::tenant::TenantSpace;
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// Hosts around one switch, as control's topology file.
+pub fn star(hosts: usize, rate: &str) -> String {
+    let mut text = String::new();
+    for host in 0..hosts {
+        text += &format!("[[host]]\nname = \"h{host}\"\n\n");
+    }
+    text += "[[switch]]\nname = \"s0\"\n";
+    for host in 0..hosts {
+        text += &format!("\n[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"{rate}\"\n");
+    }
+    text
+}
+
+/// A tenant's spaces, one a host, made once and used by one job after another.
+#[derive(Debug)]
+pub struct Spaces {
+    tenant: String,
+    spaces: Vec<(TenantSpace, PathBuf)>,
+}
+
+impl Spaces {
+    /// Makes a space for the tenant on each host.
+    pub fn make(deployment: &Deployment, tenant: &Tenant) -> Result<Self> {
+        let fabric = deployment.fabric();
+        let space = |host: &crate::fabric::Host| {
+            let label = format!("{}-{}", tenant.name, host.name);
+            let folder = tenant_folder(host, &tenant.name);
+            let space = TenantSpace::make(fabric, &label, tenant.user, &folder)?;
+            Ok((space, socket(host, &tenant.name)))
+        };
+        let spaces = fabric.hosts().iter().map(space).collect::<Result<_>>()?;
+        Ok(Self { tenant: tenant.name.clone(), spaces })
+    }
+
+    /// Starts one rank per entry of `hosts`, which names each rank's host by position. A rank gets `--socket`, `--rank`,
+    /// `--ranks`, `--name` and then `arguments`; what it prints goes to `TENANT-NAME-RANK.log` in `logs`.
+    pub fn start(
+        &self,
+        name: &str,
+        hosts: &[usize],
+        program: &Path,
+        arguments: &[String],
+        logs: &Path,
+    ) -> Result<Job> {
+        let mut ranks = Vec::new();
+        for (rank, host) in hosts.iter().enumerate() {
+            let (space, socket) =
+                self.spaces.get(*host).with_context(|| format!("there is no host number {host}"))?;
+            let mut command = space.command(program);
+            command.arg("--socket").arg(socket);
+            command.args(["--rank", &rank.to_string(), "--ranks", &hosts.len().to_string()]);
+            // Ranks share few cores: each computes on one.
+            command.args(["--name", name]).args(arguments).env("RAYON_NUM_THREADS", "1");
+            let title = format!("rank {rank} of tenant {}'s {name}", self.tenant);
+            let log = logs.join(format!("{}-{name}-{rank}.log", self.tenant));
+            ranks.push(Process::start(&title, &mut command, &space.namespace, &log)?);
+        }
+        Ok(Job { ranks })
+    }
+}
+
+/// The running ranks of a job; dropping it ends them.
+#[derive(Debug)]
+pub struct Job {
+    ranks: Vec<Process>,
+}
+
+impl Job {
+    /// The ranks' logs, by rank.
+    pub fn logs(&self) -> Vec<PathBuf> {
+        self.ranks.iter().map(|rank| rank.log().to_path_buf()).collect()
+    }
+
+    /// Whether all ranks have ended well; an error with its last lines when one has not.
+    pub fn ended(&mut self) -> Result<bool> {
+        let mut all = true;
+        for rank in &mut self.ranks {
+            match rank.status()? {
+                None => all = false,
+                Some(status) if status.success() => {}
+                Some(status) => {
+                    bail!("{} ended with {status}; its last lines:\n{}", rank.name(), rank.said(2048))
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Asks all ranks to stop.
+    pub fn stop(&mut self) -> Result<()> {
+        self.ranks.iter_mut().try_for_each(|rank| rank.signal(Signal::TERM))
+    }
+
+    /// Waits until all ranks have ended well; `check` is asked meanwhile whether to go on.
+    pub fn wait(&mut self, limit: Duration, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        while !self.ended()? {
+            check()?;
+            if Instant::now() > deadline {
+                let late = self.ranks.iter_mut().find_map(|rank| match rank.status() {
+                    Ok(None) => Some(format!("{}:\n{}", rank.name(), rank.said(2048))),
+                    _ => None,
+                });
+                bail!("not ended within {limit:?}: {}", late.unwrap_or_default());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+/// Programs where a tenant's user may run them: as they are, or a copy when a folder above is closed to others.
+#[derive(Debug)]
+pub struct Programs {
+    folder: PathBuf,
+    copied: bool,
+}
+
+impl Programs {
+    /// Makes the named programs of `folder` reachable.
+    pub fn publish(folder: &Path, names: &[&str]) -> Result<Self> {
+        for name in names {
+            let path = folder.join(name);
+            path.metadata().with_context(|| format!("{} is not there", path.display()))?;
+        }
+        if folder.ancestors().all(open_to_others) {
+            return Ok(Self { folder: folder.to_path_buf(), copied: false });
+        }
+        let copies = std::env::temp_dir().join(format!("harmonaize-programs-{}", std::process::id()));
+        std::fs::create_dir(&copies).with_context(|| format!("cannot make {}", copies.display()))?;
+        let programs = Self { folder: copies, copied: true };
+        std::fs::set_permissions(&programs.folder, std::fs::Permissions::from_mode(0o711))?;
+        for name in names {
+            std::fs::copy(folder.join(name), programs.folder.join(name))?;
+        }
+        Ok(programs)
+    }
+
+    /// The path of one of them.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
+
+fn open_to_others(folder: &Path) -> bool {
+    folder.metadata().is_ok_and(|found| found.permissions().mode() & 0o001 != 0)
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        if self.copied
+            && let Err(error) = std::fs::remove_dir_all(&self.folder)
+        {
+            eprintln!("warning: {} stays: {error}", self.folder.display());
+        }
+    }
+}
+
+/// Runs a program outside any fabric and returns what it printed; an error carries what it said on its other stream.
+pub fn printed(command: &mut std::process::Command) -> Result<String> {
+    let shown = crate::workspace::describe(command);
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start `{shown}`"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{shown}` ended with {}: {}", output.status, said.trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("`{shown}` printed what is no text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Topology;
+
+    #[test]
+    fn a_star_is_a_topology() {
+        let topology = Topology::parse(&star(4, "1Gbit/s")).unwrap();
+        assert_eq!((topology.hosts().count(), topology.switches().count(), topology.links.len()), (4, 1, 4));
+        assert!(topology.links.iter().all(|link| link.rate == 1_000_000_000));
+    }
+
+    #[test]
+    fn programs_in_a_closed_folder_are_copied_and_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("p"), "x").unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        let programs = Programs::publish(folder.path(), &["p"]).unwrap();
+        let path = programs.path("p");
+        assert!(path != folder.path().join("p") && path.exists());
+        drop(programs);
+        assert!(!path.exists());
+        assert!(Programs::publish(folder.path(), &["missing"]).is_err());
+    }
+}
