@@ -2,7 +2,8 @@
 
 use crate::acknowledge::Acknowledgements;
 use crate::channel::{Channel, Segment};
-use crate::epoch::{Epoch, EpochPlan, MAX_STEP_PEERS, Timeouts, peers};
+use crate::departure::Departures;
+use crate::epoch::{Epoch, EpochPlan, MAX_STEP_PEERS, Timeouts};
 use crate::inquiry::Inquiry;
 use crate::message::{Control, Header, Kind, Message};
 use crate::operation::{Call, Called, Operations};
@@ -11,7 +12,7 @@ use crate::switch::Switch;
 use crate::{CoreError, Failure, Nanos};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Collective, Rank, Signature};
-use harmonaize_plan::{Access, Group, Participant, Retention};
+use harmonaize_plan::{Access, Group, Participant, PlanError};
 use std::collections::VecDeque;
 
 /// What a communicator is made from.
@@ -139,9 +140,11 @@ pub struct Communicator {
     pub(crate) me: Participant,
     pub(crate) group: Group,
     pub(crate) access: Vec<(Rank, Access)>,
-    timeouts: Timeouts,
+    pub(crate) timeouts: Timeouts,
     pub(crate) current: Epoch,
     pub(crate) next: Option<Switch>,
+    /// The highest epoch that was given up.
+    pub(crate) withdrawn: Option<u32>,
     /// By participant: the highest epoch it is prepared for.
     pub(crate) prepared: Vec<u32>,
     pub(crate) operations: Operations,
@@ -154,17 +157,17 @@ pub struct Communicator {
     pub(crate) channels: Vec<Channel>,
     pub(crate) acknowledgements: Acknowledgements,
     pub(crate) credits: VecDeque<(u32, Participant, u16)>,
-    pub(crate) outbox: VecDeque<(Participant, Message)>,
+    /// To whom, on which epoch's link if not the usual one, and what.
+    pub(crate) outbox: VecDeque<(Participant, Option<u32>, Message)>,
     pub(crate) actions: VecDeque<Action>,
-    inquiry: Option<Inquiry>,
+    pub(crate) inquiry: Option<Inquiry>,
     pub(crate) progress: Nanos,
     /// By participant: what it last called.
     heard: Vec<Option<(u64, Signature)>>,
-    lost: Vec<bool>,
-    left: Vec<(Rank, u64)>,
-    failure: Option<Failure>,
+    pub(crate) departures: Departures,
+    pub(crate) failure: Option<Failure>,
     /// Local ranks of the oldest operation whose completion was reported.
-    reported: usize,
+    pub(crate) reported: usize,
 }
 
 impl Communicator {
@@ -186,6 +189,7 @@ impl Communicator {
             prepared: vec![current.number(); participants as usize],
             current,
             next: None,
+            withdrawn: None,
             operations,
             cursor: 0,
             begun: 0,
@@ -198,8 +202,7 @@ impl Communicator {
             inquiry: None,
             progress: Nanos(0),
             heard: vec![None; participants as usize],
-            lost: vec![false; participants as usize],
-            left: Vec::new(),
+            departures: Departures::new(participants),
             failure: None,
             reported: 0,
             group,
@@ -208,11 +211,12 @@ impl Communicator {
 
     /// A local rank calls an operation. It is number n for a rank that has called n before.
     pub fn call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<u64, CoreError> {
-        if let Some(failure) = &self.failure {
-            return Err(CoreError::Ended(failure.clone()));
-        }
+        self.open()?;
         if call.signature.collective == Collective::Broadcast && call.signature.root.0 >= self.group.ranks() {
             return Err(CoreError::BadPlan("root outside the communicator"));
+        }
+        if call.signature.collective == Collective::AllToAll && call.in_place {
+            return Err(CoreError::Plan(PlanError::InPlace));
         }
         let idle = self.operations.oldest().is_none();
         let number = match self.operations.call(now, rank, call) {
@@ -236,31 +240,25 @@ impl Communicator {
 
     /// Whether what peers called as operation `number` is the same.
     fn compare_with_peers(&mut self, number: u64, call: (Rank, Signature)) {
-        let other = self.heard.iter().enumerate().find_map(|(peer, heard)| {
+        let other = (0..).map(Participant).zip(&self.heard).find_map(|(peer, heard)| {
             let (operation, signature) = (*heard)?;
-            (operation == number && signature != call.1)
-                .then(|| Some((*self.group.local(Participant(peer as u32)).first()?, signature)))?
+            (operation == number && signature != call.1).then_some((peer, signature))
         });
-        if let Some(other) = other {
-            self.fail(Failure::Mismatch { operation: number, calls: vec![call, other] });
+        if let Some((peer, signature)) = other {
+            self.fail(self.mismatch(number, call, peer, signature));
         }
     }
 
-    /// Ends the communicator if an operation was called that ranks that are gone cannot take part in.
-    fn refuse_impossible(&mut self) {
-        let (first, end) = self.operations.bounds();
-        if first == end || self.failure.is_some() {
-            return;
-        }
-        let left = self.left.iter().filter(|(_, operations)| end > *operations).map(|(rank, _)| *rank);
-        let lost = self.lost.iter().enumerate().filter(|(_, lost)| **lost);
-        let lost = lost.flat_map(|(peer, _)| self.group.local(Participant(peer as u32)).iter().copied());
-        let lost = lost.filter(|rank| !self.left.iter().any(|(left, _)| left == rank));
-        let mut ranks: Vec<Rank> = left.chain(lost).collect();
-        if !ranks.is_empty() {
-            ranks.sort_unstable();
-            self.fail(Failure::RanksLost { ranks });
-        }
+    /// A peer called another thing than we did.
+    pub(crate) fn mismatch(
+        &self,
+        operation: u64,
+        call: (Rank, Signature),
+        peer: Participant,
+        signature: Signature,
+    ) -> Failure {
+        let other = self.group.local(peer).iter().map(|rank| (*rank, signature));
+        Failure::Mismatch { operation, calls: std::iter::once(call).chain(other.take(1)).collect() }
     }
 
     /// The segment on a channel.
@@ -276,6 +274,16 @@ impl Communicator {
     /// The epoch that the next segment runs under, as far as is known here.
     pub fn epoch_in_force(&self) -> u32 {
         self.control_epoch()
+    }
+
+    /// Why it ended, if it has.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Who we are.
+    pub fn me(&self) -> Participant {
+        self.me
     }
 
     /// The token of a local rank's call.
@@ -309,17 +317,12 @@ impl Communicator {
                 self.moved(now);
                 self.credit(from, epoch, &header) && self.arrive(from, epoch, &header, bytes)
             }
-            k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(now, from, control)),
+            k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(from, control)),
             _ => false,
         };
         if !right {
             self.fail(Failure::Internal { ranks: self.group.local(from).to_vec() });
         }
-    }
-
-    fn moved(&mut self, now: Nanos) {
-        self.progress = now;
-        self.inquiry = None;
     }
 
     pub(crate) fn epoch(&mut self, number: u32) -> Option<&mut Epoch> {
@@ -356,33 +359,19 @@ impl Communicator {
         {
             *heard = Some((header.operation, signature));
         }
-        if let Some(call) = self.operations.caller(header.operation) {
-            self.compare_with_peers(header.operation, call);
+        let other = self.operations.caller(header.operation).filter(|(_, ours)| *ours != signature);
+        if let Some(call) = other {
+            self.fail(self.mismatch(header.operation, call, from, signature));
         }
         true
     }
 
-    fn control(&mut self, now: Nanos, from: Participant, control: Control) -> bool {
+    fn control(&mut self, from: Participant, control: Control) -> bool {
         match control {
-            Control::Inquire { operation } => {
-                let missing = self.operations.missing(operation);
-                let call = self.operations.caller(operation);
-                self.tell(from, Control::Answer { operation, missing, call });
-            }
-            Control::Answer { operation, missing, call } => {
-                if let Some(inquiry) = self.inquiry.as_mut().filter(|i| i.operation == operation) {
-                    inquiry.answer(from, missing, call);
-                    self.conclude(now);
-                }
-            }
-            Control::Left { rank, operations } => {
-                if !self.group.local(from).contains(&rank) {
-                    return false;
-                }
-                self.left.push((rank, operations));
-                self.refuse_impossible();
-            }
-            Control::Abort { failure } => self.end(failure),
+            Control::Inquire { operation } => self.inquired(from, operation),
+            Control::Answer { operation, missing, call } => self.answered(from, operation, missing, call),
+            Control::Left { rank, operations } => return self.peer_left(from, rank, operations),
+            Control::Abort { failure } => self.fail(failure),
             Control::Prepared { epoch } => {
                 if let Some(prepared) = self.prepared.get_mut(from.0 as usize) {
                     *prepared = (*prepared).max(epoch);
@@ -391,7 +380,10 @@ impl Communicator {
             }
             Control::Propose { epoch } => return self.proposed(from, epoch),
             Control::Promise { epoch, below } => self.promised(from, epoch, below),
-            Control::Commit { epoch, segment } => return self.committed(epoch, segment),
+            Control::Commit { epoch, segment } => {
+                return from == self.leader() && self.committed(epoch, segment);
+            }
+            Control::Withdrawn { epoch } => self.withdrawn(from, epoch),
         }
         true
     }
@@ -406,87 +398,20 @@ impl Communicator {
         self.moved(now);
     }
 
-    /// The link of `epoch` to a peer has gone down.
-    pub fn link_down(&mut self, epoch: u32, peer: Participant) {
-        // A peer may retire old links before we do; links of a plan still in preparation are the engine's to give up.
-        let superseded = match &self.next {
-            Some(switch) if switch.epoch.number() == epoch => !switch.ready,
-            Some(switch) => switch.ready,
-            None => false,
-        };
-        if epoch < self.current.number() || superseded || self.failure.is_some() {
-            return;
-        }
-        if let Some(lost) = self.lost.get_mut(peer.0 as usize) {
-            *lost = true;
-        }
-        self.refuse_impossible();
-    }
-
-    /// A local rank's process is gone, or it has left. With an operation in flight the communicator ends.
-    pub fn rank_left(&mut self, rank: Rank) {
-        let Some(called) = self.operations.called(rank) else { return };
-        if self.failure.is_some() || self.left.iter().any(|(left, _)| *left == rank) {
-            return;
-        }
-        if self.operations.iter().any(|operation| operation.number < called) {
-            self.fail(Failure::RanksLost { ranks: vec![rank] });
-            return;
-        }
-        self.left.push((rank, called));
-        self.tell_all(&Control::Left { rank, operations: called });
-        self.refuse_impossible();
-    }
-
-    /// Whether every local rank has left and no peer needs anything from here.
-    pub fn finished(&self) -> bool {
-        let local = self.operations.ranks().iter().all(|rank| self.left.iter().any(|(left, _)| left == rank));
-        local
-            && (self.failure.is_some() || self.acknowledgements.everyone() >= self.begun)
-            && self.outbox.is_empty()
-    }
-
-    /// The provider ends the communicator.
-    pub fn dissolve(&mut self, failure: Failure) {
-        self.fail(failure);
-    }
-
-    /// A participant broke the protocol, in a way that the caller found.
-    pub fn breach(&mut self, participant: Participant) {
-        self.fail(Failure::Internal { ranks: self.group.local(participant).to_vec() });
-    }
-
-    /// Who we are.
-    pub fn me(&self) -> Participant {
-        self.me
-    }
-
-    /// Why it ended, if it has.
-    pub fn failure(&self) -> Option<&Failure> {
-        self.failure.as_ref()
-    }
-
-    /// Ends the communicator here and tells everybody.
-    pub(crate) fn fail(&mut self, failure: Failure) {
-        if self.failure.is_none() {
-            self.tell_all(&Control::Abort { failure: failure.clone() });
-            self.end(failure);
-        }
-    }
-
-    fn end(&mut self, failure: Failure) {
-        if self.failure.is_none() {
-            self.actions.clear();
-            self.actions.push_back(Action::Ended(failure.clone()));
-            self.failure = Some(failure);
-            self.inquiry = None;
-        }
-    }
-
     pub(crate) fn tell(&mut self, to: Participant, control: Control) {
         let mut header = Header::new(Kind::Control, self.current.number());
         header.acknowledged = self.acknowledgements.tell(to);
-        self.outbox.push_back((to, Message { header, control: Some(Box::new(control)) }));
+        let twice = matches!(
+            control,
+            Control::Left { .. } | Control::Abort { .. } | Control::Inquire { .. } | Control::Answer { .. }
+        );
+        // Until the commit is known here, a peer that knows of it may have closed the old link.
+        let other = self.next.as_ref().filter(|switch| twice && switch.ready && switch.commit.is_none());
+        let message = Message { header, control: Some(Box::new(control)) };
+        if let Some(switch) = other {
+            self.outbox.push_back((to, Some(switch.epoch.number()), message.clone()));
+        }
+        self.outbox.push_back((to, None, message));
     }
 
     pub(crate) fn tell_all(&mut self, control: &Control) {
@@ -505,73 +430,21 @@ impl Communicator {
         }
     }
 
-    /// When [`Communicator::timeout`] wants to be called.
-    pub fn next_timeout(&self) -> Option<Nanos> {
-        if self.failure.is_some() {
-            return None;
+    /// The next control message.
+    pub(crate) fn say(&mut self) -> Option<Action> {
+        while let Some((to, epoch, message)) = self.outbox.pop_front() {
+            let epoch = epoch.unwrap_or(self.control_epoch());
+            if self.epoch(epoch).is_some() {
+                return Some(Action::Send { to, epoch, message });
+            }
         }
-        match &self.inquiry {
-            Some(inquiry) => Some(inquiry.deadline),
-            None => self.operations.oldest().map(|_| self.progress.after(self.timeouts.operation)),
-        }
-    }
-
-    /// Time has passed.
-    pub fn timeout(&mut self, now: Nanos) {
-        if self.next_timeout().is_none_or(|due| now < due) {
-            return;
-        }
-        if self.inquiry.is_some() {
-            let verdict = self.inquiry.as_ref().map(|inquiry| inquiry.verdict(&self.group));
-            verdict.into_iter().for_each(|failure| self.fail(failure));
-            return;
-        }
-        let Some(number) = self.operations.oldest().map(|operation| operation.number) else { return };
-        let deadline = now.after(self.timeouts.inquiry);
-        let mut inquiry = Inquiry::new(number, deadline, self.group.participants());
-        inquiry.answer(self.me, self.operations.missing(number), self.operations.caller(number));
-        self.inquiry = Some(inquiry);
-        self.tell_all(&Control::Inquire { operation: number });
-        self.conclude(now);
-    }
-
-    fn conclude(&mut self, _now: Nanos) {
-        if let Some(inquiry) = self.inquiry.as_ref().filter(|inquiry| inquiry.complete()) {
-            let verdict = inquiry.verdict(&self.group);
-            self.fail(verdict);
-        }
-    }
-
-    /// Operations in flight, for people.
-    pub fn in_flight(&self) -> Vec<InFlight> {
-        let awaited = self.awaited();
-        let describe = |operation: &crate::operation::Operation| InFlight {
-            operation: operation.number,
-            signature: operation.signature,
-            since: operation.since,
-            missing: self.operations.missing(operation.number),
-            awaits: awaited.clone(),
-            segments: operation.run.map_or((0, 0), |run| {
-                (self.done.saturating_sub(run.first_segment).min(run.cut.segments), run.cut.segments)
-            }),
-        };
-        self.operations.iter().map(describe).collect()
-    }
-
-    fn awaited(&self) -> Vec<Rank> {
-        let segments = self.channels.iter().filter_map(|channel| channel.ready(true));
-        let waiting = segments.flat_map(|(_, _, step)| peers(&step.sources).chain(peers(&step.destinations)));
-        let mut ranks: Vec<Rank> =
-            waiting.flat_map(|(peer, _)| self.group.local(peer).iter().copied()).collect();
-        ranks.sort_unstable();
-        ranks.dedup();
-        ranks
+        None
     }
 
     /// The next thing to do, if any.
     pub fn poll(&mut self, now: Nanos) -> Option<Action> {
-        if let Some((to, message)) = self.outbox.pop_front() {
-            return Some(Action::Send { to, epoch: self.control_epoch(), message });
+        if let Some(action) = self.say() {
+            return Some(action);
         }
         if let Some(action) = self.actions.pop_front() {
             return Some(action);
@@ -584,7 +457,13 @@ impl Communicator {
             return Some(action);
         }
         while self.begin_segment() {}
-        if let Some(action) = self.issue(now).or_else(|| self.actions.pop_front()) {
+        if let Some(action) = self.issue(now) {
+            return Some(action);
+        }
+        if self.failure.is_some() {
+            return self.say().or_else(|| self.actions.pop_front());
+        }
+        if let Some(action) = self.actions.pop_front() {
             return Some(action);
         }
         if let Some(action) = self.tell_credit() {
@@ -595,51 +474,5 @@ impl Communicator {
         let mut header = Header::new(Kind::Acknowledge, epoch);
         header.acknowledged = self.acknowledgements.tell(to);
         Some(Action::Send { to, epoch, message: Message { header, control: None } })
-    }
-
-    fn report_completed(&mut self) -> Option<Action> {
-        loop {
-            let operation = self.operations.oldest()?;
-            let run = operation.run?;
-            let end = run.first_segment + run.cut.segments;
-            let complete = run.begun == run.cut.segments
-                && match run.retention {
-                    Retention::KeepInputs => self.acknowledgements.everyone() >= end,
-                    Retention::CopyInputs => self.done >= end,
-                    Retention::HoldOutputs => run.finished == run.cut.segments,
-                };
-            if !complete {
-                return None;
-            }
-            let rank = self.operations.ranks().get(self.reported).copied();
-            let token = operation.calls.get(self.reported).copied().flatten();
-            if let (Some(rank), Some(token)) = (rank, token) {
-                self.reported += 1;
-                let receipt = Receipt {
-                    operation: operation.number,
-                    signature: operation.signature,
-                    wire_bytes: operation.wire_bytes,
-                };
-                return Some(Action::Complete { rank, token, receipt });
-            }
-            self.reported = 0;
-            self.operations.retire();
-        }
-    }
-
-    fn report_failed(&mut self) -> Option<Action> {
-        loop {
-            let operation = self.operations.oldest()?;
-            let (number, calls) = (operation.number, &operation.calls);
-            let open =
-                calls.iter().enumerate().skip(self.reported).find_map(|(local, t)| Some((local, (*t)?)));
-            if let Some((local, token)) = open {
-                self.reported = local + 1;
-                let rank = self.operations.ranks().get(local).copied()?;
-                return Some(Action::Fail { rank, token, operation: number });
-            }
-            self.reported = 0;
-            self.operations.retire();
-        }
     }
 }

@@ -7,7 +7,7 @@ use crate::message::{Header, Kind, Message};
 use crate::operation::Run;
 use crate::{Failure, Nanos};
 use arrayvec::ArrayVec;
-use harmonaize_plan::{Operand, StepKind};
+use harmonaize_plan::{Operand, Participant, StepKind};
 
 impl Communicator {
     /// Takes note of segments that are done or released, and of an old plan that nobody needs any more.
@@ -93,6 +93,9 @@ impl Communicator {
         let everyone = self.acknowledgements.everyone();
         let count = self.channels.len() as u64;
         let first = self.begun.saturating_sub(count);
+        if self.failure().is_some() {
+            return None;
+        }
         for segment in first..self.begun {
             let index = (segment % count) as u16;
             match self.issue_on(index, everyone) {
@@ -101,20 +104,18 @@ impl Communicator {
                     self.progress = now;
                     return Some(action);
                 }
-                Err(failure) => {
-                    self.fail(failure);
-                    return self.outbox.pop_front().map(|(to, message)| Action::Send {
-                        to,
-                        epoch: self.control_epoch(),
-                        message,
-                    });
+                Err((peer, operation)) => {
+                    if let Some(action) = self.out_of_step(now, peer, operation) {
+                        return Some(action);
+                    }
                 }
             }
         }
         None
     }
 
-    fn issue_on(&mut self, index: u16, everyone: u64) -> Result<Option<Action>, Failure> {
+    /// `Err` names a peer whose message is not the one that the plan says, and the operation that is in doubt.
+    fn issue_on(&mut self, index: u16, everyone: u64) -> Result<Option<Action>, (Participant, u64)> {
         let Some(channel) = self.channels.get_mut(usize::from(index)) else { return Ok(None) };
         let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
         let Some((step, segment, what)) = channel.ready(acknowledged) else { return Ok(None) };
@@ -135,7 +136,8 @@ impl Communicator {
                 && arrival.signature == signature
                 && u64::from(arrival.bytes) == expected(operand);
             if !right {
-                return Err(Failure::Internal { ranks: self.group.local(peer).to_vec() });
+                let operation = segment.operation.min(arrival.operation);
+                return Err((peer, operation));
             }
         }
         for (peer, _) in peers(&what.destinations) {

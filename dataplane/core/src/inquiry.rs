@@ -1,5 +1,7 @@
 //! Before a time-out is declared, everyone is asked who has called what, so that the error can name the missing.
 
+use crate::communicator::{Action, Communicator};
+use crate::message::Control;
 use crate::{Failure, Nanos};
 use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::{Group, Participant};
@@ -11,12 +13,19 @@ type Answer = (Vec<Rank>, Option<(Rank, Signature)>);
 pub(crate) struct Inquiry {
     pub(crate) operation: u64,
     pub(crate) deadline: Nanos,
+    /// Whose messages made no sense; if nobody called anything else, it is to blame.
+    suspect: Option<Participant>,
     answers: Vec<Option<Answer>>,
 }
 
 impl Inquiry {
-    pub(crate) fn new(operation: u64, deadline: Nanos, participants: u32) -> Self {
-        Self { operation, deadline, answers: vec![None; participants as usize] }
+    pub(crate) fn new(
+        operation: u64,
+        deadline: Nanos,
+        suspect: Option<Participant>,
+        participants: u32,
+    ) -> Self {
+        Self { operation, deadline, suspect, answers: vec![None; participants as usize] }
     }
 
     pub(crate) fn answer(&mut self, from: Participant, missing: Vec<Rank>, call: Option<(Rank, Signature)>) {
@@ -51,7 +60,86 @@ impl Inquiry {
         if calls.len() > 1 {
             return Failure::Mismatch { operation, calls };
         }
+        if let Some(suspect) = self.suspect {
+            return Failure::Internal { ranks: group.local(suspect).to_vec() };
+        }
         missing.sort_unstable();
         Failure::Timeout { operation, signature: calls.first().map(|(_, signature)| *signature), missing }
+    }
+}
+
+impl Communicator {
+    /// Something has moved: nobody need be asked.
+    pub(crate) fn moved(&mut self, now: Nanos) {
+        self.progress = now;
+        self.inquiry.take_if(|inquiry| inquiry.suspect.is_none());
+    }
+
+    /// When [`Communicator::timeout`] wants to be called.
+    pub fn next_timeout(&self) -> Option<Nanos> {
+        if self.failure().is_some() {
+            return None;
+        }
+        match &self.inquiry {
+            Some(inquiry) => Some(inquiry.deadline),
+            None => self.operations.oldest().map(|_| self.progress.after(self.timeouts.operation)),
+        }
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Nanos) {
+        if self.next_timeout().is_none_or(|due| now < due) {
+            return;
+        }
+        if let Some(inquiry) = &self.inquiry {
+            let verdict = inquiry.verdict(&self.group);
+            self.fail(verdict);
+        } else if let Some(number) = self.operations.oldest().map(|operation| operation.number) {
+            self.inquire(now, number, None);
+        }
+    }
+
+    /// Asks everybody who has called what.
+    fn inquire(&mut self, now: Nanos, number: u64, suspect: Option<Participant>) {
+        let deadline = now.after(self.timeouts.inquiry);
+        let mut inquiry = Inquiry::new(number, deadline, suspect, self.group.participants());
+        inquiry.answer(self.me, self.operations.missing(number), self.operations.caller(number));
+        self.inquiry = Some(inquiry);
+        self.tell_all(&Control::Inquire { operation: number });
+        self.conclude();
+    }
+
+    /// A message of a peer is not what the plan says. Either it called something else, or it is broken.
+    pub(crate) fn out_of_step(&mut self, now: Nanos, peer: Participant, operation: u64) -> Option<Action> {
+        if self.inquiry.as_ref().is_none_or(|inquiry| inquiry.suspect.is_none()) {
+            self.inquire(now, operation, Some(peer));
+        }
+        self.say()
+    }
+
+    pub(crate) fn inquired(&mut self, from: Participant, operation: u64) {
+        let missing = self.operations.missing(operation);
+        let call = self.operations.caller(operation);
+        self.tell(from, Control::Answer { operation, missing, call });
+    }
+
+    pub(crate) fn answered(
+        &mut self,
+        from: Participant,
+        operation: u64,
+        missing: Vec<Rank>,
+        call: Option<(Rank, Signature)>,
+    ) {
+        if let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.operation == operation) {
+            inquiry.answer(from, missing, call);
+            self.conclude();
+        }
+    }
+
+    fn conclude(&mut self) {
+        if let Some(inquiry) = self.inquiry.as_ref().filter(|inquiry| inquiry.complete()) {
+            let verdict = inquiry.verdict(&self.group);
+            self.fail(verdict);
+        }
     }
 }

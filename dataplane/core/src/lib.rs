@@ -14,12 +14,14 @@
 mod acknowledge;
 mod channel;
 mod communicator;
+mod departure;
 mod epoch;
 mod execute;
 mod failure;
 mod inquiry;
 mod message;
 mod operation;
+mod report;
 mod stream;
 mod switch;
 

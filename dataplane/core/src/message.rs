@@ -154,6 +154,11 @@ pub enum Control {
         /// The first segment of the new epoch.
         segment: u64,
     },
+    /// To the leader: this epoch cannot be prepared here. From the leader: nobody shall wait for it any more.
+    Withdrawn {
+        /// The epoch that will not be.
+        epoch: u32,
+    },
     /// The communicator has ended.
     Abort {
         /// Why.

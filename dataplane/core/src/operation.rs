@@ -134,9 +134,10 @@ impl Operations {
         pairs.filter(|(_, called)| **called <= number).map(|(rank, _)| *rank).collect()
     }
 
-    /// One local rank that has called operation `number`, and what.
+    /// One local rank that has called operation `number`, and what. Remembered for some time after the operation has ended.
     pub(crate) fn caller(&self, number: u64) -> Option<(Rank, Signature)> {
-        let operation = self.get(number)?;
+        let known = number < self.next && self.next - number <= self.ring.len() as u64;
+        let operation = self.ring.get(self.index(number)).filter(|_| known)?;
         let local = operation.calls.iter().position(Option::is_some)?;
         Some((*self.ranks.get(local)?, operation.signature))
     }

@@ -36,7 +36,7 @@ impl Switch {
 
     /// Leader: whether it is time to propose, given the highest epoch for which each participant is prepared. Says so once.
     pub(crate) fn propose(&mut self, prepared: &[u32]) -> bool {
-        let all = self.ready && prepared.iter().all(|epoch| *epoch >= self.epoch.number());
+        let all = self.ready && prepared.iter().all(|epoch| *epoch == self.epoch.number());
         all && !std::mem::replace(&mut self.proposed, true)
     }
 
@@ -65,15 +65,16 @@ impl Communicator {
     /// # Errors
     /// If another change is under way, the epoch is not newer, or members, channels or chunk differ from today's.
     pub fn change(&mut self, decided: EpochPlan) -> Result<(), CoreError> {
-        if let Some(failure) = self.failure() {
-            return Err(CoreError::Ended(failure.clone()));
-        }
+        self.open()?;
         let today = &self.current.decided;
         if self.next.is_some() {
             return Err(CoreError::BadPlan("another change is under way"));
         }
         if decided.epoch <= today.epoch {
             return Err(CoreError::BadPlan("the epoch is not newer"));
+        }
+        if self.withdrawn.is_some_and(|withdrawn| decided.epoch <= withdrawn) {
+            return Err(CoreError::BadPlan("another participant gave up this change"));
         }
         if decided.plan.group() != &self.group {
             return Err(CoreError::BadPlan("members differ"));
@@ -86,20 +87,68 @@ impl Communicator {
         Ok(())
     }
 
-    /// Gives up a change that some participant cannot prepare. False if it is too late for that: promises were made.
+    /// Gives up a change that some participant cannot prepare, for everybody: the others get [`Action::Retire`] of that
+    /// epoch. False if it is too late for that: promises were made, and all links were up.
     pub fn abandon(&mut self, epoch: u32) -> bool {
+        self.give_up(epoch) && {
+            self.tell_withdrawn(epoch);
+            true
+        }
+    }
+
+    fn give_up(&mut self, epoch: u32) -> bool {
         let early = self
             .next
-            .as_ref()
-            .is_some_and(|s| s.epoch.number() == epoch && s.below.is_none() && s.commit.is_none());
+            .take_if(|s| s.epoch.number() == epoch && s.below.is_none() && s.commit.is_none())
+            .is_some();
         if early {
-            self.next = None;
+            self.withdrawn = self.withdrawn.max(Some(epoch));
+            self.departures.withdraw();
         }
         early
     }
 
+    fn tell_withdrawn(&mut self, epoch: u32) {
+        if self.leader() == self.me {
+            self.tell_all(&Control::Withdrawn { epoch });
+        } else {
+            self.tell(self.leader(), Control::Withdrawn { epoch });
+        }
+    }
+
+    /// As [`Communicator::abandon`], when it is found here.
+    pub(crate) fn withdraw(&mut self, epoch: u32) {
+        if self.give_up(epoch) {
+            self.actions.push_back(Action::Retire { epoch });
+            self.tell_withdrawn(epoch);
+        }
+    }
+
+    /// Somebody gave up a change: the leader, then, for all.
+    pub(crate) fn withdrawn(&mut self, from: Participant, epoch: u32) {
+        let leads = self.leader() == self.me;
+        if self.failure().is_some() || !(leads || from == self.leader()) || epoch <= self.current.number() {
+            return;
+        }
+        let committed = self.next.as_ref().is_some_and(|s| s.epoch.number() == epoch && s.commit.is_some());
+        if committed {
+            return;
+        }
+        if let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) {
+            switch.below = None;
+            self.withdraw(epoch);
+        } else if leads && self.withdrawn.is_none_or(|before| before < epoch) {
+            self.tell_withdrawn(epoch);
+        }
+        self.withdrawn = self.withdrawn.max(Some(epoch));
+        self.refuse_impossible();
+    }
+
     /// All links of a plan in preparation are up here.
     pub fn links_up(&mut self, epoch: u32) {
+        if self.failure().is_some() {
+            return;
+        }
         let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else { return };
         switch.ready = true;
         if let Some(prepared) = self.prepared.get_mut(self.me.0 as usize) {
@@ -113,13 +162,13 @@ impl Communicator {
     }
 
     /// The lowest participant leads.
-    fn leader(&self) -> Participant {
+    pub(crate) fn leader(&self) -> Participant {
         Participant(0)
     }
 
     /// Proposes a prepared plan, if this participant leads and all are prepared.
     pub(crate) fn lead(&mut self) {
-        if self.leader() != self.me {
+        if self.leader() != self.me || self.failure().is_some() {
             return;
         }
         let Some(switch) = &mut self.next else { return };
@@ -141,8 +190,14 @@ impl Communicator {
     }
 
     pub(crate) fn proposed(&mut self, from: Participant, epoch: u32) -> bool {
-        let prepared = self.next.as_ref().is_some_and(|s| s.ready && s.epoch.number() == epoch);
-        if !prepared || from != self.leader() {
+        if from != self.leader() {
+            return false;
+        }
+        let Some(switch) = self.next.as_ref().filter(|switch| switch.epoch.number() == epoch) else {
+            // We gave it up, which the leader will hear.
+            return self.withdrawn.is_some_and(|withdrawn| epoch <= withdrawn);
+        };
+        if !switch.ready || switch.below.is_some() {
             return false;
         }
         let below = self.promise();
@@ -162,11 +217,13 @@ impl Communicator {
         let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else {
             return false;
         };
-        if switch.below.is_none_or(|below| segment < below) {
+        if switch.commit.is_some() || switch.below.is_none_or(|below| segment < below) {
             return false;
         }
         switch.commit = Some(segment);
         self.actions.push_back(Action::Switched { epoch, segment });
+        self.repeat_departures();
+        self.refuse_impossible();
         true
     }
 
@@ -177,6 +234,7 @@ impl Communicator {
             return;
         };
         let old = std::mem::replace(&mut self.current, switch.epoch);
+        self.departures.retire();
         self.actions.push_back(Action::Retire { epoch: old.number() });
     }
 }

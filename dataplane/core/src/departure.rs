@@ -1,0 +1,182 @@
+//! Who is gone, and how a communicator ends: links that go down, ranks that leave, the last words to everybody.
+
+use crate::communicator::{Action, Communicator};
+use crate::message::Control;
+use crate::{CoreError, Failure};
+use harmonaize_abi::Rank;
+use harmonaize_plan::Participant;
+
+/// Who and what is no longer there.
+#[derive(Debug)]
+pub(crate) struct Departures {
+    /// By participant: its link of the current epoch is down.
+    current: Vec<bool>,
+    /// By participant: its link of the next epoch is down.
+    next: Vec<bool>,
+    /// Ranks that left, and how many operations they took part in.
+    left: Vec<(Rank, u64)>,
+}
+
+impl Departures {
+    pub(crate) fn new(participants: u32) -> Self {
+        let none = vec![false; participants as usize];
+        Self { current: none.clone(), next: none, left: Vec::new() }
+    }
+
+    /// The next epoch is the current one.
+    pub(crate) fn retire(&mut self) {
+        std::mem::swap(&mut self.current, &mut self.next);
+        self.next.fill(false);
+    }
+
+    /// There is no next epoch.
+    pub(crate) fn withdraw(&mut self) {
+        self.next.fill(false);
+    }
+
+    /// Ranks that left.
+    pub(crate) fn left(&self) -> &[(Rank, u64)] {
+        &self.left
+    }
+
+    fn leave(&mut self, rank: Rank, operations: u64) -> bool {
+        let new = !self.has_left(rank);
+        if new {
+            self.left.push((rank, operations));
+        }
+        new
+    }
+
+    fn has_left(&self, rank: Rank) -> bool {
+        self.left.iter().any(|(left, _)| *left == rank)
+    }
+}
+
+impl Communicator {
+    /// The link of `epoch` to a peer has gone down.
+    pub fn link_down(&mut self, epoch: u32, peer: Participant) {
+        if self.failure().is_some() {
+            return;
+        }
+        let next = self.next.as_ref().filter(|switch| switch.ready);
+        let down = match next {
+            Some(switch) if switch.epoch.number() == epoch => &mut self.departures.next,
+            _ if self.current.number() == epoch => &mut self.departures.current,
+            _ => return,
+        };
+        if let Some(down) = down.get_mut(peer.0 as usize) {
+            *down = true;
+        }
+        if self.next.as_ref().is_some_and(|switch| switch.ready && switch.epoch.number() == epoch) {
+            // Before any promise this is a plan that cannot be, not a peer that is gone.
+            self.withdraw(epoch);
+        }
+        self.refuse_impossible();
+    }
+
+    /// Whether a peer cannot be reached any more. Between a plan's preparation and its commit either of two links will do:
+    /// the peer may know of the commit before we do and close the old one, or have given up the new one.
+    fn lost(&self, peer: usize) -> bool {
+        let current = self.departures.current.get(peer) == Some(&true);
+        let next = self.departures.next.get(peer) == Some(&true);
+        match &self.next {
+            Some(switch) if switch.commit.is_some() => next,
+            Some(switch) if switch.ready => current && next,
+            _ => current,
+        }
+    }
+
+    /// Ends the communicator if an operation was called that ranks that are gone cannot take part in.
+    pub(crate) fn refuse_impossible(&mut self) {
+        let (first, end) = self.operations.bounds();
+        if first == end || self.failure().is_some() {
+            return;
+        }
+        let left = self.departures.left.iter();
+        let left = left.filter(|(_, operations)| end > *operations).map(|(rank, _)| *rank);
+        let lost = (0..self.group.participants()).filter(|peer| self.lost(*peer as usize));
+        let lost = lost.flat_map(|peer| self.group.local(Participant(peer)).iter().copied());
+        let lost = lost.filter(|rank| !self.departures.has_left(*rank));
+        let mut ranks: Vec<Rank> = left.chain(lost).collect();
+        if !ranks.is_empty() {
+            ranks.sort_unstable();
+            self.fail(Failure::RanksLost { ranks });
+        }
+    }
+
+    /// A local rank's process is gone, or it has left. With an operation in flight the communicator ends.
+    pub fn rank_left(&mut self, rank: Rank) {
+        let Some(called) = self.operations.called(rank) else { return };
+        if self.departures.has_left(rank) {
+            return;
+        }
+        if self.failure().is_none() && self.awaits_completion(rank, called) {
+            self.fail(Failure::RanksLost { ranks: vec![rank] });
+        }
+        self.departures.leave(rank, called);
+        if self.failure().is_none() {
+            self.tell_all(&Control::Left { rank, operations: called });
+            self.refuse_impossible();
+        }
+    }
+
+    /// A peer says that a rank of its left.
+    pub(crate) fn peer_left(&mut self, from: Participant, rank: Rank, operations: u64) -> bool {
+        if !self.group.local(from).contains(&rank) {
+            return false;
+        }
+        self.departures.leave(rank, operations);
+        self.refuse_impossible();
+        true
+    }
+
+    /// Says again which local ranks left: what was said on links that others close may be lost.
+    pub(crate) fn repeat_departures(&mut self) {
+        let local = self.operations.ranks().to_vec();
+        let left: Vec<_> = self.departures.left.iter().copied().collect();
+        for (rank, operations) in left.into_iter().filter(|(rank, _)| local.contains(rank)) {
+            self.tell_all(&Control::Left { rank, operations });
+        }
+    }
+
+    /// Whether every local rank has left and no peer needs anything from here. True only when there is nothing to poll.
+    pub fn finished(&self) -> bool {
+        let mut local = self.operations.ranks().iter();
+        let told = self.outbox.is_empty() && self.actions.is_empty();
+        told && local.all(|rank| self.departures.has_left(*rank))
+            && match self.failure() {
+                Some(_) => self.operations.oldest().is_none(),
+                None => {
+                    self.acknowledgements.everyone() >= self.begun && self.acknowledgements.due().is_none()
+                }
+            }
+    }
+
+    /// The provider ends the communicator.
+    pub fn dissolve(&mut self, failure: Failure) {
+        self.fail(failure);
+    }
+
+    /// A participant broke the protocol, in a way that the caller found.
+    pub fn breach(&mut self, participant: Participant) {
+        self.fail(Failure::Internal { ranks: self.group.local(participant).to_vec() });
+    }
+
+    /// Ends the communicator here and tells everybody. That holds for a failure learnt from a peer too: whoever sees our
+    /// links go down next must have heard from us why.
+    pub(crate) fn fail(&mut self, failure: Failure) {
+        if self.failure().is_some() {
+            return;
+        }
+        self.tell_all(&Control::Abort { failure: failure.clone() });
+        self.actions.clear();
+        self.actions.push_back(Action::Ended(failure.clone()));
+        self.inquiry = None;
+        self.failure = Some(failure);
+    }
+
+    /// What a call gets once the communicator has ended.
+    pub(crate) fn open(&self) -> Result<(), CoreError> {
+        self.failure().map_or(Ok(()), |failure| Err(CoreError::Ended(failure.clone())))
+    }
+}

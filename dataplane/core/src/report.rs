@@ -1,0 +1,88 @@
+//! What is told of operations: that they have ended, and how far they are.
+
+use crate::communicator::{Action, Communicator, InFlight, Receipt};
+use crate::epoch::peers;
+use harmonaize_abi::Rank;
+use harmonaize_plan::Retention;
+
+impl Communicator {
+    /// Operations in flight, for people.
+    pub fn in_flight(&self) -> Vec<InFlight> {
+        let awaited = self.awaited();
+        let describe = |operation: &crate::operation::Operation| InFlight {
+            operation: operation.number,
+            signature: operation.signature,
+            since: operation.since,
+            missing: self.operations.missing(operation.number),
+            awaits: awaited.clone(),
+            segments: operation.run.map_or((0, 0), |run| {
+                (self.done.saturating_sub(run.first_segment).min(run.cut.segments), run.cut.segments)
+            }),
+        };
+        self.operations.iter().map(describe).collect()
+    }
+
+    /// Whether a local rank that has called `called` operations has not been told of the end of each.
+    pub(crate) fn awaits_completion(&self, rank: Rank, called: u64) -> bool {
+        let (first, _) = self.operations.bounds();
+        let local = self.operations.ranks().iter().position(|local| *local == rank);
+        let told = u64::from(local.is_some_and(|local| local < self.reported));
+        called > first + told
+    }
+
+    fn awaited(&self) -> Vec<Rank> {
+        let segments = self.channels.iter().filter_map(|channel| channel.ready(true));
+        let waiting = segments.flat_map(|(_, _, step)| peers(&step.sources).chain(peers(&step.destinations)));
+        let mut ranks: Vec<Rank> =
+            waiting.flat_map(|(peer, _)| self.group.local(peer).iter().copied()).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    pub(crate) fn report_completed(&mut self) -> Option<Action> {
+        loop {
+            let operation = self.operations.oldest()?;
+            let run = operation.run?;
+            let end = run.first_segment + run.cut.segments;
+            let complete = run.begun == run.cut.segments
+                && match run.retention {
+                    Retention::KeepInputs => self.acknowledgements.everyone() >= end,
+                    Retention::CopyInputs => self.done >= end,
+                    Retention::HoldOutputs => run.finished == run.cut.segments,
+                };
+            if !complete {
+                return None;
+            }
+            let rank = self.operations.ranks().get(self.reported).copied();
+            let token = operation.calls.get(self.reported).copied().flatten();
+            if let (Some(rank), Some(token)) = (rank, token) {
+                self.reported += 1;
+                let receipt = Receipt {
+                    operation: operation.number,
+                    signature: operation.signature,
+                    wire_bytes: operation.wire_bytes,
+                };
+                return Some(Action::Complete { rank, token, receipt });
+            }
+            self.reported = 0;
+            self.operations.retire();
+        }
+    }
+
+    pub(crate) fn report_failed(&mut self) -> Option<Action> {
+        loop {
+            let operation = self.operations.oldest()?;
+            let (number, calls) = (operation.number, &operation.calls);
+            let open =
+                calls.iter().enumerate().skip(self.reported).find_map(|(local, t)| Some((local, (*t)?)));
+            if let Some((local, token)) = open {
+                self.reported = local + 1;
+                let rank = self.operations.ranks().get(local).copied()?;
+                return Some(Action::Fail { rank, token, operation: number });
+            }
+            self.reported = 0;
+            self.operations.retire();
+        }
+    }
+}
