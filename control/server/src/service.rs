@@ -23,6 +23,9 @@ const COMMAND_QUEUE: usize = 1024;
 /// How long agents may take to answer a status request that does not say, and at most.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
+/// Most bytes of a message.
+const MESSAGE_BYTES: usize = 16 << 20;
+
 /// How long streams may take to end after the shutdown.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -67,7 +70,7 @@ impl Server {
         let serve = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(half))
             .http2_keepalive_timeout(Some(half))
-            .add_service(ProviderServer::new(service))
+            .add_service(ProviderServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
             .serve_with_incoming_shutdown(TcpIncoming::from(self.listener).with_nodelay(Some(true)), async {
                 let _ = stopped.await;
             });

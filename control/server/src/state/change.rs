@@ -148,7 +148,7 @@ impl State {
         self.tell_all(id, &to_agent::Message::Abandon(v1::Abandon { communicator: id, epoch, reason: why }));
     }
 
-    fn tell_all(&mut self, id: u64, message: &to_agent::Message) {
+    pub(super) fn tell_all(&mut self, id: u64, message: &to_agent::Message) {
         let Some(communicator) = self.communicators.get(&id) else { return };
         let there = communicator.members.iter().filter(|member| !member.closed);
         let sessions: Vec<SessionId> = there.filter_map(|member| member.session).collect();

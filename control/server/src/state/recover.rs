@@ -2,7 +2,7 @@
 
 use super::communicator::{Communicator, EndCause, Member, dissolved};
 use super::{SessionId, State};
-use harmonaize_api::v1::{self, FailureKind};
+use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_planner::{Bytes, HostId, Tuning};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -93,6 +93,9 @@ impl State {
         }
         if all_back {
             communicator.recovering = None;
+            // Whoever missed it when control went down learns that the epoch may be used.
+            let epoch = communicator.epoch;
+            self.tell_all(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
         }
         Ok(())
     }

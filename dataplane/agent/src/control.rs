@@ -1,0 +1,330 @@
+//! The agent's session with control: connects, and connects again, says Hello, carries messages both ways.
+//!
+//! Communicators run on while control is away. When it is back, Hello names them, and joins that were open are sent
+//! again; a join that has waited for control too long is refused here.
+
+mod ledger;
+
+use harmonaize_api::v1::provider_client::ProviderClient;
+use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
+use ledger::Ledger;
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Endpoint;
+
+/// Messages and events that wait in each direction.
+const QUEUE: usize = 1024;
+
+/// Most bytes of a message.
+const MESSAGE_BYTES: usize = 16 << 20;
+
+/// How long the last messages may take when the agent goes down.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What the agent's operator decided about control.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where control listens, "host:port".
+    pub control: String,
+    /// Name of this host in control's topology.
+    pub host: String,
+    /// Where other agents connect to this one.
+    pub listen: SocketAddr,
+    /// First and longest pause between attempts to connect.
+    pub retry: (Duration, Duration),
+    /// How long a silent control counts as alive.
+    pub session_timeout: Duration,
+    /// How long a join waits for a control that cannot be reached.
+    pub join_patience: Duration,
+}
+
+impl Settings {
+    /// The usual times.
+    pub fn new(control: String, host: String, listen: SocketAddr) -> Self {
+        Self {
+            control,
+            host,
+            listen,
+            retry: (Duration::from_millis(100), Duration::from_secs(3)),
+            session_timeout: Duration::from_secs(5),
+            join_patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What control says, or what becomes of the session.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The session is open.
+    Connected(v1::Welcome),
+    /// The session ended or could not be opened. Another attempt follows; nothing else changes.
+    Disconnected {
+        /// Why, for the operator.
+        reason: String,
+        /// The kind, where control refused the session.
+        refused: Option<RefusedKind>,
+    },
+    /// A communicator has formed: prepare its first epoch, then send `Prepared`. A rank whose join was withdrawn
+    /// meanwhile is to be answered with `Failed`.
+    Form(v1::Recipe),
+    /// Prepare this epoch beside the current one, then send `Prepared`.
+    Change(v1::Recipe),
+    /// Every participant has prepared the epoch. May come again after control restarted.
+    Ready {
+        /// Which.
+        communicator: u64,
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// An epoch that was prepared will not be used.
+    Abandon(v1::Abandon),
+    /// A join will not happen; its text is made for the tenant.
+    JoinRefused(v1::JoinRefused),
+    /// The communicator has ended elsewhere. Its reason is for the operator alone.
+    Dissolve(v1::Dissolved),
+    /// Answer with a `Report` of this id.
+    ReportRequest {
+        /// For the answer.
+        id: u64,
+    },
+}
+
+/// The agent's end of the session. Dropping `to_control` ends it after what is queued.
+#[derive(Debug)]
+pub struct Control {
+    /// Messages to control; Hello is sent without being asked for. Full while control reads slower than the agent talks.
+    pub to_control: mpsc::Sender<from_agent::Message>,
+    /// What control says, in order.
+    pub events: mpsc::Receiver<Event>,
+    /// Ends once `to_control` is dropped, or `events`.
+    pub task: JoinHandle<()>,
+}
+
+/// Starts the session's task on the current tokio runtime.
+pub fn connect(settings: Settings) -> Control {
+    let (to_control, outgoing) = mpsc::channel(QUEUE);
+    let (sink, events) = mpsc::channel(QUEUE);
+    let ledger = Ledger::new(&settings);
+    let session =
+        Session { settings, ledger, outgoing, events: sink, outbox: VecDeque::new(), inbox: VecDeque::new() };
+    Control { to_control, events, task: tokio::spawn(session.run()) }
+}
+
+/// Why the task stops trying.
+struct AgentGone;
+
+struct Session {
+    settings: Settings,
+    ledger: Ledger,
+    outgoing: mpsc::Receiver<from_agent::Message>,
+    events: mpsc::Sender<Event>,
+    /// Towards control, not yet taken by the stream.
+    outbox: VecDeque<from_agent::Message>,
+    /// Towards the agent, not yet taken by it.
+    inbox: VecDeque<Event>,
+}
+
+/// An open stream.
+struct Stream {
+    up: mpsc::Sender<v1::FromAgent>,
+    down: Streaming<v1::ToAgent>,
+}
+
+/// What happened next in a session.
+enum Step {
+    /// Something was handed on.
+    Moved,
+    /// The agent said something, or has gone.
+    Said(Option<from_agent::Message>),
+    /// Control said something, or the stream ended.
+    Heard(Result<Option<v1::ToAgent>, tonic::Status>),
+}
+
+impl Session {
+    async fn run(mut self) {
+        let mut pause = self.settings.retry.0;
+        loop {
+            let outcome = self.attempt().await;
+            let Ok((reason, refused, welcomed)) = outcome else { return };
+            if welcomed {
+                pause = self.settings.retry.0;
+            }
+            tracing::warn!(control = %self.settings.control, %reason, "no session with control");
+            self.ledger.disconnected(Instant::now());
+            self.inbox.push_back(Event::Disconnected { reason, refused });
+            if self.wait(jittered(pause)).await.is_err() {
+                return;
+            }
+            pause = (pause * 2).min(self.settings.retry.1);
+        }
+    }
+
+    /// One session, from connecting to its end: why it ended, whether control refused it, whether it had been open.
+    async fn attempt(&mut self) -> Result<(String, Option<RefusedKind>, bool), AgentGone> {
+        self.outbox.clear();
+        let (opened, opening) = tokio::sync::oneshot::channel();
+        let endpoint = self.endpoint();
+        let connecting = tokio::spawn(async move {
+            let _ = opened.send(open(endpoint).await);
+        });
+        let stream = self.idle_until(opening).await;
+        connecting.abort();
+        let mut stream = match stream? {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(reason)) => return Ok((reason, None, false)),
+            Err(_) => return Ok(("connecting was cut off".to_owned(), None, false)),
+        };
+        self.outbox.push_back(self.ledger.hello());
+        self.talk(&mut stream).await
+    }
+
+    fn endpoint(&self) -> Result<Endpoint, String> {
+        let half = (self.settings.session_timeout / 2).max(Duration::from_millis(50));
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.settings.control));
+        let endpoint =
+            endpoint.map_err(|error| format!("bad address `{}`: {error}", self.settings.control))?;
+        let endpoint = endpoint.connect_timeout(self.settings.session_timeout).tcp_nodelay(true);
+        Ok(endpoint.http2_keep_alive_interval(half).keep_alive_timeout(half).keep_alive_while_idle(true))
+    }
+
+    async fn talk(&mut self, stream: &mut Stream) -> Result<(String, Option<RefusedKind>, bool), AgentGone> {
+        let mut welcomed = false;
+        // A stream that control no longer reads may still hold its last word.
+        let mut up_open = true;
+        loop {
+            let (hear, listen) = (self.inbox.len() < QUEUE, self.outbox.len() < QUEUE);
+            let step = tokio::select! {
+                message = stream.down.message(), if hear => Step::Heard(message),
+                permit = stream.up.reserve(), if up_open && !self.outbox.is_empty() => {
+                    up_open = permit.is_ok();
+                    if let Some((permit, message)) = permit.ok().zip(self.outbox.pop_front()) {
+                        permit.send(message.into());
+                    }
+                    Step::Moved
+                }
+                message = self.outgoing.recv(), if listen => Step::Said(message),
+                permit = self.events.reserve(), if !self.inbox.is_empty() => {
+                    let event = self.inbox.pop_front();
+                    let (permit, event) = permit.ok().zip(event).ok_or(AgentGone)?;
+                    permit.send(event);
+                    Step::Moved
+                }
+            };
+            match step {
+                Step::Moved => {}
+                Step::Said(Some(message)) => {
+                    self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
+                }
+                Step::Said(None) => {
+                    self.farewell(stream).await;
+                    return Err(AgentGone);
+                }
+                Step::Heard(Ok(Some(message))) => match message.message {
+                    Some(to_agent::Message::Refused(refused)) => {
+                        return Ok((refused.reason.clone(), Some(refused.kind()), welcomed));
+                    }
+                    Some(to_agent::Message::Welcome(welcome)) => {
+                        welcomed = true;
+                        self.outbox.extend(self.ledger.connected());
+                        self.inbox.push_back(Event::Connected(welcome));
+                    }
+                    Some(message) => self.inbox.extend(self.ledger.incoming(message)),
+                    // Of a later version of the interface.
+                    None => {}
+                },
+                Step::Heard(Ok(None)) => {
+                    return Ok(("control closed the session".to_owned(), None, welcomed));
+                }
+                Step::Heard(Err(status)) => return Ok((status_text(&status), None, welcomed)),
+            }
+        }
+    }
+
+    /// Gets the last messages out.
+    async fn farewell(&mut self, stream: &mut Stream) {
+        let rest = async {
+            for message in self.outbox.drain(..) {
+                if stream.up.send(message.into()).await.is_err() {
+                    return;
+                }
+            }
+            let (closed, _) = mpsc::channel(1);
+            drop(std::mem::replace(&mut stream.up, closed));
+            while let Ok(Some(_)) = stream.down.message().await {}
+        };
+        let _ = timeout(FAREWELL, rest).await;
+    }
+
+    /// Keeps account of what the agent says, hands out events and refuses joins that waited too long, until `done`.
+    async fn idle_until<T>(&mut self, done: impl Future<Output = T>) -> Result<T, AgentGone> {
+        tokio::pin!(done);
+        loop {
+            let deadline = self.ledger.deadline();
+            let late = async {
+                match deadline {
+                    Some(deadline) => sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                value = &mut done => return Ok(value),
+                () = late => self.inbox.extend(self.ledger.expire(Instant::now())),
+                message = self.outgoing.recv() => match message {
+                    Some(message) => drop(self.ledger.outgoing(Instant::now(), message)),
+                    None => return Err(AgentGone),
+                },
+                permit = self.events.reserve(), if !self.inbox.is_empty() => match permit {
+                    Ok(permit) => {
+                        if let Some(event) = self.inbox.pop_front() {
+                            permit.send(event);
+                        }
+                    }
+                    Err(_) => return Err(AgentGone),
+                },
+            }
+        }
+    }
+
+    async fn wait(&mut self, pause: Duration) -> Result<(), AgentGone> {
+        self.idle_until(tokio::time::sleep(pause)).await
+    }
+}
+
+async fn open(endpoint: Result<Endpoint, String>) -> Result<Stream, String> {
+    let channel = endpoint?.connect().await.map_err(|error| error_text(&error))?;
+    let (up, queue) = mpsc::channel(64);
+    let response = ProviderClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES)
+        .session(ReceiverStream::new(queue))
+        .await;
+    let down = response.map_err(|status| status_text(&status))?.into_inner();
+    Ok(Stream { up, down })
+}
+
+/// Between half and all of a pause, so that agents do not return in step.
+fn jittered(pause: Duration) -> Duration {
+    let share = (RandomState::new().build_hasher().finish() % 512) as u32;
+    pause / 2 + pause / 1024 * share
+}
+
+fn status_text(status: &tonic::Status) -> String {
+    format!("{}: {}", status.code(), status.message())
+}
+
+/// An error with its causes; tonic's own text leaves them out.
+fn error_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,262 @@
+//! What the agent and control have agreed on, so that a new session can take up where the last one ended.
+
+use super::{Event, Settings};
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_disclose::{JoinFailure, disclose_join};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Open joins and running communicators.
+pub(super) struct Ledger {
+    host: String,
+    listen: String,
+    patience: Duration,
+    /// Since when control is away; none while it is there.
+    away: Option<Instant>,
+    /// By request, and since when.
+    joins: BTreeMap<u64, (v1::Join, Instant)>,
+    running: BTreeMap<u64, Running>,
+}
+
+/// A communicator of this agent.
+struct Running {
+    /// Of the epoch in use, without secrets.
+    recipe: v1::Recipe,
+    /// Of an epoch under way.
+    change: Option<v1::Recipe>,
+    /// To be said again in a new session.
+    left: Vec<v1::Leave>,
+    /// The last word about it, while control has not heard it.
+    last: Option<from_agent::Message>,
+}
+
+impl Ledger {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            host: settings.host.clone(),
+            listen: settings.listen.to_string(),
+            patience: settings.join_patience,
+            away: Some(Instant::now()),
+            joins: BTreeMap::new(),
+            running: BTreeMap::new(),
+        }
+    }
+
+    /// The first message of a session.
+    pub(super) fn hello(&self) -> from_agent::Message {
+        from_agent::Message::Hello(v1::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            host: self.host.clone(),
+            listen: self.listen.clone(),
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            running: self.running.values().map(|running| running.recipe.clone()).collect(),
+        })
+    }
+
+    /// The session is open: what must be said again.
+    pub(super) fn connected(&mut self) -> Vec<from_agent::Message> {
+        self.away = None;
+        let mut messages = Vec::new();
+        for running in self.running.values() {
+            messages.extend(running.left.iter().map(|leave| from_agent::Message::Leave(*leave)));
+            messages.extend(running.last.clone());
+        }
+        self.running.retain(|_, running| running.last.is_none());
+        messages.extend(self.joins.values().map(|(join, _)| from_agent::Message::Join(join.clone())));
+        messages
+    }
+
+    pub(super) fn disconnected(&mut self, now: Instant) {
+        self.away.get_or_insert(now);
+    }
+
+    /// Takes note of a message of the agent's, and gives it back if it goes to a control that is there.
+    pub(super) fn outgoing(
+        &mut self,
+        now: Instant,
+        message: from_agent::Message,
+    ) -> Option<from_agent::Message> {
+        use from_agent::Message;
+        match &message {
+            Message::Hello(_) => return None,
+            Message::Join(join) => drop(self.joins.insert(join.request, (join.clone(), now))),
+            Message::Leave(leave) if leave.communicator == 0 => drop(self.joins.remove(&leave.request)),
+            Message::Leave(leave) => {
+                if let Some(running) = self.running.get_mut(&leave.communicator) {
+                    running.left.push(*leave);
+                }
+            }
+            Message::Switched(switched) => {
+                if let Some(running) = self.running.get_mut(&switched.communicator)
+                    && let Some(change) = running.change.take_if(|change| change.epoch == switched.epoch)
+                {
+                    running.recipe = change;
+                }
+            }
+            Message::Closed(v1::Closed { communicator })
+            | Message::Failed(v1::Failed { communicator, .. }) => {
+                if self.away.is_none() {
+                    self.running.remove(communicator);
+                } else if let Some(running) = self.running.get_mut(communicator) {
+                    running.last = Some(message.clone());
+                }
+            }
+            Message::Prepared(_) | Message::PrepareFailed(_) | Message::Report(_) => {}
+        }
+        self.away.is_none().then_some(message)
+    }
+
+    /// Takes note of what control says; none where it concerns nothing that the agent still has.
+    pub(super) fn incoming(&mut self, message: to_agent::Message) -> Option<Event> {
+        use to_agent::Message;
+        match message {
+            Message::Welcome(_) | Message::Refused(_) => None,
+            Message::Form(recipe) => {
+                for local in &recipe.local {
+                    self.joins.remove(&local.request);
+                }
+                let running =
+                    Running { recipe: stripped(&recipe), change: None, left: Vec::new(), last: None };
+                self.running.insert(recipe.communicator, running);
+                Some(Event::Form(recipe))
+            }
+            Message::Change(recipe) => {
+                self.running.get_mut(&recipe.communicator)?.change = Some(stripped(&recipe));
+                Some(Event::Change(recipe))
+            }
+            Message::Ready(v1::Ready { communicator, epoch }) => Some(Event::Ready { communicator, epoch }),
+            Message::Abandon(abandon) => {
+                let running = self.running.get_mut(&abandon.communicator)?;
+                running.change.take_if(|change| change.epoch == abandon.epoch);
+                Some(Event::Abandon(abandon))
+            }
+            Message::JoinRefused(refused) => {
+                self.joins.remove(&refused.request)?;
+                Some(Event::JoinRefused(refused))
+            }
+            Message::Dissolve(dissolved) => {
+                self.running.remove(&dissolved.communicator)?;
+                Some(Event::Dissolve(dissolved))
+            }
+            Message::ReportRequest(request) => Some(Event::ReportRequest { id: request.id }),
+        }
+    }
+
+    /// When the next join has waited too long for a control that is away.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let away = self.away?;
+        self.joins.values().map(|(_, since)| away.max(*since) + self.patience).min()
+    }
+
+    /// Refuses joins that have waited too long.
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<Event> {
+        let Some(away) = self.away else { return Vec::new() };
+        let late = |since: Instant| away.max(since) + self.patience <= now;
+        let late: Vec<u64> =
+            self.joins.iter().filter(|(_, (_, since))| late(*since)).map(|(id, _)| *id).collect();
+        let text = disclose_join(&JoinFailure::Unavailable { detail: String::new() }).text;
+        for request in &late {
+            self.joins.remove(request);
+        }
+        let kind = v1::JoinRefusedKind::Unavailable.into();
+        let refused = |request| v1::JoinRefused { request, kind, text: text.clone(), ranks: Vec::new() };
+        late.into_iter().map(|request| Event::JoinRefused(refused(request))).collect()
+    }
+}
+
+/// A recipe as Hello repeats it.
+fn stripped(recipe: &v1::Recipe) -> v1::Recipe {
+    v1::Recipe { peers: Vec::new(), ..recipe.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use from_agent::Message;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn ledger() -> Ledger {
+        let mut settings =
+            Settings::new("127.0.0.1:1".to_owned(), "h0".to_owned(), ([127, 0, 0, 1], 1).into());
+        settings.join_patience = PATIENCE;
+        Ledger::new(&settings)
+    }
+
+    fn join(request: u64) -> Message {
+        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+        Message::Join(v1::Join { request, tenant, communicator, rank: 0, ranks: 2 })
+    }
+
+    fn recipe(communicator: u64, epoch: u64) -> v1::Recipe {
+        let local = vec![v1::LocalRank { rank: 0, request: 7 }];
+        let peers = vec![v1::Peer { secret: vec![1; 32], ..v1::Peer::default() }];
+        v1::Recipe { communicator, epoch, local, peers, ..v1::Recipe::default() }
+    }
+
+    fn running(ledger: &Ledger) -> Vec<(u64, u64)> {
+        let Message::Hello(hello) = ledger.hello() else { panic!("no Hello") };
+        assert!(hello.running.iter().all(|recipe| recipe.peers.is_empty()), "secrets stay here");
+        hello.running.iter().map(|recipe| (recipe.communicator, recipe.epoch)).collect()
+    }
+
+    #[test]
+    fn open_joins_are_said_again() {
+        let (mut ledger, now) = (ledger(), Instant::now());
+        assert_eq!(ledger.outgoing(now, join(7)), None);
+        assert_eq!(ledger.outgoing(now, join(8)), None);
+        assert_eq!(
+            ledger.outgoing(now, Message::Leave(v1::Leave { request: 8, ..v1::Leave::default() })),
+            None
+        );
+        assert_eq!(ledger.connected(), [join(7)]);
+        assert_eq!(ledger.outgoing(now, join(9)), Some(join(9)));
+        assert!(ledger.incoming(to_agent::Message::Form(recipe(1, 1))).is_some());
+        ledger.disconnected(now);
+        assert_eq!(ledger.connected(), [join(9)]);
+    }
+
+    #[test]
+    fn joins_do_not_wait_for_ever() {
+        let (mut ledger, start) = (ledger(), Instant::now());
+        ledger.connected();
+        ledger.outgoing(start, join(7));
+        assert_eq!(ledger.deadline(), None);
+        let away = start + Duration::from_secs(100);
+        ledger.disconnected(away);
+        ledger.outgoing(away + Duration::from_secs(1), join(8));
+        assert_eq!(ledger.deadline(), Some(away + PATIENCE));
+        let refused = ledger.expire(away + PATIENCE);
+        let [Event::JoinRefused(refused)] = refused.as_slice() else { panic!("{refused:?}") };
+        assert_eq!((refused.request, refused.kind()), (7, v1::JoinRefusedKind::Unavailable));
+        assert_eq!(ledger.connected(), [join(8)]);
+    }
+
+    #[test]
+    fn communicators_outlive_sessions() {
+        let (mut ledger, now) = (ledger(), Instant::now());
+        ledger.connected();
+        for id in [1, 2, 3] {
+            ledger.incoming(to_agent::Message::Form(recipe(id, 1)));
+        }
+        ledger.incoming(to_agent::Message::Change(recipe(2, 2)));
+        assert_eq!(running(&ledger), [(1, 1), (2, 1), (3, 1)]);
+        ledger.outgoing(now, Message::Switched(v1::Switched { communicator: 2, epoch: 2, first_segment: 0 }));
+        assert_eq!(running(&ledger), [(1, 1), (2, 2), (3, 1)]);
+        let closed = |communicator| Message::Closed(v1::Closed { communicator });
+        assert_eq!(ledger.outgoing(now, closed(1)), Some(closed(1)));
+        ledger.disconnected(now);
+        let leave = Message::Leave(v1::Leave { communicator: 2, rank: 0, request: 0 });
+        assert_eq!(ledger.outgoing(now, leave.clone()), None);
+        assert_eq!(ledger.outgoing(now, closed(3)), None);
+        assert_eq!(running(&ledger), [(2, 2), (3, 1)]);
+        assert_eq!(ledger.connected(), [leave, closed(3)]);
+        assert_eq!(running(&ledger), [(2, 2)]);
+        let dissolved = |communicator| v1::Dissolved { communicator, ..v1::Dissolved::default() };
+        assert_eq!(ledger.incoming(to_agent::Message::Dissolve(dissolved(3))), None);
+        assert!(ledger.incoming(to_agent::Message::Dissolve(dissolved(2))).is_some());
+        assert!(running(&ledger).is_empty());
+    }
+}

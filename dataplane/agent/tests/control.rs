@@ -1,0 +1,202 @@
+//! The agent's session against the real control server, over loopback.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_agent::control::{Control, Event, Settings, connect};
+use harmonaize_api::v1::provider_client::ProviderClient;
+use harmonaize_api::v1::{self, RefusedKind, from_agent};
+use harmonaize_planner::Topology;
+use harmonaize_server::{Config, Server, state};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn config(listen: SocketAddr) -> Config {
+    let mut topology = "[[switch]]\nname = \"s\"\n".to_owned();
+    for host in 0..2 {
+        topology += &format!("[[host]]\nname = \"h{host}\"\n");
+        topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
+    }
+    let settings = state::Settings {
+        topology: Topology::parse(&topology).unwrap(),
+        tenants: vec!["a".to_owned()],
+        join_timeout: LIMIT,
+        prepare_timeout: LIMIT,
+        recovery_timeout: LIMIT,
+        operation_timeout: LIMIT,
+        peer_timeout: LIMIT,
+        paths: 1,
+        source_ports: None,
+        most_ranks: 64,
+        most_communicators: 8,
+    };
+    Config { listen, session_timeout: LIMIT, settings }
+}
+
+struct Server0 {
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Server0 {
+    async fn start(listen: SocketAddr) -> Self {
+        let server = Server::bind(config(listen)).await.unwrap();
+        let address = server.local_address();
+        let (stop, stopped) = oneshot::channel();
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        let task = tokio::spawn(async move { server.run(stopped).await.unwrap() });
+        Self { address, stop, task }
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        timeout(LIMIT, self.task).await.unwrap().unwrap();
+    }
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn agent(control: SocketAddr, host: &str) -> Control {
+    let mut settings = Settings::new(control.to_string(), host.to_owned(), "127.0.0.1:9".parse().unwrap());
+    settings.retry = (Duration::from_millis(5), Duration::from_millis(50));
+    connect(settings)
+}
+
+async fn next(agent: &mut Control) -> Event {
+    timeout(LIMIT, agent.events.recv()).await.expect("an event in time").expect("the task runs")
+}
+
+/// The next event that is not about the session.
+async fn next_word(agent: &mut Control) -> Event {
+    loop {
+        match next(agent).await {
+            Event::Connected(_) | Event::Disconnected { .. } => {}
+            event => return event,
+        }
+    }
+}
+
+async fn join(agent: &Control, rank: u32) {
+    let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+    let join = v1::Join { request: u64::from(rank) + 1, tenant, communicator, rank, ranks: 2 };
+    agent.to_control.send(from_agent::Message::Join(join)).await.unwrap();
+}
+
+async fn formed(agents: &mut [Control; 2]) -> u64 {
+    let mut ids = Vec::new();
+    for agent in agents.iter_mut() {
+        let Event::Form(recipe) = next_word(agent).await else { panic!("no recipe") };
+        let prepared = v1::Prepared { communicator: recipe.communicator, epoch: recipe.epoch };
+        agent.to_control.send(from_agent::Message::Prepared(prepared)).await.unwrap();
+        ids.push(recipe.communicator);
+    }
+    for agent in agents {
+        assert_eq!(next_word(agent).await, Event::Ready { communicator: ids[0], epoch: 1 });
+    }
+    ids[0]
+}
+
+#[tokio::test]
+async fn forms_and_answers_reports() {
+    let control = Server0::start(any()).await;
+    let mut agents = ["h0", "h1"].map(|host| agent(control.address, host));
+    join(&agents[0], 0).await;
+    join(&agents[1], 1).await;
+    let id = formed(&mut agents).await;
+    let mut operator = ProviderClient::connect(format!("http://{}", control.address)).await.unwrap();
+    let patience_ns = LIMIT.as_nanos() as u64;
+    let asking = tokio::spawn(async move { operator.status(v1::StatusRequest { patience_ns }).await });
+    for agent in &mut agents {
+        let Event::ReportRequest { id } = next_word(agent).await else { panic!("no question") };
+        let report = v1::Report { id, errors: 3, ..v1::Report::default() };
+        agent.to_control.send(from_agent::Message::Report(report)).await.unwrap();
+    }
+    let status = asking.await.unwrap().unwrap().into_inner();
+    assert!(status.agents.iter().all(|agent| agent.report.as_ref().is_some_and(|report| report.errors == 3)));
+
+    // The second agent goes: the first is told, and who is lost.
+    let [mut first, second] = agents;
+    drop(second.to_control);
+    timeout(LIMIT, second.task).await.unwrap().unwrap();
+    let Event::Dissolve(dissolved) = next_word(&mut first).await else { panic!("not dissolved") };
+    assert_eq!((dissolved.communicator, dissolved.ranks.as_slice()), (id, [1].as_slice()));
+    assert_eq!(dissolved.kind(), v1::FailureKind::RanksLost);
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn outlives_a_restart_of_control() {
+    let control = Server0::start(any()).await;
+    let address = control.address;
+    let mut agents = ["h0", "h1"].map(|host| agent(address, host));
+    join(&agents[0], 0).await;
+    join(&agents[1], 1).await;
+    let id = formed(&mut agents).await;
+    control.stop().await;
+    for agent in &mut agents {
+        while !matches!(next(agent).await, Event::Disconnected { .. }) {}
+    }
+    let control = Server0::start(address).await;
+    // Both come back with the communicator: it is whole again, and can be changed.
+    for agent in &mut agents {
+        assert_eq!(next_word(agent).await, Event::Ready { communicator: id, epoch: 1 });
+    }
+    let mut operator = ProviderClient::connect(format!("http://{address}")).await.unwrap();
+    let hosts = vec!["h1".to_owned(), "h0".to_owned()];
+    let epoch =
+        operator.reorder(v1::ReorderRequest { communicator: id, hosts }).await.unwrap().into_inner().epoch;
+    for agent in &mut agents {
+        let Event::Change(recipe) = next_word(agent).await else { panic!("no change") };
+        assert_eq!((recipe.epoch, recipe.order.as_slice()), (epoch, [1, 0].as_slice()));
+        assert_eq!(recipe.peers.len(), 1);
+        assert_eq!(recipe.local.len(), 1);
+    }
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn waits_for_control_and_says_why() {
+    let control = Server0::start(any()).await;
+    let address = control.address;
+    control.stop().await;
+    let mut first = agent(address, "h0");
+    join(&first, 0).await;
+    let Event::Disconnected { reason, refused } = next(&mut first).await else { panic!("connected") };
+    assert!(reason.contains("refused") && refused.is_none(), "{reason}");
+    let control = Server0::start(address).await;
+    let mut second = agent(address, "h1");
+    join(&second, 1).await;
+    assert!(matches!(next_word(&mut first).await, Event::Form(_)));
+    assert!(matches!(next_word(&mut second).await, Event::Form(_)));
+
+    let mut twin = agent(address, "h1");
+    let Event::Disconnected { reason, refused } = next(&mut twin).await else { panic!("connected") };
+    assert_eq!(refused, Some(RefusedKind::HostInUse), "{reason}");
+    let mut stranger = agent(address, "h9");
+    let Event::Disconnected { reason, refused } = next(&mut stranger).await else { panic!("connected") };
+    assert_eq!(refused, Some(RefusedKind::UnknownHost), "{reason}");
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn refuses_joins_when_control_stays_away() {
+    let control = Server0::start(any()).await;
+    let address = control.address;
+    control.stop().await;
+    let mut settings = Settings::new(address.to_string(), "h0".to_owned(), "127.0.0.1:9".parse().unwrap());
+    settings.retry = (Duration::from_millis(5), Duration::from_millis(10));
+    settings.join_patience = Duration::from_millis(50);
+    let mut lonely = connect(settings);
+    join(&lonely, 0).await;
+    let Event::JoinRefused(refused) = next_word(&mut lonely).await else { panic!("not refused") };
+    assert_eq!((refused.request, refused.kind()), (1, v1::JoinRefusedKind::Unavailable));
+    assert_eq!(refused.text, "the provider cannot form communicators now; try again later");
+}
