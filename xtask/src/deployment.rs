@@ -36,12 +36,15 @@ pub struct Setup {
     pub control: String,
     /// More lines for each agent's configuration.
     pub agent: String,
+    /// More lines for each tenant in each agent's configuration, for example `remote = true`.
+    pub tenant: String,
 }
 
 impl Setup {
     /// The programs with their usual settings.
     pub fn new(binaries: Binaries, tenants: &[Tenant]) -> Self {
-        Self { binaries, tenants: tenants.to_vec(), control: String::new(), agent: String::new() }
+        let tenants = tenants.to_vec();
+        Self { binaries, tenants, control: String::new(), agent: String::new(), tenant: String::new() }
     }
 }
 
@@ -234,15 +237,17 @@ fn control_config(fabric: &Fabric, setup: &Setup) -> String {
 fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
     let address = host.addresses.first().with_context(|| format!("{} has no address", host.name))?;
     let mut text = format!(
-        "host = \"{}\"\ncontrol = \"http://{}\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
+        "host = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
         host.name,
         control_address(fabric),
         setup.agent
     );
     for tenant in &setup.tenants {
         let socket = quoted(&socket(host, &tenant.name));
-        text +=
-            &format!("\n[[tenant]]\nname = \"{}\"\nsocket = {socket}\nuid = {}\n", tenant.name, tenant.user);
+        text += &format!(
+            "\n[[tenant]]\nname = \"{}\"\nsocket = {socket}\nuids = [{}]\n{}\n",
+            tenant.name, tenant.user, setup.tenant
+        );
     }
     Ok(text)
 }

@@ -1,4 +1,12 @@
 //! The provider's agent: the daemon on an offload unit or hypervisor that runs tenants' collectives.
+//!
+//! Architecture invariant: tokio carries control traffic only; tensors move in the engine's own thread.
 #![forbid(unsafe_code)]
 
+pub mod agent;
+pub mod config;
+pub mod control;
+pub mod recipe;
+mod report;
+pub mod run;
 pub mod session;

@@ -12,7 +12,7 @@ fn options(access: Access) -> AttachOptions {
 
 #[test]
 fn an_operation_makes_the_round_trip() {
-    for access in [Access::Mapped] {
+    for access in [Access::Mapped, Access::Remote] {
         let stub = Stub::start();
         let client = Client::attach(&stub.path, options(access)).unwrap();
         let (input, output) =

@@ -94,8 +94,11 @@ pub fn retention(plan: &Plan, signature: &Signature, in_place: bool, tuning: &Tu
         _ => 1,
     };
     let bytes = signature.count.saturating_mul(blocks).saturating_mul(signature.dtype.size() as u64);
-    if plan.participants() == 1 || signature.collective == Collective::Barrier {
+    if plan.participants() == 1 {
         Retention::KeepInputs
+    } else if signature.collective == Collective::Barrier {
+        // There is nothing to copy, and nobody need wait for the acknowledgement.
+        Retention::CopyInputs
     } else if bytes <= tuning.copy_bytes {
         Retention::CopyInputs
     } else if in_place {

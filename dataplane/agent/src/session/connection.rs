@@ -7,7 +7,7 @@ use harmonaize_abi::session::{
     Request, Welcome, decode, decode_first, encode, encode_first, length,
 };
 use harmonaize_abi::{ABI_VERSION, Rank};
-use harmonaize_shm::{AgentEnd, EndError, MAX_ENTRIES, MappedEnd, send_with_descriptors};
+use harmonaize_shm::{AgentEnd, EndError, MAX_ENTRIES, MappedEnd, RemoteEnd, send_with_descriptors};
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -162,7 +162,7 @@ fn create(
     access: Access,
     arena_bytes: u64,
     entries: u32,
-    _remote: bool,
+    remote: bool,
 ) -> Result<(Box<dyn AgentEnd>, Vec<OwnedFd>), Refused> {
     // What failed inside the agent is the provider's business, not the tenant's.
     let failed = |error: EndError| {
@@ -188,6 +188,10 @@ fn create(
             }
             descriptors.push(doorbell);
             Ok((Box::new(end), descriptors))
+        }
+        Access::Remote if remote => {
+            let (end, socket) = RemoteEnd::create(arena_bytes, entries).map_err(failed)?;
+            Ok((Box::new(end), vec![socket]))
         }
         Access::Remote => Err(Refused {
             kind: RefusalKind::Access,

@@ -1,0 +1,422 @@
+//! The agent's control plane: what tenants ask, what control decides, and what the engine reports, brought together.
+//!
+//! One task owns all of it and never waits for anyone: every answer arrives as a message.
+
+use crate::control::Event;
+use crate::recipe::expand;
+use crate::report;
+use crate::session::{AttachmentId, SessionRequest};
+use harmonaize_abi::Rank;
+use harmonaize_abi::session::{FailureDetail, JoinRefusal, JoinRefused};
+use harmonaize_api::v1::{self, from_agent};
+use harmonaize_core::Failure;
+use harmonaize_engine::{Command, CommunicatorId, Formation, Handle, LocalRank, Notice};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+
+type JoinReply = oneshot::Sender<Result<u32, JoinRefused>>;
+type DetailReply = oneshot::Sender<Option<FailureDetail>>;
+
+/// Operator-facing errors that are kept for status.
+const RECENT: usize = 16;
+
+/// A tenant's process.
+#[derive(Debug)]
+struct Attachment {
+    tenant: String,
+    /// Handle to communicator and rank.
+    joined: HashMap<u32, (u64, Rank)>,
+    next_handle: u32,
+}
+
+/// A join that control has not answered.
+#[derive(Debug)]
+struct Waiting {
+    attachment: AttachmentId,
+    rank: Rank,
+    /// How long the tenant waits.
+    until: Option<Instant>,
+    reply: JoinReply,
+}
+
+/// A local rank of a communicator.
+#[derive(Debug)]
+struct Member {
+    attachment: AttachmentId,
+    rank: Rank,
+    handle: u32,
+    /// The tenant waits for it still.
+    reply: Option<JoinReply>,
+}
+
+/// A communicator that this agent takes part in, or did while a tenant may still ask why it ended.
+#[derive(Debug)]
+struct Communicator {
+    recipe: v1::Recipe,
+    members: Vec<Member>,
+    ended: Option<FailureDetail>,
+    /// Asked before the end was known here.
+    asking: Vec<(Rank, DetailReply)>,
+}
+
+/// See the module's documentation.
+pub struct Agent {
+    engine: Handle,
+    control: mpsc::Sender<from_agent::Message>,
+    attachments: HashMap<AttachmentId, Attachment>,
+    waiting: BTreeMap<u64, Waiting>,
+    next_request: u64,
+    communicators: HashMap<u64, Communicator>,
+    start: Instant,
+    errors: u64,
+    recent: Vec<String>,
+    stopping: bool,
+}
+
+impl Agent {
+    /// An agent whose engine runs, and whose messages to control go into `control`.
+    pub fn new(engine: Handle, control: mpsc::Sender<from_agent::Message>) -> Self {
+        Self {
+            engine,
+            control,
+            attachments: HashMap::new(),
+            waiting: BTreeMap::new(),
+            next_request: 1,
+            communicators: HashMap::new(),
+            start: Instant::now(),
+            errors: 0,
+            recent: Vec::new(),
+            stopping: false,
+        }
+    }
+
+    fn tell(&mut self, message: from_agent::Message) {
+        if self.control.try_send(message).is_err() {
+            self.note("control does not keep up; a message was dropped".into());
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        if let Err(command) = self.engine.command(command) {
+            self.note(format!("the engine does not keep up or has stopped; dropped {command:?}"));
+        }
+    }
+
+    fn note(&mut self, error: String) {
+        tracing::warn!("{error}");
+        self.errors += 1;
+        if self.recent.len() == RECENT {
+            self.recent.remove(0);
+        }
+        self.recent.push(error);
+    }
+
+    /// Takes in what a tenant's process wants.
+    pub fn tenant(&mut self, request: SessionRequest) {
+        match request {
+            SessionRequest::Attached { attachment, tenant, end } => {
+                tracing::info!(%attachment, tenant, "attached");
+                self.attachments
+                    .insert(attachment, Attachment { tenant, joined: HashMap::new(), next_handle: 1 });
+                self.command(Command::Attach { attachment: engine_id(attachment), end });
+            }
+            SessionRequest::Join { attachment, name, rank, ranks, timeout, reply } => {
+                self.join(attachment, name, rank, ranks, timeout, reply);
+            }
+            SessionRequest::Leave { attachment, communicator } => {
+                let Some(attached) = self.attachments.get_mut(&attachment) else { return };
+                if let Some((communicator, rank)) = attached.joined.remove(&communicator) {
+                    self.leave(communicator, rank);
+                }
+            }
+            SessionRequest::Detail { attachment, communicator, reply } => {
+                self.detail(attachment, communicator, reply);
+            }
+            SessionRequest::Detached { attachment } => self.detached(attachment),
+        }
+    }
+
+    fn join(
+        &mut self,
+        attachment: AttachmentId,
+        name: String,
+        rank: Rank,
+        ranks: u32,
+        timeout: Duration,
+        reply: JoinReply,
+    ) {
+        let Some(tenant) = self.attachments.get(&attachment).map(|a| a.tenant.clone()) else { return };
+        if self.stopping {
+            return refuse(reply, JoinRefusal::Unavailable, Vec::new(), UNAVAILABLE);
+        }
+        let request = self.next_request;
+        self.next_request += 1;
+        let until = Instant::now().checked_add(timeout);
+        self.waiting.insert(request, Waiting { attachment, rank, until, reply });
+        self.tell(from_agent::Message::Join(v1::Join {
+            request,
+            tenant,
+            communicator: name,
+            rank: rank.0,
+            ranks,
+        }));
+    }
+
+    fn leave(&mut self, id: u64, rank: Rank) {
+        let Some(communicator) = self.communicators.get_mut(&id) else { return };
+        communicator.members.retain(|member| member.rank != rank);
+        let (over, empty) = (communicator.ended.is_some(), communicator.members.is_empty());
+        if over && empty {
+            self.communicators.remove(&id);
+        }
+        if !over {
+            self.command(Command::Leave { communicator: CommunicatorId(id), rank });
+            self.tell(from_agent::Message::Leave(v1::Leave { communicator: id, rank: rank.0, request: 0 }));
+        }
+    }
+
+    fn detail(&mut self, attachment: AttachmentId, handle: u32, reply: DetailReply) {
+        let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
+        let Some((id, rank)) = joined else { return drop(reply.send(None)) };
+        match self.communicators.get_mut(&id) {
+            Some(communicator) => match &communicator.ended {
+                Some(detail) => drop(reply.send(Some(detail.clone()))),
+                // The tenant's completion can overtake the engine's notice.
+                None => communicator.asking.push((rank, reply)),
+            },
+            None => drop(reply.send(None)),
+        }
+    }
+
+    fn detached(&mut self, attachment: AttachmentId) {
+        let Some(attached) = self.attachments.remove(&attachment) else { return };
+        tracing::info!(%attachment, tenant = attached.tenant, "detached");
+        // The engine sees the end first: with an operation in flight its ranks are lost, not leaving.
+        self.command(Command::Detach { attachment: engine_id(attachment) });
+        for (_, (communicator, rank)) in attached.joined {
+            self.leave(communicator, rank);
+        }
+        let gone: Vec<u64> = self
+            .waiting
+            .iter()
+            .filter(|(_, w)| w.attachment == attachment)
+            .map(|(request, _)| *request)
+            .collect();
+        for request in gone {
+            if let Some(waiting) = self.waiting.remove(&request) {
+                let rank = waiting.rank.0;
+                self.tell(from_agent::Message::Leave(v1::Leave { communicator: 0, rank, request }));
+            }
+        }
+    }
+
+    /// Takes in what control says.
+    pub fn control(&mut self, event: Event) {
+        match event {
+            Event::Form(recipe) => self.form(recipe),
+            Event::Change(recipe) => self.change(recipe),
+            Event::Ready { communicator, .. } => self.ready(communicator),
+            Event::Abandon(abandon) => {
+                if let Ok(epoch) = u32::try_from(abandon.epoch) {
+                    self.command(Command::Abandon {
+                        communicator: CommunicatorId(abandon.communicator),
+                        epoch,
+                    });
+                }
+            }
+            Event::JoinRefused(refused) => {
+                if let Some(waiting) = self.waiting.remove(&refused.request) {
+                    let ranks = refused.ranks.iter().map(|&rank| Rank(rank)).collect();
+                    refuse(waiting.reply, report::refusal(refused.kind()), ranks, &refused.text);
+                }
+            }
+            Event::Dissolve(dissolved) => self.dissolve(&dissolved),
+            Event::ReportRequest { id } => self.command(Command::Status { id }),
+            Event::Connected(welcome) => {
+                tracing::info!(build = welcome.build, "session with control is open")
+            }
+            Event::Disconnected { reason, .. } => self.note(format!("no session with control: {reason}")),
+        }
+    }
+
+    /// Refuses joins whose tenants wait no longer.
+    pub fn tick(&mut self, now: Instant) {
+        while let Some((&request, _)) =
+            self.waiting.iter().find(|(_, w)| w.until.is_some_and(|until| now >= until))
+        {
+            let Some(waiting) = self.waiting.remove(&request) else { break };
+            let rank = waiting.rank.0;
+            refuse(
+                waiting.reply,
+                JoinRefusal::Timeout,
+                Vec::new(),
+                "not all ranks joined in the time that this rank waits",
+            );
+            self.tell(from_agent::Message::Leave(v1::Leave { communicator: 0, rank, request }));
+        }
+    }
+
+    fn form(&mut self, recipe: v1::Recipe) {
+        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
+        let expanded = match expand(&recipe) {
+            Ok(expanded) => expanded,
+            Err(error) => return self.prepare_failed(communicator, epoch, error.to_string()),
+        };
+        let mut members = Vec::new();
+        for local in &recipe.local {
+            let waiting = self.waiting.remove(&local.request).filter(|w| w.rank.0 == local.rank);
+            let joined = waiting.and_then(|w| Some((self.attachments.get_mut(&w.attachment)?, w)));
+            let Some((attached, waiting)) = joined else { continue };
+            let handle = attached.next_handle;
+            attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
+            attached.joined.insert(handle, (communicator, waiting.rank));
+            let (attachment, rank) = (waiting.attachment, waiting.rank);
+            members.push(Member { attachment, rank, handle, reply: Some(waiting.reply) });
+        }
+        let complete = members.len() == recipe.local.len();
+        let locals = members.iter().map(|member| LocalRank {
+            rank: member.rank,
+            attachment: engine_id(member.attachment),
+            handle: member.handle,
+        });
+        let formation = Formation {
+            communicator: CommunicatorId(communicator),
+            me: expanded.me,
+            plan: expanded.plan,
+            peers: expanded.peers,
+            locals: locals.collect(),
+            timeouts: expanded.timeouts,
+        };
+        self.communicators
+            .insert(communicator, Communicator { recipe, members, ended: None, asking: Vec::new() });
+        if complete {
+            self.command(Command::Form(Box::new(formation)));
+        } else {
+            self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
+        }
+    }
+
+    fn prepare_failed(&mut self, communicator: u64, epoch: u64, reason: String) {
+        self.note(format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
+        self.tell(from_agent::Message::PrepareFailed(v1::PrepareFailed { communicator, epoch, reason }));
+    }
+
+    fn change(&mut self, recipe: v1::Recipe) {
+        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
+        match expand(&recipe) {
+            Ok(expanded) => self.command(Command::Change {
+                communicator: CommunicatorId(communicator),
+                plan: expanded.plan,
+                peers: expanded.peers,
+            }),
+            Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
+        }
+    }
+
+    fn ready(&mut self, communicator: u64) {
+        let Some(communicator) = self.communicators.get_mut(&communicator) else { return };
+        for member in &mut communicator.members {
+            if let Some(reply) = member.reply.take() {
+                // Nobody hears it if the process went away; its end shows as a detachment.
+                let _ = reply.send(Ok(member.handle));
+            }
+        }
+    }
+
+    fn dissolve(&mut self, dissolved: &v1::Dissolved) {
+        let id = dissolved.communicator;
+        if !self.communicators.contains_key(&id) {
+            return;
+        }
+        tracing::info!(communicator = %format_args!("{id:016x}"), reason = dissolved.reason, "dissolved by control");
+        let failure = report::failure_from(dissolved);
+        self.command(Command::Dissolve { communicator: CommunicatorId(id), failure: failure.clone() });
+        // If the engine never had it, or has let it go, nobody else will say that it is over.
+        self.over(id, &failure, &dissolved.reason);
+    }
+
+    /// Takes in what the engine says.
+    pub fn engine(&mut self, notice: Notice) {
+        match notice {
+            Notice::Prepared { communicator, epoch } => {
+                let (communicator, epoch) = (communicator.0, epoch.into());
+                self.tell(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
+            }
+            Notice::PrepareFailed { communicator, epoch, reason } => {
+                self.prepare_failed(communicator.0, epoch.into(), reason);
+            }
+            Notice::Switched { communicator, epoch, segment } => {
+                let (communicator, epoch) = (communicator.0, u64::from(epoch));
+                if let Some(known) = self.communicators.get_mut(&communicator) {
+                    known.recipe.epoch = epoch;
+                }
+                let switched = v1::Switched { communicator, epoch, first_segment: segment };
+                self.tell(from_agent::Message::Switched(switched));
+            }
+            Notice::Ended { communicator, failure, detail } => {
+                let id = communicator.0;
+                self.note(format!("communicator {id:016x} ended: {failure}; {detail}"));
+                self.tell(from_agent::Message::Failed(report::failed(id, &failure, &detail)));
+                self.over(id, &failure, &detail);
+            }
+            Notice::Closed { communicator } => {
+                self.tell(from_agent::Message::Closed(v1::Closed { communicator: communicator.0 }));
+                self.communicators.remove(&communicator.0);
+            }
+            Notice::Detached { attachment, reason } => {
+                self.note(format!("attachment {} let go: {reason}", attachment.0));
+            }
+            Notice::Status { id, status } => {
+                let attached = self.attachments.iter().map(|(id, a)| (id.0, a.tenant.clone())).collect();
+                let mut report = report::report(id, &status, &attached, self.start.elapsed());
+                report.errors = self.errors;
+                report.recent_errors.clone_from(&self.recent);
+                self.tell(from_agent::Message::Report(report));
+            }
+        }
+    }
+
+    /// A communicator has ended; whoever waits or asks is told, in terms of ranks.
+    fn over(&mut self, id: u64, failure: &Failure, detail: &str) {
+        let Some(communicator) = self.communicators.get_mut(&id) else { return };
+        let told = communicator.ended.get_or_insert_with(|| report::detail(failure, detail)).clone();
+        for member in &mut communicator.members {
+            if let Some(reply) = member.reply.take() {
+                if let Some(attached) = self.attachments.get_mut(&member.attachment) {
+                    attached.joined.remove(&member.handle);
+                }
+                let kind =
+                    if told.ranks.is_empty() { JoinRefusal::Unavailable } else { JoinRefusal::RankLost };
+                refuse(reply, kind, told.ranks.clone(), &told.text);
+            }
+        }
+        for (_, reply) in communicator.asking.drain(..) {
+            let _ = reply.send(Some(told.clone()));
+        }
+        let attachments = &self.attachments;
+        communicator
+            .members
+            .retain(|m| attachments.get(&m.attachment).is_some_and(|a| a.joined.contains_key(&m.handle)));
+        if communicator.members.is_empty() {
+            self.communicators.remove(&id);
+        }
+    }
+
+    /// Begins the end: no more joins, every communicator is dissolved.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+        self.command(Command::Stop);
+    }
+}
+
+const UNAVAILABLE: &str = "the provider cannot form communicators now; try again later";
+
+fn engine_id(attachment: AttachmentId) -> harmonaize_engine::AttachmentId {
+    harmonaize_engine::AttachmentId(attachment.0)
+}
+
+fn refuse(reply: JoinReply, kind: JoinRefusal, ranks: Vec<Rank>, text: &str) {
+    // Nobody hears it if the process went away.
+    let _ = reply.send(Err(JoinRefused { kind, text: text.to_owned(), ranks }));
+}

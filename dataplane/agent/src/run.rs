@@ -1,0 +1,85 @@
+//! Wiring: engine, transport, sessions with tenants and with control, until a signal ends it.
+
+use crate::agent::Agent;
+use crate::config::Config;
+use crate::control::{self, Settings};
+use crate::session::SessionServer;
+use anyhow::Context;
+use harmonaize_engine::{Engine, start};
+use harmonaize_transport::Transport;
+use harmonaize_transport::tcp::{Config as TcpConfig, TcpTransport};
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+/// Requests of tenants that wait.
+const REQUESTS: usize = 1024;
+/// How often joins' own time-outs are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How long communicators may take to end in order when the agent stops.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// Runs an agent until SIGINT or SIGTERM.
+///
+/// # Errors
+/// If an address or socket cannot be had; says which.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let tcp = TcpConfig {
+        peer_timeout: config.peer_timeout,
+        connect_timeout: config.connect_timeout,
+        congestion: config.congestion.clone(),
+        ..TcpConfig::new(config.listen)
+    };
+    let transport = TcpTransport::bind(tcp)
+        .with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
+    let address = transport.local_address();
+    let (notices, mut heard) = mpsc::unbounded_channel();
+    // The receiver outlives the engine but for the end of the process.
+    let notify = Box::new(move |notice| drop(notices.send(notice)));
+    let engine = Engine::new(Box::new(transport), notify).context("cannot create the engine")?;
+    let (engine, thread) = start(engine, config.spin).context("cannot start the engine's thread")?;
+
+    let (requests, mut asked) = mpsc::channel(REQUESTS);
+    let (stop, stopped) = watch::channel(false);
+    let mut servers = JoinSet::new();
+    for tenant in config.tenants {
+        let server = SessionServer::bind(tenant)?;
+        servers.spawn(server.run(requests.clone(), stopped.clone()));
+    }
+    drop(requests);
+    let settings = Settings::new(config.control, config.host.clone(), address);
+    let mut control = control::connect(settings);
+    let mut agent = Agent::new(engine, control.to_control);
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut tick = tokio::time::interval(TICK);
+    tracing::info!(host = config.host, %address, "agent is up");
+
+    let mut ending: Option<Instant> = None;
+    while ending.is_none_or(|ending| ending.elapsed() < FAREWELL && !thread.is_finished()) {
+        tokio::select! {
+            Some(notice) = heard.recv() => agent.engine(notice),
+            Some(request) = asked.recv() => agent.tenant(request),
+            Some(event) = control.events.recv() => agent.control(event),
+            _ = tick.tick() => agent.tick(Instant::now()),
+            _ = interrupt.recv() => ending = ending.or(Some(Instant::now())),
+            _ = terminate.recv() => ending = ending.or(Some(Instant::now())),
+        }
+        if ending.is_some() && !*stop.borrow() {
+            tracing::info!("agent is going down");
+            agent.stop();
+            stop.send_replace(true);
+        }
+    }
+    while let Ok(notice) = heard.try_recv() {
+        agent.engine(notice);
+    }
+    drop(agent);
+    while servers.join_next().await.is_some() {}
+    let _ = tokio::time::timeout(FAREWELL, control.task).await;
+    if thread.is_finished() {
+        thread.join().map_err(|_| anyhow::anyhow!("the engine's thread has panicked"))?;
+    }
+    Ok(())
+}
