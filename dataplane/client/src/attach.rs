@@ -6,7 +6,7 @@ use crate::tensor::{Pool, Tensor};
 use crate::{Access, Error, session};
 use harmonaize_abi::session::Hello;
 use harmonaize_abi::{Dtype, Rank};
-use harmonaize_shm::{MappedTenant, TenantEnd};
+use harmonaize_shm::{MappedTenant, RemoteTenant, TenantEnd};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -60,7 +60,8 @@ impl Client {
                 Box::new(MappedTenant::open(descriptors.try_into().map_err(unexpected)?, bytes, entries)?)
             }
             Access::Remote => {
-                return Err(Error::Protocol("remote attachments are in construction".into()));
+                let [socket] = descriptors.try_into().map_err(unexpected)?;
+                Box::new(RemoteTenant::open(socket, bytes, entries)?)
             }
         };
         let pool = Pool::new(Arc::clone(end.memory()));

@@ -62,8 +62,8 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     /// Entries of each ring.
     fn entries(&self) -> u32;
 
-    /// Remote: copies tensor bytes from `offset` into `into`, later; `tag` comes back from [`Self::progress`]. Fetches
-    /// end in the order in which they were asked for.
+    /// Remote: copies tensor bytes from `offset` into `into`, later; `into` is written until `tag` comes back from
+    /// [`Self::progress`], or this end is dropped. Fetches end in the order in which they were asked for.
     fn fetch(&mut self, tag: u64, offset: u64, into: Span) -> Result<(), EndError>;
 
     /// Remote: copies `from` to the tensor bytes at `offset`, later; `from` must not change before `tag` comes back from

@@ -9,6 +9,7 @@ mod end;
 mod mapped;
 mod memory;
 mod passing;
+mod remote;
 mod ring;
 mod segment;
 
@@ -16,6 +17,7 @@ pub use end::{AgentEnd, EndError, TenantEnd};
 pub use mapped::{MappedEnd, MappedTenant};
 pub use memory::{Memory, MemoryError, Span};
 pub use passing::{receive_with_descriptors, send_with_descriptors};
+pub use remote::{REMOTE_DEPTH, RemoteEnd, RemoteTenant};
 pub use ring::RingError;
 
 /// Most entries that a ring may have.

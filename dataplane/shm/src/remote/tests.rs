@@ -1,0 +1,221 @@
+//! Both ends in one thread, and an agent's end against nonsense.
+
+use super::frame::{Header, kind};
+use super::{REMOTE_DEPTH, RemoteEnd, RemoteTenant};
+use crate::{AgentEnd, EndError, Memory, Span, TenantEnd};
+use harmonaize_abi::{Completion, Submission};
+use proptest::prelude::*;
+use rustix::net::{RecvFlags, SendFlags};
+use std::os::fd::OwnedFd;
+use zerocopy::IntoBytes;
+
+const ARENA: u64 = 1 << 20;
+
+fn pair() -> (RemoteEnd, RemoteTenant) {
+    let (agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
+    (agent, RemoteTenant::open(socket, ARENA, 4).unwrap())
+}
+
+fn staging(bytes: usize) -> (std::sync::Arc<Memory>, Span) {
+    let memory = Memory::private(bytes.max(1)).unwrap();
+    let span = Span::new(&memory, 0, bytes as u64).unwrap();
+    (memory, span)
+}
+
+/// Runs both ends until neither has anything to do; the tags that ended.
+fn settle(agent: &mut RemoteEnd, tenant: &mut RemoteTenant) -> Vec<u64> {
+    let mut ended = Vec::new();
+    while agent.progress(&mut |tag| ended.push(tag)).unwrap() + tenant.progress().unwrap() > 0 {}
+    ended
+}
+
+#[test]
+fn descriptors_and_completions_cross() {
+    let (mut agent, mut tenant) = pair();
+    assert!(agent.prepare_sleep() && tenant.prepare_sleep());
+    for cookie in 0..4 {
+        tenant.submit(&Submission { cookie, ..Default::default() }).unwrap();
+    }
+    settle(&mut agent, &mut tenant);
+    assert!(!agent.prepare_sleep());
+    for cookie in 0..4 {
+        assert_eq!(agent.submission().unwrap().unwrap().cookie, cookie);
+        agent.complete(&Completion { cookie, operation: 9, ..Default::default() }).unwrap();
+    }
+    assert_eq!(agent.submission().unwrap(), None);
+    agent.flush().unwrap();
+    settle(&mut agent, &mut tenant);
+    assert!(!tenant.prepare_sleep());
+    for cookie in 0..4 {
+        assert_eq!(tenant.completion().unwrap().unwrap().cookie, cookie);
+    }
+    assert_eq!(tenant.completion().unwrap(), None);
+}
+
+/// Payloads that exceed the socket's buffer many times over, both ways at once, and empty ones.
+#[test]
+fn tensor_bytes_cross_in_order() {
+    let (mut agent, mut tenant) = pair();
+    let pattern: Vec<u8> = (0..ARENA).map(|i| (i * 7 % 251) as u8).collect();
+    tenant.memory().write(0, &pattern).unwrap();
+    let (whole, into) = staging(ARENA as usize);
+    agent.fetch(1, 0, into).unwrap();
+    agent.fetch(2, 5, staging(0).1).unwrap();
+    let (part, into) = staging(100);
+    agent.fetch(3, ARENA - 100, into).unwrap();
+    assert_eq!(settle(&mut agent, &mut tenant), [1, 2, 3]);
+    let mut seen = vec![0; ARENA as usize];
+    whole.read(0, &mut seen).unwrap();
+    assert_eq!(seen, pattern);
+    part.read(0, &mut seen[..100]).unwrap();
+    assert_eq!(seen[..100], pattern[ARENA as usize - 100..]);
+
+    let (other, _) = staging(ARENA as usize);
+    other.write(0, &vec![3; ARENA as usize]).unwrap();
+    agent.store(4, Span::new(&other, 0, ARENA - 1).unwrap(), 1).unwrap();
+    agent.fetch(5, 0, Span::new(&whole, 0, ARENA).unwrap()).unwrap();
+    agent.store(6, staging(0).1, 0).unwrap();
+    assert_eq!(settle(&mut agent, &mut tenant), [4, 5, 6]);
+    whole.read(0, &mut seen).unwrap();
+    assert_eq!(seen[0], pattern[0]);
+    assert!(seen[1..].iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn queues_are_bounded_and_ranges_checked() {
+    let (mut agent, mut tenant) = pair();
+    assert!(matches!(agent.fetch(0, ARENA, staging(1).1), Err(EndError::Memory(_))));
+    assert!(matches!(agent.store(0, staging(1).1, u64::MAX), Err(EndError::Memory(_))));
+    for tag in 0..REMOTE_DEPTH as u64 {
+        agent.fetch(tag, 0, staging(8).1).unwrap();
+        agent.store(1000 + tag, staging(8).1, 8).unwrap();
+    }
+    assert!(matches!(agent.fetch(0, 0, staging(1).1), Err(EndError::Full)));
+    assert!(matches!(agent.store(0, staging(1).1, 0), Err(EndError::Full)));
+    assert_eq!(settle(&mut agent, &mut tenant).len(), 2 * REMOTE_DEPTH);
+    agent.fetch(0, 0, staging(1).1).unwrap();
+    // A tenant that never reads its completions has broken the rule.
+    let mut taken = 0;
+    while agent.complete(&Completion::default()).is_ok() {
+        taken += 1;
+        assert!(taken <= 4 + 2 * REMOTE_DEPTH);
+    }
+}
+
+/// Writes raw frames as the tenant.
+fn says(socket: &OwnedFd, frames: &[&[u8]]) {
+    for frame in frames {
+        rustix::net::send(socket, frame, SendFlags::NOSIGNAL).unwrap();
+    }
+}
+
+fn header(kind: u32, tag: u64, bytes: u64) -> Header {
+    Header { kind, reserved: 0, tag, offset: 0, bytes }
+}
+
+#[test]
+fn nonsense_ends_the_attachment() {
+    let cases: [(&[Header], &str); 7] = [
+        (&[header(99, 0, 0)], "unknown kind"),
+        (&[header(kind::COMPLETION, 0, 0)], "unknown kind"),
+        (&[Header { reserved: 1, ..header(kind::SUBMISSION, 0, 0) }], "reserved"),
+        (&[header(kind::FETCH_DATA, 8, 16)], "not the oldest"),
+        (&[header(kind::FETCH_DATA, 7, u64::MAX)], "not the oldest"),
+        (&[header(kind::STORE_DONE, 7, 0)], "not the oldest"),
+        (&[header(kind::STORE_DONE, 9, 0)], "have not all been sent"),
+    ];
+    for (frames, expected) in cases {
+        let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
+        agent.fetch(7, 0, staging(16).1).unwrap();
+        agent.store(9, staging(ARENA as usize).1, 0).unwrap();
+        for frame in frames {
+            says(&socket, &[frame.as_bytes()]);
+        }
+        let error = agent.progress(&mut |_| panic!("nothing can have ended")).unwrap_err();
+        assert!(matches!(error, EndError::Protocol(_)), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(!agent.prepare_sleep());
+        assert!(matches!(agent.progress(&mut |_| {}), Err(EndError::Closed)));
+    }
+}
+
+#[test]
+fn a_tenant_that_dies_midway_is_noticed() {
+    let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
+    agent.fetch(7, 0, staging(16).1).unwrap();
+    agent.flush().unwrap();
+    says(&socket, &[header(kind::FETCH_DATA, 7, 16).as_bytes(), &[1; 10]]);
+    assert!(agent.progress(&mut |_| panic!("not yet")).unwrap() > 0);
+    drop(socket);
+    assert!(matches!(agent.progress(&mut |_| panic!("never")), Err(EndError::Closed)));
+    assert!(!agent.prepare_sleep());
+}
+
+#[test]
+fn frames_may_come_byte_by_byte() {
+    let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
+    let (memory, into) = staging(3);
+    agent.fetch(7, 0, into).unwrap();
+    let submission = Submission { cookie: 5, ..Default::default() };
+    let mut bytes = header(kind::SUBMISSION, 0, 0).as_bytes().to_vec();
+    bytes.extend_from_slice(submission.as_bytes());
+    bytes.extend_from_slice(header(kind::FETCH_DATA, 7, 3).as_bytes());
+    bytes.extend_from_slice(&[1, 2, 3]);
+    let mut ended = Vec::new();
+    for byte in bytes {
+        assert!(ended.is_empty());
+        says(&socket, &[&[byte]]);
+        agent.progress(&mut |tag| ended.push(tag)).unwrap();
+    }
+    assert_eq!(ended, [7]);
+    assert_eq!(agent.submission().unwrap(), Some(submission));
+    let mut seen = [0; 3];
+    memory.read(0, &mut seen).unwrap();
+    assert_eq!(seen, [1, 2, 3]);
+}
+
+/// While frames wait for a tenant that does not read, the agent may sleep, and wakes when it reads.
+#[test]
+fn output_that_waits_does_not_keep_the_agent_awake() {
+    let readable = |agent: &RemoteEnd| {
+        let mut fds =
+            [rustix::event::PollFd::from_borrowed_fd(agent.wake_fd(), rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    };
+    let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
+    agent.store(1, staging(ARENA as usize).1, 0).unwrap();
+    while agent.progress(&mut |_| {}).unwrap() > 0 {}
+    assert!(agent.prepare_sleep());
+    assert!(!readable(&agent));
+    let mut left = size_of::<Header>() + ARENA as usize;
+    let mut buffer = vec![0; 1 << 16];
+    while left > 0 {
+        let (received, _) = rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty()).unwrap();
+        left -= received;
+        agent.progress(&mut |_| {}).unwrap();
+    }
+    assert!(agent.prepare_sleep());
+    assert!(!readable(&agent));
+    says(&socket, &[header(kind::STORE_DONE, 1, 0).as_bytes()]);
+    assert!(readable(&agent));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_end_with_an_error_or_wait_for_more(
+        frames in prop::collection::vec((0u32..8, 0u64..4, 0u64..40, prop::collection::vec(any::<u8>(), 0..140)), 0..20),
+    ) {
+        let (mut agent, socket) = RemoteEnd::create(ARENA, 4).unwrap();
+        for tag in 0..4 {
+            agent.fetch(tag, 0, staging(16 + tag as usize).1).unwrap();
+            agent.store(tag, staging(8).1, 0).unwrap();
+        }
+        for (kind, tag, bytes, body) in frames {
+            says(&socket, &[header(kind, tag, bytes).as_bytes(), &body]);
+            if agent.progress(&mut |_| {}).is_err() {
+                break;
+            }
+            let _ = agent.submission();
+        }
+    }
+}
