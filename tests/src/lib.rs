@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod job;
+
 use anyhow::{Context, Result, ensure};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -114,6 +114,11 @@ impl Deployment {
         &self.fabric
     }
 
+    /// The programs that it was started with.
+    pub fn binaries(&self) -> &Binaries {
+        &self.setup.binaries
+    }
+
     /// The tenants that it was started with.
     pub fn tenants(&self) -> &[Tenant] {
         &self.setup.tenants

@@ -1,0 +1,133 @@
+//! A deployment for tests, and jobs on it whose ranks are threads of the test.
+
+use crate::STEP;
+use anyhow::{Context, Result, ensure};
+use harmonaize_client::{Access, AttachOptions, Client, Communicator, Dtype, Rank, Tensor};
+use std::path::PathBuf;
+use std::time::Duration;
+use xtask::deployment::{Deployment, Setup, Tenant, socket};
+use xtask::fabric;
+use xtask::workspace::{Binaries, Profile};
+
+/// Control and agents on a fabric, with the tenants `a` and `b` of this test's own user; `None`, loudly, without the
+/// privilege for namespaces. `adjust` changes the settings.
+pub fn deploy(topology: &str, adjust: impl FnOnce(&mut Setup)) -> Option<Deployment> {
+    let fabric = crate::fabric(topology)?;
+    let start = || -> Result<Deployment> {
+        let tenants = ["a", "b"].map(|name| Tenant { name: name.into(), user: 0 });
+        let mut setup = Setup::new(Binaries::build(Profile::Dev)?, &tenants);
+        setup.tenant = "remote = true".into();
+        adjust(&mut setup);
+        Deployment::start(fabric?, setup)
+    };
+    debug_assert!(fabric::privileged());
+    match start() {
+        Ok(deployment) => Some(deployment),
+        Err(error) => panic!("cannot deploy: {error:#}"),
+    }
+}
+
+/// The socket of a tenant on each host.
+pub fn sockets(deployment: &Deployment, tenant: &str) -> Vec<PathBuf> {
+    deployment.fabric().hosts().iter().map(|host| socket(host, tenant)).collect()
+}
+
+/// One rank of a job.
+pub struct Worker {
+    /// Its attachment.
+    pub client: Client,
+    /// Its communicator.
+    pub communicator: Communicator,
+    /// Its rank.
+    pub rank: u32,
+    /// Of how many.
+    pub ranks: u32,
+}
+
+impl Worker {
+    /// Attaches and joins.
+    pub fn join(socket: &PathBuf, job: &str, rank: u32, ranks: u32, options: AttachOptions) -> Result<Self> {
+        let client = Client::attach(socket, options)?;
+        let communicator = client.join(job, Rank(rank), ranks, STEP)?;
+        Ok(Self { client, communicator, rank, ranks })
+    }
+
+    /// A tensor with contents.
+    pub fn tensor(&self, values: &[u64]) -> Result<Tensor> {
+        let tensor = self.client.tensor(Dtype::U64, values.len() as u64)?;
+        tensor.write(0, values)?;
+        Ok(tensor)
+    }
+
+    /// A tensor's contents.
+    pub fn contents(&self, tensor: &Tensor) -> Result<Vec<u64>> {
+        let mut values = vec![0; usize::try_from(tensor.elements())?];
+        tensor.read(0, &mut values)?;
+        Ok(values)
+    }
+
+    /// What this rank contributes: `count` numbers that depend on rank and `salt`.
+    pub fn input(rank: u32, salt: u64, count: usize) -> Vec<u64> {
+        let seed = (u64::from(rank) << 32 | salt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (0..count as u64).map(|i| (seed ^ i).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31)).collect()
+    }
+
+    /// An AllReduce in place or not, checked bit for bit.
+    pub fn sum(&self, salt: u64, count: usize, in_place: bool, within: Duration) -> Result<()> {
+        let input = self.tensor(&Self::input(self.rank, salt, count))?;
+        let other = if in_place { None } else { Some(self.tensor(&vec![0; count])?) };
+        let output = other.as_ref().unwrap_or(&input);
+        self.communicator.all_reduce(&input, output, harmonaize_client::ReduceOp::Sum)?.wait(within)?;
+        let mut expected = vec![0_u64; count];
+        for rank in 0..self.ranks {
+            let values = Self::input(rank, salt, count);
+            expected.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
+        }
+        ensure!(self.contents(output)? == expected, "rank {}: wrong sum of {count}", self.rank);
+        Ok(())
+    }
+
+    /// An AllToAll, checked bit for bit; `count` elements a block.
+    pub fn exchange(&self, salt: u64, count: usize, within: Duration) -> Result<()> {
+        let ranks = self.ranks as usize;
+        let input = self.tensor(&Self::input(self.rank, salt, count * ranks))?;
+        let output = self.tensor(&vec![0; count * ranks])?;
+        self.communicator.all_to_all(&input, &output)?.wait(within)?;
+        let mine = self.rank as usize * count;
+        let block = |from| Self::input(from, salt, count * ranks).into_iter().skip(mine).take(count);
+        let expected: Vec<u64> = (0..self.ranks).flat_map(block).collect();
+        ensure!(self.contents(&output)? == expected, "rank {}: wrong exchange of {count}", self.rank);
+        Ok(())
+    }
+}
+
+/// The usual options for an access, with room for `mebibytes`.
+pub fn options(access: Access, mebibytes: u64) -> AttachOptions {
+    AttachOptions { access, arena_bytes: mebibytes << 20, ..AttachOptions::default() }
+}
+
+/// Runs a job: a thread per rank, `per_host` ranks on each host in host order; what each said.
+pub fn run<T: Send>(
+    sockets: &[PathBuf],
+    job: &str,
+    per_host: u32,
+    access: impl Fn(u32) -> Access + Sync,
+    work: impl Fn(&Worker) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let ranks = sockets.len() as u32 * per_host;
+    std::thread::scope(|scope| {
+        let (access, work) = (&access, &work);
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let socket = sockets.get((rank / per_host) as usize);
+                scope.spawn(move || {
+                    let socket = socket.context("no such host")?;
+                    let worker = Worker::join(socket, job, rank, ranks, options(access(rank), 192))?;
+                    work(&worker)
+                })
+            })
+            .collect();
+        let panicked = |_| Err(anyhow::anyhow!("a rank's thread panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    })
+}

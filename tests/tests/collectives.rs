@@ -1,0 +1,113 @@
+//! The main job, end to end: real agents and control in network namespaces, tenants' ranks as threads of the test.
+
+use anyhow::Result;
+use harmonaize_client::{Access, Rank};
+use harmonaize_tests::job::{Worker, deploy, run, sockets};
+use harmonaize_tests::{STEP, star};
+use std::time::Duration;
+
+fn right<T>(results: Vec<Result<T>>) -> Vec<T> {
+    results
+        .into_iter()
+        .enumerate()
+        .map(|(rank, r)| r.unwrap_or_else(|e| panic!("rank {rank}: {e:#}")))
+        .collect()
+}
+
+fn everything(worker: &Worker) -> Result<()> {
+    for (salt, count) in [(1, 0), (2, 1), (3, 100), (4, 10_000), (5, 400_000)] {
+        worker.sum(salt, count, false, STEP)?;
+        worker.sum(salt, count, true, STEP)?;
+        worker.exchange(salt, count.min(20_000), STEP)?;
+        let root = Rank(salt as u32 % worker.ranks);
+        let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
+        worker.communicator.broadcast(&tensor, root)?.wait(STEP)?;
+        anyhow::ensure!(worker.contents(&tensor)? == Worker::input(root.0, salt, count), "wrong broadcast");
+        worker.communicator.barrier()?.wait(STEP)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn two_agents_run_every_collective_for_mapped_tenants() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    right(run(&sockets(&deployment, "a"), "job", 1, |_| Access::Mapped, everything));
+}
+
+#[test]
+fn tenants_that_map_nothing_get_the_same_results() {
+    let Some(deployment) = deploy(&star(3, "10Gbit/s"), |_| ()) else { return };
+    let mixed = |rank: u32| if rank.is_multiple_of(2) { Access::Remote } else { Access::Mapped };
+    right(run(&sockets(&deployment, "a"), "remote", 1, |_| Access::Remote, everything));
+    right(run(&sockets(&deployment, "a"), "mixed", 2, mixed, everything));
+}
+
+#[test]
+fn two_tenants_and_several_communicators_share_the_agents() {
+    let Some(deployment) = deploy(&star(4, "10Gbit/s"), |_| ()) else { return };
+    let (a, b) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
+    std::thread::scope(|scope| {
+        let sums = scope.spawn(|| {
+            run(
+                &a,
+                "sums",
+                2,
+                |_| Access::Mapped,
+                |w| (0..20).try_for_each(|i| w.sum(i, 100_000, true, STEP)),
+            )
+        });
+        let other = scope.spawn(|| run(&a, "other", 1, |_| Access::Mapped, everything));
+        let exchanges =
+            run(&b, "sums", 1, |_| Access::Mapped, |w| (0..20).try_for_each(|i| w.exchange(i, 50_000, STEP)));
+        right(exchanges);
+        right(sums.join().unwrap());
+        right(other.join().unwrap());
+    });
+}
+
+/// A 64 MiB operation under way over TCP changes its ring order midway; the sums stay the same bits.
+#[test]
+fn a_running_operation_changes_its_ring_order() {
+    let Some(mut deployment) = deploy(&star(4, "1Gbit/s"), |_| ()) else { return };
+    let control = deployment.control_address();
+    let namespace = deployment.fabric().control();
+    let harmonaize = deployment.binaries().path("harmonaize").unwrap();
+    let command = move |arguments: &[&str]| {
+        let mut command = std::process::Command::new(&harmonaize);
+        command.arg("--control").arg(control.to_string()).args(arguments);
+        let output = namespace.enter(|| command.output()).unwrap().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let status = || -> serde_json::Value { serde_json::from_str(&command(&["status", "--json"])).unwrap() };
+    let work = |worker: &Worker| -> Result<()> {
+        let count = (64 << 20) / 8;
+        let input = worker.tensor(&Worker::input(worker.rank, 9, count))?;
+        let output = worker.tensor(&vec![0; count])?;
+        worker.communicator.barrier()?.wait(STEP)?;
+        let mut operation =
+            worker.communicator.all_reduce(&input, &output, harmonaize_client::ReduceOp::Sum)?;
+        if worker.rank == 0 {
+            let communicator = status()["communicators"][0]["communicator"].as_str().unwrap().to_owned();
+            command(&["reorder", &communicator, "h0,h2,h1,h3"]);
+            assert!(operation.poll()?.is_none(), "the operation ended before the change was under way");
+        }
+        operation.wait(Duration::from_secs(60))?;
+        let mut expected = vec![0_u64; count];
+        for rank in 0..worker.ranks {
+            expected
+                .iter_mut()
+                .zip(Worker::input(rank, 9, count))
+                .for_each(|(sum, v)| *sum = sum.wrapping_add(v));
+        }
+        anyhow::ensure!(worker.contents(&output)? == expected, "wrong sum");
+        if worker.rank == 0 {
+            let communicator = &status()["communicators"][0];
+            anyhow::ensure!(communicator["epoch"] == 2, "still under the first plan: {communicator}");
+        }
+        worker.communicator.barrier()?.wait(STEP)?;
+        Ok(())
+    };
+    right(run(&sockets(&deployment, "a"), "job", 1, |_| Access::Mapped, work));
+    deployment.check().unwrap();
+}
