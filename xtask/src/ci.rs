@@ -88,7 +88,7 @@ fn cargo(arguments: &[&str]) -> Result<()> {
 fn deny(consent: Consent) -> Result<()> {
     let program = packages::tool(packages::DENY, consent)?;
     let mut command = Command::new(program);
-    command.current_dir(workspace::root()).args(["--offline", "check", "--config", ".deny.toml"]);
+    command.current_dir(workspace::root()).args(["--config", ".deny.toml", "check"]);
     command.args(["bans", "licenses", "sources"]);
     eprintln!("SKIPPED: advisories; their database is not reached from here.");
     workspace::run(&mut command)

@@ -31,6 +31,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "engine",
             "api",
             "api-tenant",
+            "planner",
             "disclose",
             "loader",
             "events",
