@@ -3,7 +3,7 @@
 use super::frame::{HEAD, Kind, WIRE, Wire};
 use super::sys::{self, Piece};
 use crate::rings::Rings;
-use crate::{DownReason, Landing, MAX_HEADER};
+use crate::{DownReason, Event, Landing, MAX_HEADER};
 use std::io;
 use std::os::fd::BorrowedFd;
 use zerocopy::FromBytes;
@@ -104,10 +104,10 @@ impl Inbox {
     pub(super) fn next(
         &mut self,
         rings: &Rings,
-        received: &mut dyn FnMut(&[u8], Option<(Landing, u32)>),
+        sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<bool, DownReason> {
         if self.current.is_some() {
-            return self.finish(rings, received);
+            return self.finish(rings, sink);
         }
         let input = self.buffer.get(self.start..self.end).unwrap_or_default();
         let Ok((wire, rest)) = Wire::ref_from_prefix(input) else { return Ok(false) };
@@ -119,7 +119,7 @@ impl Inbox {
         let used = WIRE + header_bytes;
         match kind {
             Kind::Heartbeat => {}
-            Kind::Bare => received(header, None),
+            Kind::Bare => sink(Event::Received { header, payload: None }),
             Kind::Payload(landing, bytes) => {
                 if let Some(room) = self.header.get_mut(..header_bytes) {
                     room.copy_from_slice(header);
@@ -127,7 +127,7 @@ impl Inbox {
                 self.large = bytes >= LARGE;
                 self.current = Some(Current { landing, bytes, filled: 0, header_bytes });
                 self.start += used;
-                return self.finish(rings, received);
+                return self.finish(rings, sink);
             }
         }
         self.start += used;
@@ -135,11 +135,7 @@ impl Inbox {
     }
 
     /// Moves what the buffer has of the current payload to its slot, and gives the frame on if that was the rest.
-    fn finish(
-        &mut self,
-        rings: &Rings,
-        received: &mut dyn FnMut(&[u8], Option<(Landing, u32)>),
-    ) -> Result<bool, DownReason> {
+    fn finish(&mut self, rings: &Rings, sink: &mut dyn FnMut(Event<'_>)) -> Result<bool, DownReason> {
         let Some(current) = &mut self.current else { return Ok(false) };
         let here = (self.end - self.start).min((current.bytes - current.filled) as usize);
         if here > 0 {
@@ -157,7 +153,7 @@ impl Inbox {
             return Ok(false);
         }
         let header = self.header.get(..current.header_bytes).unwrap_or_default();
-        received(header, Some((current.landing, current.bytes)));
+        sink(Event::Received { header, payload: Some((current.landing, current.bytes)) });
         self.current = None;
         Ok(true)
     }

@@ -121,8 +121,7 @@ impl Path {
     ) -> Result<usize, DownReason> {
         let mut done = 0;
         while self.buffered && *frames > 0 {
-            let received = &mut |header: &[u8], payload| sink(Event::Received { header, payload });
-            self.buffered = self.inbox.next(rings, received)?;
+            self.buffered = self.inbox.next(rings, sink)?;
             *frames -= 1;
             done += usize::from(self.buffered);
         }
