@@ -452,13 +452,20 @@ impl Communicator {
         if self.failure.is_some() {
             return self.report_failed();
         }
-        self.settle();
-        if let Some(action) = self.report_completed() {
-            return Some(action);
-        }
-        while self.begin_segment() {}
-        if let Some(action) = self.issue(now) {
-            return Some(action);
+        loop {
+            self.settle();
+            if let Some(action) = self.report_completed() {
+                return Some(action);
+            }
+            let begun = self.begun;
+            while self.begin_segment() {}
+            if let Some(action) = self.issue(now) {
+                return Some(action);
+            }
+            // A segment without steps is done as it begins.
+            if begun == self.begun {
+                break;
+            }
         }
         if self.failure.is_some() {
             return self.say().or_else(|| self.actions.pop_front());

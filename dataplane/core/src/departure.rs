@@ -34,11 +34,6 @@ impl Departures {
         self.next.fill(false);
     }
 
-    /// Ranks that left.
-    pub(crate) fn left(&self) -> &[(Rank, u64)] {
-        &self.left
-    }
-
     fn leave(&mut self, rank: Rank, operations: u64) -> bool {
         let new = !self.has_left(rank);
         if new {

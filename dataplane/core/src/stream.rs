@@ -51,14 +51,14 @@ impl Stream {
         sequence
     }
 
-    /// The peer has consumed `credit` messages. False if it claims more than were sent, or fewer than it said before.
+    /// The peer has consumed `credit` messages. False if it claims more than were sent.
     #[must_use]
     pub(crate) fn credit(&mut self, credit: u32) -> bool {
         let outstanding = self.sent.wrapping_sub(self.credited);
         let newly = credit.wrapping_sub(self.credited);
         if newly > outstanding {
-            // An older count that was overtaken on another path is at most a window back.
-            return self.credited.wrapping_sub(credit) <= self.slots;
+            // An older count, overtaken on another path: how far back it is depends on how long it was under way.
+            return self.credited.wrapping_sub(credit) < u32::MAX / 2;
         }
         self.credited = credit;
         true

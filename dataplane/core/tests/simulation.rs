@@ -25,7 +25,10 @@ struct Seed(&'static str, u64);
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("run again: HARMONAIZE_SEED={} cargo test -p harmonaize-core --test simulation {}", self.1, self.0);
+            eprintln!(
+                "run again: HARMONAIZE_SEED={} cargo test -p harmonaize-core --test simulation {}",
+                self.1, self.0
+            );
         }
     }
 }

@@ -94,7 +94,10 @@ impl World {
         }
         for send in sends {
             assert_eq!(from.map_or(0, |from| from.bytes), send.bytes as usize);
-            assert!(send.bytes <= self.scenario.plan.tuning.chunk_bytes.max(8), "a message over the chunk size");
+            assert!(
+                send.bytes <= self.scenario.plan.tuning.chunk_bytes.max(8),
+                "a message over the chunk size"
+            );
             let node = &mut self.nodes[context.at.0 as usize];
             assert!(!node.retired.contains(&context.segment.epoch), "data on retired links");
             *node.wire.entry(context.segment.operation).or_default() += u64::from(send.bytes);
@@ -140,8 +143,7 @@ impl World {
     }
 
     fn landed(&self, context: &Context, message: &PeerMessage) -> Location {
-        let place =
-            Place::Landing(context.segment.epoch, message.peer.0, context.channel, message.sequence);
+        let place = Place::Landing(context.segment.epoch, message.peer.0, context.channel, message.sequence);
         let (operation, segment) = (context.segment.operation, context.segment.number);
         Location { place, operation, segment, offset: 0, bytes: message.bytes as usize }
     }
@@ -310,7 +312,8 @@ impl World {
 
     /// All switch at the same segment, and run every segment under the plan that governs it.
     fn check_epoch(&self, at: Participant, segment: &Segment) {
-        let governing = self.nodes[at.0 as usize].switched.iter().rev().find(|(_, from)| **from <= segment.number);
+        let governing =
+            self.nodes[at.0 as usize].switched.iter().rev().find(|(_, from)| **from <= segment.number);
         let epoch = governing.map_or(self.scenario.plan.epoch, |(epoch, _)| *epoch);
         assert_eq!(segment.epoch, epoch, "segment {} runs under another plan", segment.number);
     }
@@ -338,7 +341,10 @@ impl World {
         }
         let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());
         let expected = memory::expected(seed, operation, rank, &signature, ranks);
-        assert!(*tensor.output() == expected, "rank {rank} has wrong results of operation {operation}: {signature}");
+        assert!(
+            *tensor.output() == expected,
+            "rank {rank} has wrong results of operation {operation}: {signature}"
+        );
         if tensor.output.is_some() {
             let input = memory::input(seed, operation, rank, &signature, ranks);
             assert!(tensor.input == input, "rank {rank}'s input of operation {operation} has changed");

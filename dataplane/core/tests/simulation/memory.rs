@@ -14,7 +14,14 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    pub fn new(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32, in_place: bool) -> Self {
+    pub fn new(
+        seed: u64,
+        operation: u64,
+        rank: Rank,
+        signature: &Signature,
+        ranks: u32,
+        in_place: bool,
+    ) -> Self {
         let input = input(seed, operation, rank, signature, ranks);
         let output = (!in_place).then(|| vec![POISON; input.len()]);
         Self { input, output }

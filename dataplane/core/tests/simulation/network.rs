@@ -136,7 +136,12 @@ impl World {
         let open = node.alive && !node.closed && !node.retired.contains(&frame.epoch);
         if down || !open {
             let harmless = !data || !self.scenario.incidents.is_empty() || self.faulty;
-            assert!(harmless || node.failure.is_some(), "data from {:?} to {:?} is lost", frame.from, frame.to);
+            assert!(
+                harmless || node.failure.is_some(),
+                "data from {:?} to {:?} is lost",
+                frame.from,
+                frame.to
+            );
             return;
         }
         if let Some(payload) = frame.payload {
