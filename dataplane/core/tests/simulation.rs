@@ -4,6 +4,8 @@
 
 #[path = "simulation/execute.rs"]
 mod execute;
+#[path = "simulation/faults.rs"]
+mod faults;
 #[path = "simulation/hostile.rs"]
 mod hostile;
 #[path = "simulation/memory.rs"]
@@ -15,7 +17,10 @@ mod scenario;
 #[path = "simulation/world.rs"]
 mod world;
 
-use scenario::Scenario;
+use harmonaize_abi::Rank;
+use harmonaize_core::Failure;
+use scenario::{Incident, MILLISECOND, Scenario};
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use world::{Statistics, World};
 
@@ -54,7 +59,7 @@ fn family(
     faulty: bool,
     build: impl Fn(u64) -> Scenario,
     judge: impl Fn(&World),
-) {
+) -> Statistics {
     let mut sum = Statistics::default();
     let mut count = 0;
     for seed in seeds(usual) {
@@ -66,6 +71,7 @@ fn family(
         count += 1;
     }
     println!("{name}: {count} seeds, {sum}");
+    sum
 }
 
 /// Everything ended well, and everybody has closed.
@@ -87,4 +93,223 @@ fn clean() {
 #[test]
 fn rough() {
     family("rough", 250, false, |seed| Scenario::new(seed, 1).rough(), well);
+}
+
+#[test]
+fn change() {
+    let sum = family(
+        "change",
+        250,
+        false,
+        |seed| Scenario::new(seed, 1).changing(),
+        |world| {
+            well(world);
+            agreed(world);
+        },
+    );
+    assert!(sum.switches > 0, "no plan was ever changed");
+}
+
+/// All who switched did so at the same segment.
+fn agreed(world: &World) {
+    for plan in &world.plans {
+        let mut points: Vec<_> =
+            world.nodes.iter().filter_map(|node| node.switched.get(&plan.epoch)).collect();
+        points.dedup();
+        assert!(points.len() <= 1, "epoch {} begins at {points:?}", plan.epoch);
+    }
+}
+
+#[test]
+fn given_up() {
+    family(
+        "given_up",
+        150,
+        false,
+        |seed| Scenario::new(seed, 2).changing().unlinkable(),
+        |world| {
+            well(world);
+            agreed(world);
+            for (epoch, _) in &world.scenario.unlinkable {
+                let switched = world.nodes.iter().any(|node| node.switched.contains_key(epoch));
+                assert!(!switched, "a plan is in force that a participant could not prepare");
+            }
+        },
+    );
+}
+
+/// Every survivor ended well, or names ranks of participants that died, within a bounded time.
+fn mourned(world: &World) {
+    let mut dead = Vec::new();
+    let mut last = 0;
+    for (at, incident) in &world.scenario.incidents {
+        if let Incident::Kill(p) = incident {
+            dead.push(world.scenario.group.local(*p).to_vec());
+            last = last.max(*at);
+        }
+    }
+    let all: BTreeSet<Rank> = dead.iter().flatten().copied().collect();
+    for (index, node) in world.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+        let ranks = match &node.failure {
+            None => {
+                assert!(node.closed, "participant {index} hangs\n{}", world.describe());
+                continue;
+            }
+            Some((Failure::RanksLost { ranks }, at)) => {
+                let bound = last + world::NOTICE + 200 * MILLISECOND;
+                assert!(*at <= bound, "participant {index} learns of it only at {at}, after {bound}");
+                ranks
+            }
+            Some((other, _)) => panic!("participant {index} fails: {other}\n{}", world.describe()),
+        };
+        let right = !ranks.is_empty() && ranks.iter().all(|rank| all.contains(rank));
+        let whole = dead.len() > 1 || dead.iter().flatten().all(|rank| ranks.contains(rank));
+        let left =
+            world.scenario.ranks().any(|rank| world.ranks[rank.0 as usize].gone && all.contains(&rank));
+        assert!(
+            right && (whole || left),
+            "participant {index} names {ranks:?} of {dead:?}\n{}",
+            world.describe()
+        );
+    }
+}
+
+#[test]
+fn death() {
+    family("death", 200, true, |seed| Scenario::new(seed, 2).rough().killing(), mourned);
+}
+
+#[test]
+fn death_during_change() {
+    let build = |seed| Scenario::new(seed, 2).rough().changing().killing();
+    family("death_during_change", 200, true, build, |world| {
+        mourned(world);
+        agreed(world);
+    });
+}
+
+#[test]
+fn never_called() {
+    family(
+        "never_called",
+        150,
+        true,
+        |seed| Scenario::new(seed, 1).silent(),
+        |world| {
+            let lengths = world.scenario.scripts.iter().map(|script| script.acts.len());
+            let first = lengths.min().unwrap();
+            let lacks = |rank: &Rank| world.scenario.scripts[rank.0 as usize].acts.len() == first;
+            let missing: Vec<Rank> = world.scenario.ranks().filter(lacks).collect();
+            let caller = world.scenario.scripts.iter().find_map(|script| script.acts.get(first));
+            let operation = first as u64;
+            let expected =
+                Failure::Timeout { operation, signature: caller.map(|act| act.signature), missing };
+            let timeouts = world.scenario.timeouts;
+            let bound = world.active + timeouts.operation.0 + timeouts.inquiry.0 + 50 * MILLISECOND;
+            for node in &world.nodes {
+                let (failure, at) = node.failure.as_ref().expect("an end");
+                assert_eq!(*failure, expected, "{}", world.describe());
+                assert!(*at <= bound, "at {at}, not by {bound}");
+            }
+        },
+    );
+}
+
+#[test]
+fn mismatch() {
+    family(
+        "mismatch",
+        250,
+        true,
+        |seed| Scenario::new(seed, 1).mismatched(),
+        |world| {
+            let scripts = &world.scenario.scripts;
+            let differs = |operation: &usize| {
+                scripts
+                    .iter()
+                    .any(|script| script.acts[*operation].signature != scripts[0].acts[*operation].signature)
+            };
+            let first = (0..scripts[0].acts.len()).find(differs).unwrap();
+            for node in &world.nodes {
+                let (failure, _) =
+                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let Failure::Mismatch { operation, calls } = failure else {
+                    panic!("{failure}\n{}", world.describe());
+                };
+                assert_eq!(*operation, first as u64);
+                let kinds: HashSet<_> = calls.iter().map(|(_, signature)| signature).collect();
+                assert!(kinds.len() >= 2 && kinds.len() == calls.len(), "{calls:?}");
+                for (rank, signature) in calls {
+                    assert_eq!(scripts[rank.0 as usize].acts[first].signature, *signature, "who called what");
+                }
+            }
+        },
+    );
+}
+
+/// Those that fail name exactly the rank that is gone; the others completed everything.
+fn missed(world: &World, gone: Rank) {
+    for (index, node) in world.nodes.iter().enumerate() {
+        match &node.failure {
+            Some((failure, _)) => {
+                assert_eq!(*failure, Failure::RanksLost { ranks: vec![gone] }, "{}", world.describe());
+            }
+            None => assert!(node.closed, "participant {index} hangs\n{}", world.describe()),
+        }
+    }
+}
+
+#[test]
+fn leaves_early() {
+    family(
+        "leaves_early",
+        150,
+        true,
+        |seed| Scenario::new(seed, 1).rough().leaving(),
+        |world| {
+            let shortest = world.scenario.scripts.iter().map(|script| script.acts.len()).min().unwrap();
+            let left = |rank: &Rank| world.scenario.scripts[rank.0 as usize].acts.len() == shortest;
+            let gone = world.scenario.ranks().find(left).unwrap();
+            missed(world, gone);
+            // Whoever called more than the one that left has been told.
+            for rank in world.scenario.ranks().filter(|rank| *rank != gone) {
+                let node = &world.nodes[world.home(rank).0 as usize];
+                assert!(node.failure.is_some(), "rank {rank} was promised more operations");
+            }
+        },
+    );
+}
+
+#[test]
+fn process_dies() {
+    family(
+        "process_dies",
+        150,
+        true,
+        |seed| Scenario::new(seed, 1).rough().rank_dying(),
+        |world| {
+            let Some((_, Incident::RankGone(gone))) = world.scenario.incidents.first() else {
+                unreachable!()
+            };
+            missed(world, *gone);
+        },
+    );
+}
+
+#[test]
+fn hostile_peer() {
+    family(
+        "hostile_peer",
+        300,
+        true,
+        |seed| Scenario::new(seed, 2).hostile(),
+        |world| {
+            let timeouts = world.scenario.timeouts;
+            let incidents = world.scenario.incidents.iter().map(|(at, _)| *at).max().unwrap_or(0);
+            let bound = world.active.max(incidents) + 2 * (timeouts.operation.0 + timeouts.inquiry.0);
+            for node in &world.nodes {
+                assert!(node.failure.as_ref().is_none_or(|(_, at)| *at <= bound), "an end comes late");
+            }
+        },
+    );
 }

@@ -19,7 +19,7 @@ struct Context {
 
 impl World {
     /// Memory first, then sends.
-    pub fn step(
+    pub(crate) fn step(
         &mut self,
         at: Participant,
         channel: u16,
@@ -132,7 +132,7 @@ impl World {
     }
 
     /// Poisons the staging of channels whose segment is over.
-    pub fn release_staging(&mut self, at: Participant) {
+    pub(crate) fn release_staging(&mut self, at: Participant) {
         let node = &mut self.nodes[at.0 as usize];
         for (channel, staging) in (0..).zip(&mut node.staging) {
             let number = node.core.segment(channel).map(|segment| segment.number);
@@ -200,7 +200,7 @@ impl World {
         &mut memory[location.offset..location.offset + location.bytes]
     }
 
-    pub fn read(&mut self, at: Participant, location: &Location) -> Vec<u8> {
+    pub(crate) fn read(&mut self, at: Participant, location: &Location) -> Vec<u8> {
         let hostile = self.scenario.hostile.is_some();
         let mut content = self.memory(at, location).to_vec();
         if hostile {
@@ -242,7 +242,7 @@ impl World {
     }
 
     /// Half of a fetch or store: first it is read, later it is written and reported.
-    pub fn transfer(&mut self, mut transfer: Box<Transfer>) {
+    pub(crate) fn transfer(&mut self, mut transfer: Box<Transfer>) {
         let node = &self.nodes[transfer.at.0 as usize];
         if !node.alive || node.failure.is_some() || node.closed {
             return;
@@ -263,7 +263,7 @@ impl World {
     }
 
     /// A part of a step has completed.
-    pub fn complete_part(&mut self, at: Participant, channel: u16, step: u32) {
+    pub(crate) fn complete_part(&mut self, at: Participant, channel: u16, step: u32) {
         let node = &mut self.nodes[at.0 as usize];
         let segment = node.core.segment(channel).expect("a segment that is under way").clone();
         let track = node.tracks.get_mut(&segment.number).unwrap();
@@ -312,6 +312,9 @@ impl World {
 
     /// All switch at the same segment, and run every segment under the plan that governs it.
     fn check_epoch(&self, at: Participant, segment: &Segment) {
+        if self.scenario.hostile.is_some() {
+            return;
+        }
         let governing =
             self.nodes[at.0 as usize].switched.iter().rev().find(|(_, from)| **from <= segment.number);
         let epoch = governing.map_or(self.scenario.plan.epoch, |(epoch, _)| *epoch);
@@ -319,7 +322,7 @@ impl World {
     }
 
     /// Nobody claims more than is true.
-    pub fn check_acknowledged(&self, from: Participant, to: Participant, header: &Header) {
+    pub(crate) fn check_acknowledged(&self, from: Participant, to: Participant, header: &Header) {
         if self.scenario.hostile.is_some() {
             return;
         }
@@ -329,7 +332,7 @@ impl World {
     }
 
     /// A rank has got what it should have got, and keeps its input.
-    pub fn check_output(&self, rank: Rank, operation: u64, tensor: &Tensor) {
+    pub(crate) fn check_output(&self, rank: Rank, operation: u64, tensor: &Tensor) {
         if self.scenario.hostile.is_some() {
             return;
         }

@@ -18,7 +18,7 @@ impl World {
         Rank(self.any_number() as u32)
     }
 
-    pub fn any_control(&mut self) -> Control {
+    pub(crate) fn any_control(&mut self) -> Control {
         let signature = Signature {
             collective: Collective::AllToAll,
             dtype: Dtype::F64,

@@ -3,18 +3,18 @@
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 
 /// What memory holds that nobody may rely on.
-pub const POISON: u8 = 0xd5;
+pub(crate) const POISON: u8 = 0xd5;
 
 /// One rank's tensors of one operation.
 #[derive(Debug)]
-pub struct Tensor {
-    pub input: Vec<u8>,
+pub(crate) struct Tensor {
+    pub(crate) input: Vec<u8>,
     /// None if in place.
-    pub output: Option<Vec<u8>>,
+    pub(crate) output: Option<Vec<u8>>,
 }
 
 impl Tensor {
-    pub fn new(
+    pub(crate) fn new(
         seed: u64,
         operation: u64,
         rank: Rank,
@@ -27,11 +27,11 @@ impl Tensor {
         Self { input, output }
     }
 
-    pub fn output(&self) -> &[u8] {
+    pub(crate) fn output(&self) -> &[u8] {
         self.output.as_deref().unwrap_or(&self.input)
     }
 
-    pub fn output_mut(&mut self) -> &mut Vec<u8> {
+    pub(crate) fn output_mut(&mut self) -> &mut Vec<u8> {
         self.output.as_mut().unwrap_or(&mut self.input)
     }
 }
@@ -43,7 +43,7 @@ fn mix(mut x: u64) -> u64 {
 }
 
 /// A rank's input: any integers; for floats small ones whose sums and products are exact.
-pub fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
+pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
     let blocks = match signature.collective {
         Collective::AllToAll => u64::from(ranks),
         Collective::Barrier => 0,
@@ -68,7 +68,7 @@ pub fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks
 }
 
 /// What a rank must end with.
-pub fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
+pub(crate) fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
     let input = |rank| input(seed, operation, rank, signature, ranks);
     match signature.collective {
         Collective::Barrier => Vec::new(),
@@ -87,7 +87,7 @@ pub fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signature, ra
 }
 
 /// Reduces sources, and divides where the reduction is an average and complete.
-pub fn reduce(signature: &Signature, sources: &[&[u8]], last_of: Option<u32>) -> Vec<u8> {
+pub(crate) fn reduce(signature: &Signature, sources: &[&[u8]], last_of: Option<u32>) -> Vec<u8> {
     let divisor = last_of.filter(|_| signature.reduce == ReduceOp::Average);
     macro_rules! fold {
         ($type:ty, $add:expr, $multiply:expr) => {{

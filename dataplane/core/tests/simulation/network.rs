@@ -10,26 +10,26 @@ use std::collections::HashMap;
 
 /// One direction of a link.
 #[derive(Debug, Default)]
-pub struct Direction {
+pub(crate) struct Direction {
     /// By path: when its last frame is read, and when it arrives.
     paths: HashMap<u16, (u64, u64)>,
     /// The receiving end knows that it is down.
-    pub down: bool,
+    pub(crate) down: bool,
 }
 
 /// From where a payload is read.
 #[derive(Clone, Copy, Debug)]
-pub struct Payload {
-    pub source: Option<Location>,
-    pub bytes: usize,
-    pub channel: u16,
-    pub step: u32,
-    pub sequence: u32,
+pub(crate) struct Payload {
+    pub(crate) source: Option<Location>,
+    pub(crate) bytes: usize,
+    pub(crate) channel: u16,
+    pub(crate) step: u32,
+    pub(crate) sequence: u32,
 }
 
 /// Memory of a participant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     Input(u32),
     Output(u32),
     Staging(u16, u16),
@@ -38,30 +38,30 @@ pub enum Place {
 
 /// A piece of it; `operation` and `segment` say when it may be touched.
 #[derive(Clone, Copy, Debug)]
-pub struct Location {
-    pub place: Place,
-    pub operation: u64,
-    pub segment: u64,
-    pub offset: usize,
-    pub bytes: usize,
+pub(crate) struct Location {
+    pub(crate) place: Place,
+    pub(crate) operation: u64,
+    pub(crate) segment: u64,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
 }
 
 /// A frame under way.
 #[derive(Debug)]
-pub struct Frame {
-    pub from: Participant,
-    pub to: Participant,
-    pub epoch: u32,
-    pub message: Vec<u8>,
-    pub payload: Option<Payload>,
-    pub content: Vec<u8>,
-    pub arrives: u64,
-    pub sent: u64,
+pub(crate) struct Frame {
+    pub(crate) from: Participant,
+    pub(crate) to: Participant,
+    pub(crate) epoch: u32,
+    pub(crate) message: Vec<u8>,
+    pub(crate) payload: Option<Payload>,
+    pub(crate) content: Vec<u8>,
+    pub(crate) arrives: u64,
+    pub(crate) sent: u64,
 }
 
 impl Weather {
     /// Some time until something happens.
-    pub fn wait(&self, rng: &mut impl RngExt) -> u64 {
+    pub(crate) fn wait(&self, rng: &mut impl RngExt) -> u64 {
         let usual = rng.random_range(0..=self.delay.max(1));
         let usual = if rng.random_bool(0.5) { usual / 16 } else { usual };
         if self.stalls > 0.0 && rng.random_bool(self.stalls) {
@@ -74,7 +74,7 @@ impl Weather {
 
 impl World {
     /// Hands a frame to the transport, which reads its payload later.
-    pub fn send(
+    pub(crate) fn send(
         &mut self,
         from: Participant,
         to: Participant,
@@ -113,7 +113,7 @@ impl World {
     }
 
     /// The transport reads a frame's payload and sends it.
-    pub fn read_frame(&mut self, mut frame: Box<Frame>) {
+    pub(crate) fn read_frame(&mut self, mut frame: Box<Frame>) {
         let sender = &self.nodes[frame.from.0 as usize];
         if !sender.alive || (frame.payload.is_some() && (sender.failure.is_some() || sender.closed)) {
             return;
@@ -129,13 +129,13 @@ impl World {
     }
 
     /// A frame arrives; its payload overwrites its landing slot whether or not the last one was consumed.
-    pub fn deliver(&mut self, frame: Frame) {
+    pub(crate) fn deliver(&mut self, frame: Frame) {
         let data = frame.payload.is_some();
         let down = self.links.get(&(frame.epoch, frame.from, frame.to)).is_some_and(|link| link.down);
         let node = &mut self.nodes[frame.to.0 as usize];
         let open = node.alive && !node.closed && !node.retired.contains(&frame.epoch);
         if down || !open {
-            let harmless = !data || !self.scenario.incidents.is_empty() || self.faulty;
+            let harmless = !data || self.faulty;
             assert!(
                 harmless || node.failure.is_some(),
                 "data from {:?} to {:?} is lost",
@@ -164,7 +164,7 @@ impl World {
     }
 
     /// One end closes its side of an epoch's links; the other ends hear of it after the last frames.
-    pub fn close_links(&mut self, from: Participant, epoch: u32, within: u64) {
+    pub(crate) fn close_links(&mut self, from: Participant, epoch: u32, within: u64) {
         for to in (0..self.scenario.group.participants()).map(Participant).filter(|to| *to != from) {
             let link = self.links.entry((epoch, from, to)).or_default();
             let last = link.paths.values().map(|(_, arrival)| *arrival).max().unwrap_or(0);
@@ -195,7 +195,7 @@ impl World {
     }
 
     /// A frame that has no reason.
-    pub fn inject(&mut self, from: Participant) {
+    pub(crate) fn inject(&mut self, from: Participant) {
         let to = Participant(self.rng.random_range(0..self.scenario.group.participants()));
         if to == from {
             return;

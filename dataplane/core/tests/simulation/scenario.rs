@@ -6,41 +6,41 @@ use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-pub const MICROSECOND: u64 = 1_000;
-pub const MILLISECOND: u64 = 1_000_000;
-pub const SECOND: u64 = 1_000_000_000;
+pub(crate) const MICROSECOND: u64 = 1_000;
+pub(crate) const MILLISECOND: u64 = 1_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 
 /// How slow things are.
 #[derive(Clone, Copy, Debug)]
-pub struct Weather {
+pub(crate) struct Weather {
     /// Longest delay of a frame, of a completion and of a participant's turn, in nanoseconds.
-    pub delay: u64,
+    pub(crate) delay: u64,
     /// How often, and for how long at most, a connection or a participant stands still.
-    pub stalls: f64,
-    pub stall: u64,
+    pub(crate) stalls: f64,
+    pub(crate) stall: u64,
 }
 
 /// One call of one rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Act {
-    pub signature: Signature,
-    pub in_place: bool,
+pub(crate) struct Act {
+    pub(crate) signature: Signature,
+    pub(crate) in_place: bool,
 }
 
 /// What a rank does, in order, and whether it leaves afterwards.
 #[derive(Clone, Debug, Default)]
-pub struct Script {
-    pub acts: Vec<Act>,
-    pub leaves: bool,
+pub(crate) struct Script {
+    pub(crate) acts: Vec<Act>,
+    pub(crate) leaves: bool,
     /// Calls in flight at once.
-    pub depth: usize,
+    pub(crate) depth: usize,
     /// Longest pause between calls.
-    pub think: u64,
+    pub(crate) think: u64,
 }
 
 /// Something that goes wrong, or changes, at a time.
 #[derive(Clone, Debug)]
-pub enum Incident {
+pub(crate) enum Incident {
     /// Control decides on a plan.
     Change(Box<EpochPlan>),
     /// A participant's host is gone.
@@ -52,27 +52,27 @@ pub enum Incident {
 }
 
 #[derive(Clone, Debug)]
-pub struct Scenario {
-    pub seed: u64,
-    pub group: Group,
+pub(crate) struct Scenario {
+    pub(crate) seed: u64,
+    pub(crate) group: Group,
     /// By rank.
-    pub access: Vec<Access>,
-    pub plan: EpochPlan,
+    pub(crate) access: Vec<Access>,
+    pub(crate) plan: EpochPlan,
     /// Connections of each link.
-    pub paths: u16,
-    pub operations: usize,
-    pub weather: Weather,
-    pub timeouts: Timeouts,
+    pub(crate) paths: u16,
+    pub(crate) operations: usize,
+    pub(crate) weather: Weather,
+    pub(crate) timeouts: Timeouts,
     /// By rank.
-    pub scripts: Vec<Script>,
-    pub incidents: Vec<(u64, Incident)>,
+    pub(crate) scripts: Vec<Script>,
+    pub(crate) incidents: Vec<(u64, Incident)>,
     /// Participants that do not keep to the protocol; nothing is asserted of data.
-    pub hostile: Option<Participant>,
+    pub(crate) hostile: Option<Participant>,
     /// No new plan can be prepared by this participant: its links do not come up, and it gives up.
-    pub unlinkable: Vec<(u32, Participant)>,
+    pub(crate) unlinkable: Vec<(u32, Participant)>,
 }
 
-pub fn generator(seed: u64, purpose: u64) -> ChaCha8Rng {
+pub(crate) fn generator(seed: u64, purpose: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(purpose);
     rng
@@ -98,13 +98,13 @@ fn any_group(rng: &mut ChaCha8Rng, least: u32) -> Group {
     Group::new(sizes.iter().map(|size| ranks.by_ref().take(*size).collect()).collect()).unwrap()
 }
 
-pub fn shuffle<T>(rng: &mut ChaCha8Rng, items: &mut [T]) {
+pub(crate) fn shuffle<T>(rng: &mut ChaCha8Rng, items: &mut [T]) {
     for i in (1..items.len()).rev() {
         items.swap(i, rng.random_range(0..=i));
     }
 }
 
-pub fn any_order(rng: &mut ChaCha8Rng, group: &Group) -> Vec<Participant> {
+pub(crate) fn any_order(rng: &mut ChaCha8Rng, group: &Group) -> Vec<Participant> {
     let mut order: Vec<_> = (0..group.participants()).map(Participant).collect();
     shuffle(rng, &mut order);
     order
@@ -120,7 +120,7 @@ fn any_tuning(rng: &mut ChaCha8Rng, chunk_bytes: u32) -> Tuning {
 }
 
 /// Another plan for the same communicator.
-pub fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: u32) -> EpochPlan {
+pub(crate) fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: u32) -> EpochPlan {
     let group = today.plan.group().clone();
     let order = any_order(rng, &group);
     EpochPlan {
@@ -133,7 +133,7 @@ pub fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: u32) -> Epoc
 }
 
 /// Any operation that all ranks may call, of a size that takes no longer than it must to be of interest.
-pub fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
+pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
     let ranks = plan.plan.group().ranks();
     let collective = match rng.random_range(0..10) {
         0..=4 => Collective::AllReduce,
@@ -175,7 +175,7 @@ pub fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
 
 impl Scenario {
     /// A clean one: everybody calls the same operations, leaves at the end, and nothing goes wrong.
-    pub fn new(seed: u64, least_participants: u32) -> Self {
+    pub(crate) fn new(seed: u64, least_participants: u32) -> Self {
         let mut rng = generator(seed, 0);
         let group = any_group(&mut rng, least_participants);
         let remote = [0.0, 0.0, 0.3, 1.0][rng.random_range(0..4)];
@@ -220,7 +220,7 @@ impl Scenario {
     }
 
     /// Delays of any length, connections and participants that stand still.
-    pub fn rough(mut self) -> Self {
+    pub(crate) fn rough(mut self) -> Self {
         let mut rng = generator(self.seed, 1);
         self.weather = Weather {
             delay: [50, 300][rng.random_range(0..2)] * MICROSECOND,
@@ -230,7 +230,7 @@ impl Scenario {
         self
     }
 
-    pub fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
         (0..self.group.ranks()).map(Rank)
     }
 }

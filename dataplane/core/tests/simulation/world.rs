@@ -15,10 +15,10 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Longest that a peer takes to notice that a link is down.
-pub const NOTICE: u64 = 20 * MILLISECOND;
+pub(crate) const NOTICE: u64 = 20 * MILLISECOND;
 
 #[derive(Debug)]
-pub enum Event {
+pub(crate) enum Event {
     Poll(Participant),
     Timer(Participant),
     Input(Participant, Input),
@@ -33,19 +33,19 @@ pub enum Event {
 
 /// A fetch or store under way.
 #[derive(Debug)]
-pub struct Transfer {
-    pub at: Participant,
-    pub from: Location,
-    pub to: Location,
-    pub channel: u16,
-    pub step: u32,
+pub(crate) struct Transfer {
+    pub(crate) at: Participant,
+    pub(crate) from: Location,
+    pub(crate) to: Location,
+    pub(crate) channel: u16,
+    pub(crate) step: u32,
     /// Read already.
-    pub content: Option<Vec<u8>>,
+    pub(crate) content: Option<Vec<u8>>,
 }
 
 /// What a participant finds at its next turn.
 #[derive(Debug)]
-pub enum Input {
+pub(crate) enum Input {
     Call(Rank),
     Frame { from: Participant, epoch: u32, message: Vec<u8>, payload: u32 },
     Completed { channel: u16, step: u32 },
@@ -58,92 +58,96 @@ pub enum Input {
 
 /// What a channel's staging is used for.
 #[derive(Debug, Default)]
-pub struct Staging {
-    pub segment: Option<u64>,
-    pub slots: Vec<Vec<u8>>,
+pub(crate) struct Staging {
+    pub(crate) segment: Option<u64>,
+    pub(crate) slots: Vec<Vec<u8>>,
 }
 
 /// A segment's steps that are not complete.
 #[derive(Debug)]
-pub struct Track {
-    pub uncommitted: usize,
-    pub parts: HashMap<u32, usize>,
+pub(crate) struct Track {
+    pub(crate) uncommitted: usize,
+    pub(crate) parts: HashMap<u32, usize>,
 }
 
-pub struct Node {
-    pub core: Communicator,
-    pub inbox: VecDeque<Input>,
-    pub scheduled: bool,
-    pub timer: Option<u64>,
-    pub alive: bool,
-    pub closed: bool,
-    pub failure: Option<(Failure, u64)>,
-    pub changes: VecDeque<EpochPlan>,
-    pub retired: BTreeSet<u32>,
-    pub epochs: BTreeSet<u32>,
-    pub switched: BTreeMap<u32, u64>,
-    pub staging: Vec<Staging>,
-    pub landing: HashMap<(u32, u32, u16), Vec<(bool, Vec<u8>)>>,
-    pub tracks: BTreeMap<u64, Track>,
+pub(crate) struct Node {
+    pub(crate) core: Communicator,
+    pub(crate) inbox: VecDeque<Input>,
+    pub(crate) scheduled: bool,
+    pub(crate) timer: Option<u64>,
+    pub(crate) alive: bool,
+    pub(crate) closed: bool,
+    pub(crate) failure: Option<(Failure, u64)>,
+    pub(crate) changes: VecDeque<EpochPlan>,
+    /// When control last told it of a plan.
+    pub(crate) told: u64,
+    pub(crate) retired: BTreeSet<u32>,
+    pub(crate) epochs: BTreeSet<u32>,
+    pub(crate) switched: BTreeMap<u32, u64>,
+    pub(crate) staging: Vec<Staging>,
+    pub(crate) landing: HashMap<(u32, u32, u16), Vec<(bool, Vec<u8>)>>,
+    pub(crate) tracks: BTreeMap<u64, Track>,
     /// Segments done, as seen from outside.
-    pub done: u64,
+    pub(crate) done: u64,
     /// By operation.
-    pub wire: HashMap<u64, u64>,
+    pub(crate) wire: HashMap<u64, u64>,
 }
 
 /// How one call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Complete,
     Failed,
 }
 
 #[derive(Default)]
-pub struct RankState {
-    pub called: usize,
-    pub open: BTreeSet<u64>,
-    pub outcomes: BTreeMap<u64, (Outcome, u64)>,
-    pub gone: bool,
+pub(crate) struct RankState {
+    pub(crate) called: usize,
+    pub(crate) open: BTreeSet<u64>,
+    pub(crate) outcomes: BTreeMap<u64, (Outcome, u64)>,
+    pub(crate) gone: bool,
     /// A call was refused: the communicator has ended.
-    pub refused: bool,
+    pub(crate) refused: bool,
     waits: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Statistics {
-    pub operations: u64,
-    pub segments: u64,
-    pub switches: u64,
-    pub failures: u64,
-    pub frames: u64,
-    pub actions: u64,
-    pub virtual_time: u64,
-    pub core: Duration,
+pub(crate) struct Statistics {
+    pub(crate) operations: u64,
+    pub(crate) segments: u64,
+    pub(crate) switches: u64,
+    pub(crate) failures: u64,
+    pub(crate) frames: u64,
+    pub(crate) actions: u64,
+    pub(crate) virtual_time: u64,
+    pub(crate) core: Duration,
 }
 
-pub struct World {
-    pub scenario: Scenario,
-    pub rng: ChaCha8Rng,
-    pub now: u64,
-    pub nodes: Vec<Node>,
-    pub ranks: Vec<RankState>,
-    pub links: HashMap<(u32, Participant, Participant), Direction>,
-    pub tensors: HashMap<(u32, u64), Tensor>,
-    pub plans: Vec<EpochPlan>,
-    pub statistics: Statistics,
+pub(crate) struct World {
+    pub(crate) scenario: Scenario,
+    pub(crate) rng: ChaCha8Rng,
+    pub(crate) now: u64,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) ranks: Vec<RankState>,
+    pub(crate) links: HashMap<(u32, Participant, Participant), Direction>,
+    pub(crate) tensors: HashMap<(u32, u64), Tensor>,
+    pub(crate) plans: Vec<EpochPlan>,
+    pub(crate) statistics: Statistics,
     /// Participants may end badly.
-    pub faulty: bool,
+    pub(crate) faulty: bool,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     events: HashMap<u64, Event>,
     /// Events that are not timers.
     lively: usize,
     next_event: u64,
     /// When the last thing happened that is not a timer.
-    pub last: u64,
+    pub(crate) last: u64,
+    /// When a rank last called, or a step was last issued.
+    pub(crate) active: u64,
 }
 
 impl World {
-    pub fn new(scenario: Scenario, faulty: bool) -> Self {
+    pub(crate) fn new(scenario: Scenario, faulty: bool) -> Self {
         let group = &scenario.group;
         let node = |me: Participant| {
             let access = group.local(me).iter().map(|rank| (*rank, scenario.access[rank.0 as usize]));
@@ -163,6 +167,7 @@ impl World {
                 closed: false,
                 failure: None,
                 changes: VecDeque::new(),
+                told: 0,
                 retired: BTreeSet::new(),
                 epochs: BTreeSet::from([scenario.plan.epoch]),
                 switched: BTreeMap::new(),
@@ -187,6 +192,7 @@ impl World {
             lively: 0,
             next_event: 0,
             last: 0,
+            active: 0,
             faulty,
             scenario,
         };
@@ -199,7 +205,7 @@ impl World {
         world
     }
 
-    pub fn at(&mut self, time: u64, event: Event) {
+    pub(crate) fn at(&mut self, time: u64, event: Event) {
         let time = time.max(self.now);
         self.lively += usize::from(!matches!(event, Event::Timer(_)));
         self.queue.push(Reverse((time, self.next_event)));
@@ -207,12 +213,12 @@ impl World {
         self.next_event += 1;
     }
 
-    pub fn home(&self, rank: Rank) -> Participant {
+    pub(crate) fn home(&self, rank: Rank) -> Participant {
         self.scenario.group.participant_of(rank).unwrap()
     }
 
     /// A rank's next call, or its leaving, after some thought.
-    pub fn schedule_rank(&mut self, rank: Rank) {
+    pub(crate) fn schedule_rank(&mut self, rank: Rank) {
         let script = &self.scenario.scripts[rank.0 as usize];
         let state = &self.ranks[rank.0 as usize];
         if state.gone || state.waits || state.refused {
@@ -231,7 +237,7 @@ impl World {
     }
 
     /// Puts something before a participant, which looks at it when its turn comes.
-    pub fn input(&mut self, at: Participant, input: Input) {
+    pub(crate) fn input(&mut self, at: Participant, input: Input) {
         let node = &mut self.nodes[at.0 as usize];
         if !node.alive || node.closed {
             return;
@@ -248,7 +254,7 @@ impl World {
     }
 
     /// Runs until nothing more happens, or it has become clear that nothing will.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let mut count = 0_u64;
         while let Some(Reverse((time, number))) = self.queue.pop() {
             assert!(time >= self.now, "time runs backwards");
@@ -278,7 +284,7 @@ impl World {
         !self.scenario.ranks().any(|rank| open(rank) && !self.ranks[rank.0 as usize].gone)
     }
 
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         use std::fmt::Write;
         let mut text = format!("at {} us, {:?}\n", self.now / MICROSECOND, self.scenario.plan);
         for (index, node) in self.nodes.iter().enumerate() {
@@ -334,8 +340,12 @@ impl World {
             Incident::Change(plan) => {
                 self.plans.push((*plan).clone());
                 for p in (0..self.scenario.group.participants()).map(Participant) {
-                    let wait = self.rng.random_range(0..2 * MILLISECOND);
-                    self.at(self.now + wait, Event::Input(p, Input::Change(plan.clone())));
+                    // Control tells each of one plan after another.
+                    let wait = self.now + self.rng.random_range(0..2 * MILLISECOND);
+                    let told = &mut self.nodes[p.0 as usize].told;
+                    *told = wait.max(*told + 1);
+                    let at = *told;
+                    self.at(at, Event::Input(p, Input::Change(plan.clone())));
                 }
             }
             Incident::Kill(p) => {
@@ -438,8 +448,12 @@ impl World {
             Input::Change(plan) => node.changes.push_back(*plan),
             Input::LinksUp(epoch) => node.core.links_up(epoch),
             Input::Abandon(epoch) => {
-                assert!(node.core.abandon(epoch), "it is too late to abandon epoch {epoch}");
-                self.retire(p, epoch);
+                if node.core.abandon(epoch) {
+                    self.retire(p, epoch);
+                } else {
+                    let over = node.retired.contains(&epoch) || node.failure.is_some();
+                    assert!(over || node.core.failure().is_some(), "too late to abandon epoch {epoch}");
+                }
             }
             Input::Left(rank) => {
                 self.ranks[rank.0 as usize].gone = true;
@@ -461,7 +475,8 @@ impl World {
             }
             Err(CoreError::Ended(_)) => {}
             // Given up by another before it was begun here.
-            Err(CoreError::BadPlan("the epoch is not newer")) if !self.scenario.unlinkable.is_empty() => {}
+            Err(CoreError::BadPlan("another participant gave up this change"))
+                if !self.scenario.unlinkable.is_empty() => {}
             Err(CoreError::BadPlan("another change is under way")) => node.changes.push_front(plan),
             Err(error) => panic!("{error}"),
         }
@@ -480,6 +495,7 @@ impl World {
         match self.nodes[p.0 as usize].core.call(Nanos(self.now), rank, call) {
             Ok(taken) => {
                 assert_eq!(taken, number, "rank {rank}'s call got another number");
+                self.active = self.now;
                 let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());
                 let tensor = Tensor::new(seed, number, rank, &act.signature, ranks, act.in_place);
                 self.tensors.insert((rank.0, number), tensor);
@@ -504,6 +520,7 @@ impl World {
         match action {
             Action::Step { channel, step, sources, sends } => {
                 assert!(self.nodes[index].failure.is_none(), "a step after the end");
+                self.active = self.now;
                 self.step(p, channel, step, &sources, &sends);
             }
             Action::Send { to, epoch, message } => {
@@ -543,6 +560,7 @@ impl World {
         node.landing.retain(|(of, _, _), _| *of != epoch);
         let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
         self.at(at, Event::Close(p, epoch));
+        self.wake(p);
     }
 
     fn completed(&mut self, p: Participant, rank: Rank, token: u64, receipt: &Receipt) {
@@ -571,7 +589,7 @@ impl World {
 }
 
 impl Statistics {
-    pub fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.operations += other.operations;
         self.segments += other.segments;
         self.switches += other.switches;

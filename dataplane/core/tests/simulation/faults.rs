@@ -1,0 +1,175 @@
+//! What may go wrong, as variations of a scenario.
+
+use super::scenario::{Incident, MILLISECOND, Scenario, another_plan, any_signature, generator};
+use harmonaize_abi::{Collective, Rank, ReduceOp, Signature};
+use harmonaize_core::{Nanos, Timeouts};
+use harmonaize_plan::Participant;
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+
+/// Some time at which operations are under way, soon or late.
+fn any_time(rng: &mut ChaCha8Rng) -> u64 {
+    MILLISECOND / 16 * rng.random_range(0..16) << rng.random_range(0..6)
+}
+
+impl Scenario {
+    /// Several changes of plan.
+    pub(crate) fn changing(mut self) -> Self {
+        let mut rng = generator(self.seed, 3);
+        if rng.random_bool(0.5) {
+            self = self.rough();
+        }
+        let mut at = any_time(&mut rng) / 2;
+        let mut epoch = self.plan.epoch;
+        for _ in 0..rng.random_range(1..=4) {
+            epoch += rng.random_range(1..3);
+            let plan = another_plan(&mut rng, &self.plan, epoch);
+            self.incidents.push((at, Incident::Change(Box::new(plan))));
+            at += any_time(&mut rng) / 2;
+        }
+        self
+    }
+
+    /// Some of the changes cannot be prepared by somebody.
+    pub(crate) fn unlinkable(mut self) -> Self {
+        let mut rng = generator(self.seed, 4);
+        for (_, incident) in &self.incidents {
+            if let Incident::Change(plan) = incident
+                && rng.random_bool(0.6)
+            {
+                for _ in 0..rng.random_range(1..=2) {
+                    let participant = Participant(rng.random_range(0..self.group.participants()));
+                    self.unlinkable.push((plan.epoch, participant));
+                }
+            }
+        }
+        self
+    }
+
+    /// One participant dies, or two.
+    pub(crate) fn killing(mut self) -> Self {
+        let mut rng = generator(self.seed, 5);
+        for _ in 0..if self.group.participants() > 3 && rng.random_bool(0.3) { 2 } else { 1 } {
+            let victim = Participant(rng.random_range(0..self.group.participants()));
+            let at = any_time(&mut rng);
+            self.incidents.push((at, Incident::Kill(victim)));
+        }
+        self
+    }
+
+    fn impatient(&mut self) {
+        self.timeouts = Timeouts { operation: Nanos(500 * MILLISECOND), inquiry: Nanos(100 * MILLISECOND) };
+    }
+
+    /// Some ranks never call some operation, nor any later one.
+    pub(crate) fn silent(mut self) -> Self {
+        let mut rng = generator(self.seed, 6);
+        if rng.random_bool(0.5) {
+            self = self.rough();
+        }
+        self.impatient();
+        self.at_least_two_ranks();
+        let first = rng.random_range(0..self.scripts[0].acts.len());
+        let most = (self.group.ranks() - 1).min(3);
+        for _ in 0..rng.random_range(1..=most) {
+            let rank = rng.random_range(0..self.group.ranks()) as usize;
+            self.scripts[rank].acts.truncate(first);
+            self.scripts[rank].leaves = false;
+        }
+        self
+    }
+
+    /// A scenario of one rank has nobody to wait for.
+    fn at_least_two_ranks(&mut self) {
+        if self.group.ranks() < 2 {
+            let Self { incidents, timeouts, weather, .. } = self.clone();
+            *self = Self { incidents, timeouts, weather, ..Self::new(self.seed, 2) };
+        }
+    }
+
+    /// Some ranks call something else as some operation.
+    pub(crate) fn mismatched(mut self) -> Self {
+        let mut rng = generator(self.seed, 7);
+        if rng.random_bool(0.5) {
+            self = self.rough();
+        }
+        self.impatient();
+        self.at_least_two_ranks();
+        let first = rng.random_range(0..self.scripts[0].acts.len());
+        let right = self.scripts[0].acts[first].signature;
+        let wrong = self.another_signature(&mut rng, &right);
+        let ranks: Vec<Rank> = match rng.random_range(0..3) {
+            0 => vec![Rank(rng.random_range(0..self.group.ranks()))],
+            1 if self.group.participants() > 1 => {
+                let home = Participant(rng.random_range(0..self.group.participants()));
+                self.group.local(home).to_vec()
+            }
+            _ => {
+                let most = rng.random_range(1..self.group.ranks());
+                (0..most).map(Rank).collect()
+            }
+        };
+        for rank in ranks {
+            let act = &mut self.scripts[rank.0 as usize].acts[first];
+            act.signature = wrong;
+            act.in_place &= wrong.collective != Collective::AllToAll;
+        }
+        self
+    }
+
+    fn another_signature(&self, rng: &mut ChaCha8Rng, right: &Signature) -> Signature {
+        loop {
+            let mut wrong = *right;
+            match rng.random_range(0..4) {
+                0 => wrong.count = rng.random_range(0..300),
+                1 if right.collective == Collective::AllReduce => {
+                    wrong.reduce = ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())];
+                }
+                2 if right.collective == Collective::Broadcast => {
+                    wrong.root = Rank(rng.random_range(0..self.group.ranks()));
+                }
+                _ => wrong = any_signature(rng, &self.plan),
+            }
+            let barrier = wrong.collective == Collective::Barrier && wrong.count > 0;
+            if wrong != *right && !barrier {
+                return wrong;
+            }
+        }
+    }
+
+    /// A rank leaves in good order after some operation; the others call more.
+    pub(crate) fn leaving(mut self) -> Self {
+        let mut rng = generator(self.seed, 8);
+        self.at_least_two_ranks();
+        let keep = rng.random_range(0..self.scripts[0].acts.len());
+        let rank = rng.random_range(0..self.group.ranks()) as usize;
+        self.scripts[rank].acts.truncate(keep);
+        self
+    }
+
+    /// A rank's process dies at any time.
+    pub(crate) fn rank_dying(mut self) -> Self {
+        let mut rng = generator(self.seed, 9);
+        self.at_least_two_ranks();
+        let rank = Rank(rng.random_range(0..self.group.ranks()));
+        let at = any_time(&mut rng);
+        self.incidents.push((at, Incident::RankGone(rank)));
+        self
+    }
+
+    /// A participant sends wrong headers and frames out of nowhere.
+    pub(crate) fn hostile(mut self) -> Self {
+        let mut rng = generator(self.seed, 10);
+        self.impatient();
+        let hostile = Participant(rng.random_range(0..self.group.participants()));
+        self.hostile = Some(hostile);
+        if rng.random_bool(0.3) {
+            self = self.changing();
+        }
+        for _ in 0..rng.random_range(0..12) {
+            let at = any_time(&mut rng) / 4;
+            self.incidents.push((at, Incident::Inject(hostile)));
+        }
+        self
+    }
+}
