@@ -1,0 +1,144 @@
+//! Calls to control, and what their errors mean to people.
+
+use crate::Failure;
+use harmonaize_api::v1::provider_client::ProviderClient;
+use harmonaize_api::v1::{DissolveRequest, ReorderRequest, StatusReply, StatusRequest};
+use harmonaize_api::{communicator_from_text, communicator_text};
+use harmonaize_planner::Nanos;
+use std::str::FromStr;
+use std::time::Duration;
+use tokio::time::Instant;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How often a change is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A communicator as an operator names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// By id.
+    Id(u64),
+    /// By tenant and name.
+    Name(String, String),
+}
+
+impl FromStr for Target {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((tenant, name)) = text.split_once('/') {
+            return Ok(Self::Name(tenant.to_owned(), name.to_owned()));
+        }
+        let id = communicator_from_text(text);
+        id.map(Self::Id).ok_or_else(|| "neither an id in hexadecimal nor tenant/name".to_owned())
+    }
+}
+
+/// A connection.
+pub(crate) struct Control {
+    client: ProviderClient<Channel>,
+    address: String,
+}
+
+impl Control {
+    pub(crate) async fn connect(address: &str) -> Result<Self, Failure> {
+        let address = address.strip_prefix("http://").unwrap_or(address).to_owned();
+        let unreachable = |why: String| Failure::Unreachable { address: address.clone(), why };
+        let endpoint = Endpoint::from_shared(format!("http://{address}"));
+        let endpoint = endpoint.map_err(|error| unreachable(error.to_string()))?.connect_timeout(CONNECT);
+        let channel = endpoint.connect().await.map_err(|error| unreachable(cause(&error)))?;
+        let client = ProviderClient::new(channel).max_decoding_message_size(64 << 20);
+        Ok(Self { client, address })
+    }
+
+    pub(crate) async fn status(&mut self, patience: Nanos) -> Result<StatusReply, Failure> {
+        let request = StatusRequest { patience_ns: patience.0.max(1) };
+        let reply = self.client.status(request).await.map_err(|status| self.failure(&status))?;
+        Ok(reply.into_inner())
+    }
+
+    pub(crate) async fn reorder(
+        &mut self,
+        target: &Target,
+        hosts: Vec<String>,
+        wait: Nanos,
+    ) -> Result<String, Failure> {
+        let communicator = self.resolve(target).await?;
+        let order = hosts.join(",");
+        let request = ReorderRequest { communicator, hosts };
+        let reply = self.client.reorder(request).await.map_err(|status| self.failure(&status))?;
+        let (epoch, id) = (reply.into_inner().epoch, communicator_text(communicator));
+        let until = Instant::now() + wait.into();
+        while Instant::now() < until {
+            let status = self.status(Nanos(1)).await?;
+            let Some(known) =
+                status.communicators.into_iter().find(|known| known.communicator == communicator)
+            else {
+                return Err(Failure::NotFound(format!("{id} ended while it changed")));
+            };
+            if known.epoch >= epoch {
+                return Ok(format!("{id}: epoch {epoch} is in use, order {order}\n"));
+            }
+            if known.next_epoch != epoch {
+                return Err(Failure::Refused(format!("{id}: {}", known.last_change)));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        match wait {
+            Nanos(0) => Ok(format!("{id}: epoch {epoch} is under way, order {order}\n")),
+            _ => Err(Failure::UnderWay(format!(
+                "{id}: epoch {epoch} is under way, but not in use after {wait}"
+            ))),
+        }
+    }
+
+    pub(crate) async fn dissolve(&mut self, target: &Target, reason: String) -> Result<String, Failure> {
+        let communicator = self.resolve(target).await?;
+        let request = DissolveRequest { communicator, reason };
+        self.client.dissolve(request).await.map_err(|status| self.failure(&status))?;
+        Ok(format!("{}: ended\n", communicator_text(communicator)))
+    }
+
+    async fn resolve(&mut self, target: &Target) -> Result<u64, Failure> {
+        let (tenant, name) = match target {
+            Target::Id(id) => return Ok(*id),
+            Target::Name(tenant, name) => (tenant, name),
+        };
+        let status = self.status(Nanos(1)).await?;
+        let known =
+            status.communicators.iter().filter(|known| known.tenant == *tenant && known.name == *name);
+        let ids: Vec<u64> = known.map(|known| known.communicator).collect();
+        match ids.as_slice() {
+            [id] => Ok(*id),
+            [] => Err(Failure::NotFound(format!(
+                "no communicator is named {tenant}/{name}; see `harmonaize status`"
+            ))),
+            several => {
+                let ids: Vec<String> = several.iter().copied().map(communicator_text).collect();
+                Err(Failure::Refused(format!("{tenant}/{name} names {}; say which by id", ids.join(", "))))
+            }
+        }
+    }
+
+    fn failure(&self, status: &Status) -> Failure {
+        let text = status.message().to_owned();
+        match status.code() {
+            Code::NotFound => Failure::NotFound(text),
+            Code::Unavailable => Failure::Unreachable { address: self.address.clone(), why: text },
+            Code::Unimplemented => Failure::Refused("control is of another version".to_owned()),
+            _ => Failure::Refused(text),
+        }
+    }
+}
+
+/// The innermost cause of an error, which says most.
+fn cause(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(inner) = error.source() {
+        error = inner;
+    }
+    error.to_string()
+}

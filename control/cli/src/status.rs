@@ -1,0 +1,212 @@
+//! Status as a page of text.
+
+use crate::table::{row, table};
+use harmonaize_api::communicator_text;
+use harmonaize_api::v1::{
+    AgentStatus, CommunicatorStatus, EndedStatus, FailureKind, OperationReport, Phase, StatusReply,
+    WaitingStatus,
+};
+use harmonaize_planner::Bytes;
+
+/// Most operations, and most errors, that are listed.
+const MOST_LINES: usize = 20;
+
+/// Everything that an operator looks at first.
+pub(crate) fn text(status: &StatusReply) -> String {
+    let connected = status.agents.iter().filter(|agent| agent.connected).count();
+    let mut page = format!(
+        "control {}, up {}: {connected} of {} agents connected, {} communicators, {} ended with an error\n",
+        status.build,
+        duration(status.uptime_ns),
+        status.agents.len(),
+        status.communicators.len(),
+        status.errors,
+    );
+    let mut section = |title: &str, head: Vec<String>, rows: Vec<Vec<String>>| {
+        if !rows.is_empty() {
+            let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+            page += &format!("\n{title}\n{}", table(&rows));
+        }
+    };
+    let head = row(["host", "state", "listens on", "since", "processes", "communicators", "sent", "errors"]);
+    section("AGENTS", head, status.agents.iter().map(agent).collect());
+
+    let tenants = status.tenants.iter().map(|tenant| {
+        let counts = [tenant.communicators, tenant.ranks, tenant.attachments].map(|count| count.to_string());
+        let [communicators, ranks, processes] = counts;
+        row([&tenant.name, &communicators, &ranks, &processes, &tenant.errors.to_string()])
+    });
+    section("TENANTS", row(["tenant", "communicators", "ranks", "processes", "errors"]), tenants.collect());
+
+    let head = row(["id", "name", "ranks", "phase", "epoch", "ring", "operations", "sent", "errors"]);
+    section("COMMUNICATORS", head, status.communicators.iter().map(communicator).collect());
+
+    let flights =
+        status.communicators.iter().flat_map(|known| known.in_flight.iter().map(move |one| (known, one)));
+    let flights: Vec<Vec<String>> = flights.take(MOST_LINES).map(|(known, one)| flight(known, one)).collect();
+    section("IN FLIGHT", row(["name", "operation", "call", "since", "waits for"]), flights);
+
+    section(
+        "WAITING FOR RANKS",
+        row(["name", "joined", "since", "missing"]),
+        status.waiting.iter().map(waiting).collect(),
+    );
+
+    let changes = status.communicators.iter().filter(|known| !known.last_change.is_empty());
+    let changes = changes.map(|known| row([&name(&known.tenant, &known.name), &known.last_change]));
+    section("CHANGES GIVEN UP", row(["name", "why"]), changes.collect());
+
+    let last = status.recent_errors.iter().rev().take(MOST_LINES);
+    section("ENDED", row(["name", "before", "kind", "ranks", "detail"]), last.map(ended).collect());
+
+    let said = status.agents.iter().filter_map(|agent| Some((agent, agent.report.as_ref()?)));
+    let said =
+        said.flat_map(|(agent, report)| report.recent_errors.iter().map(|error| row([&agent.host, error])));
+    section("AGENTS SAY", row(["host", "error"]), said.take(MOST_LINES).collect());
+    page
+}
+
+fn agent(agent: &AgentStatus) -> Vec<String> {
+    let since = if agent.connected { duration(agent.session_ns) } else { "-".to_owned() };
+    let listen = if agent.connected { agent.listen.as_str() } else { "-" };
+    let Some(report) = &agent.report else {
+        let state = if agent.connected { "silent" } else { "away" };
+        return row([&agent.host, state, listen, &since, "-", "-", "-", "-"]);
+    };
+    let sent = report.communicators.iter().fold(0_u64, |sum, one| sum.saturating_add(one.bytes_sent));
+    let counts = [report.attachments.len(), report.communicators.len()].map(|count| count.to_string());
+    let [processes, communicators] = counts;
+    row([
+        &agent.host,
+        "up",
+        listen,
+        &since,
+        &processes,
+        &communicators,
+        &bytes(sent),
+        &report.errors.to_string(),
+    ])
+}
+
+fn communicator(known: &CommunicatorStatus) -> Vec<String> {
+    let ring = known.order.iter().filter_map(|index| known.participants.get(*index as usize));
+    let ring: Vec<String> = ring.map(|one| format!("{}({})", one.host, ranks(&one.ranks))).collect();
+    let epoch = match known.next_epoch {
+        0 => known.epoch.to_string(),
+        next => format!("{}, {next} under way", known.epoch),
+    };
+    row([
+        &communicator_text(known.communicator),
+        &name(&known.tenant, &known.name),
+        &known.ranks.to_string(),
+        phase(known.phase()),
+        &epoch,
+        &ring.join(" "),
+        &known.operations_completed.to_string(),
+        &bytes(known.bytes_sent),
+        &known.errors.to_string(),
+    ])
+}
+
+fn flight(known: &CommunicatorStatus, one: &OperationReport) -> Vec<String> {
+    let name = name(&known.tenant, &known.name);
+    let waits = if one.waiting_for.is_empty() { "nobody".to_owned() } else { ranks(&one.waiting_for) };
+    row([&name, &one.operation.to_string(), &one.what, &duration(one.age_ns), &waits])
+}
+
+fn waiting(waiting: &WaitingStatus) -> Vec<String> {
+    let missing: Vec<u32> = (0..waiting.ranks).filter(|rank| !waiting.joined.contains(rank)).collect();
+    let joined = format!("{} of {}", waiting.joined.len(), waiting.ranks);
+    row([&name(&waiting.tenant, &waiting.name), &joined, &duration(waiting.age_ns), &ranks(&missing)])
+}
+
+fn ended(ended: &EndedStatus) -> Vec<String> {
+    let concerned = if ended.ranks.is_empty() { "-".to_owned() } else { ranks(&ended.ranks) };
+    let name = name(&ended.tenant, &ended.name);
+    row([&name, &duration(ended.age_ns), kind(ended.kind()), &concerned, &ended.detail])
+}
+
+fn name(tenant: &str, name: &str) -> String {
+    format!("{tenant}/{name}")
+}
+
+/// A phase in one word.
+pub(crate) fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Unspecified => "unknown",
+        Phase::Forming => "forming",
+        Phase::Running => "running",
+        Phase::Changing => "changing",
+        Phase::Leaving => "leaving",
+        Phase::Recovering => "recovering",
+    }
+}
+
+/// A kind of failure in a word or two.
+pub(crate) fn kind(kind: FailureKind) -> &'static str {
+    match kind {
+        FailureKind::Unspecified => "unknown",
+        FailureKind::Timeout => "timeout",
+        FailureKind::Mismatch => "mismatch",
+        FailureKind::RanksLost => "ranks lost",
+        FailureKind::Operator => "operator",
+        FailureKind::Prepare => "prepare",
+        FailureKind::Internal => "internal",
+    }
+}
+
+/// "0-3,7" for ranks in ascending order.
+fn ranks(ranks: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for rank in ranks.iter().copied() {
+        match runs.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(rank) => *last = rank,
+            _ => runs.push((rank, rank)),
+        }
+    }
+    let run = |(first, last): &(u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    runs.iter().map(run).collect::<Vec<_>>().join(",")
+}
+
+/// Three digits and a binary unit.
+fn bytes(count: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return Bytes(count).to_string();
+    }
+    let step = (count.ilog2() / 10).clamp(1, 6);
+    let value = count as f64 / (1_u64 << (step * 10)) as f64;
+    let unit = units.get(step as usize - 1).unwrap_or(&"EiB");
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$}{unit}")
+}
+
+/// "350us", "12.3ms", "4.2s", "3min12s", "5h03min".
+fn duration(nanos: u64) -> String {
+    let seconds = nanos / 1_000_000_000;
+    match nanos {
+        0..1_000_000 => format!("{}us", nanos / 1000),
+        1_000_000..1_000_000_000 => format!("{:.1}ms", nanos as f64 / 1e6),
+        1_000_000_000..60_000_000_000 => format!("{:.1}s", nanos as f64 / 1e9),
+        60_000_000_000..3_600_000_000_000 => format!("{}min{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_short() {
+        assert_eq!(
+            [0, 1023, 1024, 65 << 20, u64::MAX].map(bytes),
+            ["0B", "1023B", "1.00KiB", "65.0MiB", "16.0EiB"]
+        );
+        let times = [350_000, 12_340_000, 4_200_000_000, 192_000_000_000, 18_180_000_000_000];
+        assert_eq!(times.map(duration), ["350us", "12.3ms", "4.2s", "3min12s", "5h03min"]);
+        assert_eq!(ranks(&[0, 1, 2, 7]), "0-2,7");
+    }
+}

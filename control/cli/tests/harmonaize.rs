@@ -1,0 +1,208 @@
+//! The program itself against a real server: output, exit status, errors.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::provider_client::ProviderClient;
+use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_server::{Config, Server};
+use std::net::SocketAddr;
+use std::process::{Command, Output};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+const TOPOLOGY: &str = r#"
+host = [{ name = "h0" }, { name = "h1" }]
+switch = [{ name = "s" }]
+link = [{ from = "h0", to = "s", rate = "1Gbit/s", delay = "50us" }, { from = "h1", to = "s", rate = "1Gbit/s" }]
+"#;
+
+fn harmonaize(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_harmonaize"))
+        .args(arguments)
+        .env_remove("HARMONAIZE_CONTROL")
+        .output()
+        .unwrap()
+}
+
+fn outcome(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Runs the program beside the server that this test's runtime serves.
+async fn ask(control: SocketAddr, arguments: &'static [&'static str]) -> (i32, String, String) {
+    let run = move || {
+        let control = control.to_string();
+        let arguments: Vec<&str> =
+            ["--control", &control].into_iter().chain(arguments.iter().copied()).collect();
+        outcome(&harmonaize(&arguments))
+    };
+    tokio::task::spawn_blocking(run).await.unwrap()
+}
+
+async fn serve() -> SocketAddr {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("topology.toml"), TOPOLOGY).unwrap();
+    let path = folder.path().join("control.toml");
+    let config = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\ntenant = [{ name = \"a\" }]\n";
+    std::fs::write(&path, config).unwrap();
+    let server = Server::bind(Config::load(&path).unwrap()).await.unwrap();
+    let address = server.local_address();
+    tokio::spawn(server.run(std::future::pending()));
+    address
+}
+
+/// An agent that does what it is told, and says so.
+async fn play(control: SocketAddr, host: &str, rank: u32) {
+    let mut client = ProviderClient::connect(format!("http://{control}")).await.unwrap();
+    let (up, stream) = mpsc::channel(16);
+    let listen = "127.0.0.1:9".to_owned();
+    let hello =
+        v1::Hello { protocol_version: PROTOCOL_VERSION, host: host.to_owned(), listen, ..Default::default() };
+    up.send(from_agent::Message::Hello(hello).into()).await.unwrap();
+    let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+    let join = v1::Join { request: 1, tenant, communicator, rank, ranks: 2 };
+    up.send(from_agent::Message::Join(join).into()).await.unwrap();
+    let mut down = client.session(ReceiverStream::new(stream)).await.unwrap().into_inner();
+    let mut communicators = vec![];
+    tokio::spawn(async move {
+        while let Ok(Some(message)) = down.message().await {
+            let answer = match message.message.unwrap() {
+                to_agent::Message::Form(recipe) | to_agent::Message::Change(recipe) => {
+                    communicators = vec![v1::CommunicatorReport {
+                        communicator: recipe.communicator,
+                        operations_completed: 5 - u64::from(rank),
+                        bytes_sent: 1 << 20,
+                        ..Default::default()
+                    }];
+                    let (communicator, epoch) = (recipe.communicator, recipe.epoch);
+                    from_agent::Message::Prepared(v1::Prepared { communicator, epoch })
+                }
+                to_agent::Message::Ready(v1::Ready { communicator, epoch }) => {
+                    from_agent::Message::Switched(v1::Switched { communicator, epoch, first_segment: 1 })
+                }
+                to_agent::Message::ReportRequest(v1::ReportRequest { id }) => {
+                    let mut communicators = communicators.clone();
+                    if rank == 0 {
+                        communicators[0].in_flight = vec![v1::OperationReport {
+                            operation: 4,
+                            what: "barrier()".to_owned(),
+                            waiting_for: vec![],
+                            age_ns: 7_000_000_000,
+                        }];
+                    }
+                    from_agent::Message::Report(v1::Report { id, communicators, ..Default::default() })
+                }
+                _ => continue,
+            };
+            if up.send(answer.into()).await.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// The status once the communicator runs.
+async fn running(control: SocketAddr) -> serde_json::Value {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    loop {
+        let (code, out, err) = ask(control, &["status", "--json", "--patience", "30s"]).await;
+        assert_eq!((code, err.as_str()), (0, ""));
+        let status: serde_json::Value = serde_json::from_str(&out).unwrap();
+        if status["communicators"][0]["phase"] == "running" {
+            return status;
+        }
+        assert!(std::time::Instant::now() < deadline, "{out}");
+    }
+}
+
+#[tokio::test]
+async fn sees_reorders_and_dissolves() {
+    let control = serve().await;
+    let (code, out, _) = ask(control, &["status"]).await;
+    assert_eq!(code, 0);
+    assert!(out.contains("0 of 2 agents connected, 0 communicators") && out.contains("h1    away"), "{out}");
+    play(control, "h0", 0).await;
+    play(control, "h1", 1).await;
+    let status = running(control).await;
+    let known = &status["communicators"][0];
+    assert_eq!(
+        (&known["tenant"], &known["name"], &known["epoch"]),
+        (&"a".into(), &"world".into(), &1.into())
+    );
+    assert_eq!((&known["bytes_sent"], &known["operations_completed"]), (&(2_u64 << 20).into(), &4.into()));
+    assert_eq!(known["in_flight"][0]["waiting_for"], serde_json::json!([1]), "its agent has not begun it");
+    assert_eq!(status["agents"][0]["connected"], true);
+
+    let (_, out, _) = ask(control, &["status", "--patience", "30s"]).await;
+    let mut lines = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    assert!(lines.any(|words| words == ["a/world", "4", "barrier()", "7.0s", "1"]), "{out}");
+
+    let (code, out, err) = ask(control, &["reorder", "a/world", "h1,h0", "--wait", "30s"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.ends_with(": epoch 2 is in use, order h1,h0\n"), "{out}");
+    let (code, _, err) = ask(control, &["reorder", "a/world", "h1,h7"]).await;
+    assert_eq!(
+        (code, err.as_str()),
+        (1, "harmonaize: `h7` has no part in it; the communicator's hosts are h0, h1\n")
+    );
+
+    let (code, out, _) = ask(control, &["dissolve", "a/world"]).await;
+    assert_eq!((code, out.ends_with(": ended\n")), (0, true));
+    let (code, _, err) = ask(control, &["dissolve", "a/world"]).await;
+    assert_eq!(code, 4);
+    assert_eq!(err, "harmonaize: no communicator is named a/world; see `harmonaize status`\n");
+    let (code, _, err) = ask(control, &["dissolve", "12ab"]).await;
+    assert_eq!((code, err.as_str()), (4, "harmonaize: no such communicator; it may have ended\n"));
+}
+
+#[test]
+fn says_that_control_is_away() {
+    // Bound and never served: nobody else can have the port, and nobody listens.
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    drop(socket);
+    let (code, out, err) = outcome(&harmonaize(&["--control", &address, "status"]));
+    assert_eq!((code, out.as_str()), (3, ""));
+    assert!(err.starts_with(&format!("harmonaize: control at {address} cannot be reached: ")), "{err}");
+}
+
+#[test]
+fn checks_and_shows_topologies() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fabric.toml");
+    std::fs::write(&file, TOPOLOGY).unwrap();
+    let name = file.to_str().unwrap();
+    let (code, out, err) = outcome(&harmonaize(&["topology", name]));
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert_eq!(out, format!("{name}: 2 hosts, 1 switches, 2 links: ok\n"));
+    let (code, out, _) = outcome(&harmonaize(&["topology", name, "show"]));
+    assert!(
+        code == 0
+            && out.contains("  h0    s   1Gbit/s  50us\n")
+            && out.contains("RING OVER ALL HOSTS\n  h0 h1\n"),
+        "{out}"
+    );
+    std::fs::write(&file, TOPOLOGY.replace("1Gbit/s\" }]", "1Gb\" }]")).unwrap();
+    let (code, _, err) = outcome(&harmonaize(&["topology", name, "check"]));
+    assert_eq!(code, 1);
+    assert!(
+        err.starts_with(&format!("harmonaize: {name}: line 4, column 102: `1Gb` is not a rate")),
+        "{err}"
+    );
+    let (code, _, err) = outcome(&harmonaize(&["topology", "/nowhere.toml"]));
+    assert_eq!((code, err.starts_with("harmonaize: /nowhere.toml: No such file")), (1, true));
+}
+
+#[test]
+fn help_and_usage() {
+    let (code, out, _) = outcome(&harmonaize(&["--help"]));
+    assert_eq!(code, 0);
+    for word in
+        ["status", "reorder", "dissolve", "topology", "HARMONAIZE_CONTROL", "Examples:", "Exit status:"]
+    {
+        assert!(out.contains(word), "{word} is missing in:\n{out}");
+    }
+    assert_eq!(outcome(&harmonaize(&["dissolve", "no id"])).0, 2);
+    assert_eq!(outcome(&harmonaize(&["reorder", "12ab", "h0", "--wait", "10"])).0, 2);
+}
