@@ -18,6 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 type JoinReply = oneshot::Sender<Result<u32, JoinRefused>>;
 type DetailReply = oneshot::Sender<Option<FailureDetail>>;
 
+/// How long control's word that a communicator ended waits for the peers' own.
+const HEARSAY: Duration = Duration::from_millis(500);
+
 /// Operator-facing errors that are kept for status.
 const RECENT: usize = 16;
 
@@ -72,6 +75,8 @@ pub struct Agent {
     errors: u64,
     recent: Vec<String>,
     stopping: bool,
+    /// Communicators that control has ended, kept a moment for the reason that peers give.
+    dissolving: Vec<(Instant, u64, String)>,
 }
 
 impl Agent {
@@ -88,6 +93,7 @@ impl Agent {
             errors: 0,
             recent: Vec::new(),
             stopping: false,
+            dissolving: Vec::new(),
         }
     }
 
@@ -240,8 +246,12 @@ impl Agent {
         }
     }
 
-    /// Refuses joins whose tenants wait no longer.
+    /// Refuses joins whose tenants wait no longer, and ends what control has ended.
     pub fn tick(&mut self, now: Instant) {
+        while let Some(due) = self.dissolving.iter().position(|(due, _, _)| now >= *due) {
+            let (_, id, reason) = self.dissolving.swap_remove(due);
+            self.end(id, Failure::Dissolved, &reason);
+        }
         while let Some((&request, _)) =
             self.waiting.iter().find(|(_, w)| w.until.is_some_and(|until| now >= until))
         {
@@ -331,9 +341,18 @@ impl Agent {
         }
         tracing::info!(communicator = %format_args!("{id:016x}"), reason = dissolved.reason, "dissolved by control");
         let failure = report::failure_from(dissolved);
+        if failure == Failure::Dissolved && dissolved.kind() != v1::FailureKind::Operator {
+            // A peer that found it out says more, and says it to the engine.
+            self.dissolving.push((Instant::now() + HEARSAY, id, dissolved.reason.clone()));
+            return;
+        }
+        self.end(id, failure, &dissolved.reason);
+    }
+
+    fn end(&mut self, id: u64, failure: Failure, reason: &str) {
         self.command(Command::Dissolve { communicator: CommunicatorId(id), failure: failure.clone() });
         // If the engine never had it, or has let it go, nobody else will say that it is over.
-        self.over(id, &failure, &dissolved.reason);
+        self.over(id, &failure, reason);
     }
 
     /// Takes in what the engine says.

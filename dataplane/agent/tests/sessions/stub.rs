@@ -77,7 +77,13 @@ impl Stub {
         };
         let (requests, inbox) = mpsc::channel(64);
         let (stop, stopped) = watch::channel(false);
-        let engine = Engine { inbox, knobs: Arc::clone(&knobs), attachments: BTreeMap::new(), next: 1 };
+        let engine = Engine {
+            inbox,
+            knobs: Arc::clone(&knobs),
+            attachments: BTreeMap::new(),
+            seen: Vec::new(),
+            next: 1,
+        };
         let threads = vec![
             std::thread::spawn(move || runtime.block_on(server.run(requests, stopped))),
             std::thread::spawn(move || engine.run()),
@@ -101,6 +107,8 @@ struct Engine {
     inbox: mpsc::Receiver<SessionRequest>,
     knobs: Arc<Knobs>,
     attachments: BTreeMap<AttachmentId, Attachment>,
+    /// Every attachment there was, in order: the log counts them from 1.
+    seen: Vec<AttachmentId>,
     next: u32,
 }
 
@@ -160,7 +168,8 @@ impl Engine {
     fn request(&mut self, request: SessionRequest) {
         match request {
             SessionRequest::Attached { attachment, tenant, end } => {
-                self.knobs.say(format!("attached {attachment} of {tenant}"));
+                self.seen.push(attachment);
+                self.knobs.say(format!("attached {} of {tenant}", self.seen.len()));
                 let (held, moving) = (Vec::new(), HashMap::new());
                 self.attachments.insert(attachment, Attachment { end, held, operations: 0, moving, tag: 0 });
             }
@@ -201,10 +210,14 @@ impl Engine {
                 let _ = reply.send(Some(detail));
             }
             SessionRequest::Detached { attachment } => {
-                self.knobs.say(format!("detached {attachment}"));
+                self.knobs.say(format!("detached {}", self.ordinal(attachment)));
                 self.attachments.remove(&attachment);
             }
         }
+    }
+
+    fn ordinal(&self, attachment: AttachmentId) -> usize {
+        1 + self.seen.iter().position(|seen| *seen == attachment).unwrap()
     }
 
     fn progress(&mut self) -> usize {
@@ -216,7 +229,7 @@ impl Engine {
             }
         }
         for (id, error) in broken {
-            self.knobs.say(format!("broken {id}: {error}"));
+            self.knobs.say(format!("broken {}: {error}", self.ordinal(id)));
             self.attachments.remove(&id);
         }
         done

@@ -1,0 +1,208 @@
+//! Processes that break the rules of the agent's socket, beside one that keeps them.
+
+use crate::stub::{LIMIT, Stub};
+use harmonaize_abi::session::{
+    Access, Hello, MAGIC, MessageError, RefusalKind, Refused, Request, Welcome, decode_first, encode,
+    encode_first,
+};
+use harmonaize_abi::{ABI_VERSION, Rank};
+use harmonaize_agent::session::{BindError, SessionServer};
+use harmonaize_client::{AttachOptions, Client, Dtype, ReduceOp};
+use harmonaize_shm::{Memory, receive_with_descriptors};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+fn connect(stub: &Stub) -> UnixStream {
+    let stream = UnixStream::connect(&stub.path).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+/// What the agent says to a new connection that said `bytes`; `None`: it closed the connection without a word.
+fn answer(mut stream: &UnixStream) -> Option<Result<Result<Welcome, Refused>, MessageError>> {
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said);
+    (!said.is_empty()).then(|| decode_first(&said[4..]))
+}
+
+/// The agent still serves this one.
+fn works(client: &Client) {
+    let comm = client.join("good", Rank(0), 1, LIMIT).unwrap();
+    let tensor = client.tensor(Dtype::U64, 100).unwrap();
+    comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
+}
+
+fn good(stub: &Stub) -> Client {
+    Client::attach(&stub.path, AttachOptions { arena_bytes: 1 << 20, ..Default::default() }).unwrap()
+}
+
+/// A handshake by hand.
+fn attach(stub: &Stub, access: Access) -> (UnixStream, Vec<OwnedFd>) {
+    let mut stream = connect(stub);
+    stream.write_all(&encode_first(&Hello { access, arena_bytes: 1 << 16, entries: 4 }).unwrap()).unwrap();
+    let mut bytes = [0; 256];
+    let (received, descriptors) = receive_with_descriptors(stream.as_fd(), &mut bytes).unwrap();
+    decode_first::<Result<Welcome, Refused>>(&bytes[4..received]).unwrap().unwrap();
+    assert_eq!(descriptors.len(), access.descriptors());
+    (stream, descriptors)
+}
+
+#[test]
+fn bad_first_messages_are_refused() {
+    let stub = Stub::start();
+    let client = good(&stub);
+    let hello = encode_first(&Hello { access: Access::Mapped, arena_bytes: 4096, entries: 4 }).unwrap();
+    let framed = |body: &[u8]| [&(body.len() as u32).to_le_bytes(), body].concat();
+    let newer = framed(&[MAGIC.as_slice(), &(ABI_VERSION + 1).to_le_bytes(), b"whatever"].concat());
+    let cases = [
+        (newer, RefusalKind::Version),
+        (framed(b"GET / HTTP/1.1\r\n"), RefusalKind::Malformed),
+        (framed(&hello[4..hello.len() - 1]), RefusalKind::Malformed),
+        (framed(&[0; 1025]), RefusalKind::Malformed),
+        (u32::MAX.to_le_bytes().to_vec(), RefusalKind::Malformed),
+        (vec![0; 4], RefusalKind::Malformed),
+    ];
+    for (bytes, kind) in cases {
+        let mut stream = connect(&stub);
+        stream.write_all(&bytes).unwrap();
+        let said = answer(&stream).unwrap().unwrap().unwrap_err();
+        assert_eq!(said.kind, kind, "{}", said.text);
+    }
+    let mut cut = connect(&stub);
+    cut.write_all(&hello[..7]).unwrap();
+    drop(cut);
+    works(&client);
+}
+
+#[test]
+fn a_silent_connection_is_ended() {
+    let stub = Stub::with(|socket| socket.handshake = Duration::from_millis(20));
+    let said = answer(&connect(&stub)).unwrap().unwrap().unwrap_err();
+    assert_eq!(said.kind, RefusalKind::Slow);
+}
+
+#[test]
+fn connections_are_bounded() {
+    let stub = Stub::with(|socket| socket.quota.attachments = 1);
+    let open: Vec<_> = (0..17).map(|_| connect(&stub)).collect();
+    let said = answer(&connect(&stub)).unwrap().unwrap().unwrap_err();
+    assert_eq!(said.kind, RefusalKind::Attachments);
+    drop(open);
+}
+
+#[test]
+fn nonsense_after_the_handshake_ends_the_attachment_alone() {
+    let stub = Stub::start();
+    let client = good(&stub);
+    for nonsense in [vec![0xff; 64], [&5u32.to_le_bytes()[..], &[0xee; 5]].concat()] {
+        let (mut stream, _descriptors) = attach(&stub, Access::Mapped);
+        stream.write_all(&nonsense).unwrap();
+        assert!(answer(&stream).is_none());
+    }
+    stub.knobs.expect("detached 2");
+    stub.knobs.expect("detached 3");
+    works(&client);
+}
+
+#[test]
+fn requests_about_strangers_communicators_go_nowhere() {
+    let stub = Stub::start();
+    let (mut stream, _descriptors) = attach(&stub, Access::Mapped);
+    for request in [Request::Leave { id: 1, communicator: 2 }, Request::Detail { id: 2, communicator: 2 }] {
+        stream.write_all(&encode(&request).unwrap()).unwrap();
+        let mut prefix = [0; 4];
+        stream.read_exact(&mut prefix).unwrap();
+        let mut message = vec![0; u32::from_le_bytes(prefix) as usize];
+        stream.read_exact(&mut message).unwrap();
+    }
+    drop(stream);
+    stub.knobs.expect("detached");
+    assert!(!stub.knobs.log.lock().unwrap().iter().any(|line| line.contains("left")));
+}
+
+#[test]
+fn a_corrupt_ring_ends_its_attachment_alone() {
+    let stub = Stub::start();
+    let client = good(&stub);
+    let (_stream, descriptors) = attach(&stub, Access::Mapped);
+    let [_arena, rings, doorbell] = <[OwnedFd; 3]>::try_from(descriptors).unwrap();
+    let bytes = rustix::fs::fstat(&rings).unwrap().st_size as u64;
+    let rings = Memory::map(rings, bytes).unwrap();
+    // The submissions' tail, which the process publishes.
+    rings.write(128, &77u64.to_le_bytes()).unwrap();
+    rustix::net::send(&doorbell, &[1; 100], rustix::net::SendFlags::NOSIGNAL).unwrap();
+    stub.knobs.expect("broken 2: ring of 4 entries is corrupt: own index 0, the other side's 77");
+    works(&client);
+}
+
+/// Descriptors of the wildest kind are answered or end the attachment, and a doorbell that nobody answers blocks nobody.
+#[test]
+fn noise_in_shared_memory_hurts_nobody() {
+    let stub = Stub::start();
+    let client = good(&stub);
+    for seed in 0u64..20 {
+        let (_stream, descriptors) = attach(&stub, Access::Mapped);
+        let [_arena, rings, doorbell] = <[OwnedFd; 3]>::try_from(descriptors).unwrap();
+        let bytes = rustix::fs::fstat(&rings).unwrap().st_size as u64;
+        let rings = Memory::map(rings, bytes).unwrap();
+        rustix::fs::fcntl_setfl(&doorbell, rustix::fs::OFlags::empty()).unwrap();
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        for _ in 0..200 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let place = (state >> 8) % (bytes / 8) * 8;
+            let value = if state & 1 == 0 { state } else { state % 5 };
+            rings.write(place, &value.to_le_bytes()).unwrap();
+        }
+        let _ = rustix::net::send(&doorbell, &[1; 4096], rustix::net::SendFlags::DONTWAIT);
+        works(&client);
+    }
+}
+
+#[test]
+fn a_remote_process_that_speaks_nonsense_or_dies_is_dropped_alone() {
+    let stub = Stub::start();
+    let client = good(&stub);
+    let (_stream, descriptors) = attach(&stub, Access::Remote);
+    let [socket] = <[OwnedFd; 1]>::try_from(descriptors).unwrap();
+    rustix::net::send(&socket, &[0xff; 4096], rustix::net::SendFlags::NOSIGNAL).unwrap();
+    stub.knobs.expect("broken 2: protocol error");
+    let (stream, descriptors) = attach(&stub, Access::Remote);
+    drop((stream, descriptors));
+    stub.knobs.expect("detached 3");
+    works(&client);
+}
+
+#[test]
+fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
+    let stub = Stub::start();
+    let file = std::fs::metadata(&stub.path).unwrap();
+    assert_eq!(file.permissions().mode() & 0o777, 0o600);
+    assert_eq!(file.uid(), rustix::process::getuid().as_raw());
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _context = runtime.enter();
+    let error = SessionServer::bind(crate::stub::socket(stub.path.clone())).unwrap_err();
+    assert!(matches!(error, BindError::Live { .. }), "{error}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("stale.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    let server = SessionServer::bind(crate::stub::socket(path.clone())).unwrap();
+    drop(server);
+    assert!(!path.exists());
+
+    std::fs::write(&path, "mine").unwrap();
+    let error = SessionServer::bind(crate::stub::socket(path.clone())).unwrap_err();
+    assert!(matches!(error, BindError::NotASocket { .. }), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+
+    let error = SessionServer::bind(crate::stub::socket(folder.path().join("x".repeat(200)))).unwrap_err();
+    assert!(matches!(error, BindError::System { .. }), "{error}");
+    let nobody = harmonaize_agent::session::TenantSocket { uids: Vec::new(), ..crate::stub::socket(path) };
+    assert!(matches!(SessionServer::bind(nobody), Err(BindError::NoUser { .. })));
+}

@@ -1,0 +1,324 @@
+//! Processes that keep the rules.
+
+use crate::stub::{LIMIT, Stub};
+use harmonaize_client::{
+    Access, AttachOptions, Client, Communicator, Dtype, Error, JoinRefusal, Rank, ReduceOp, RefusalKind,
+    Status, Tensor,
+};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const BOTH: [Access; 2] = [Access::Mapped, Access::Remote];
+
+fn options(access: Access) -> AttachOptions {
+    AttachOptions { access, arena_bytes: 1 << 20, ..Default::default() }
+}
+
+fn attach(stub: &Stub, access: Access) -> (Client, Communicator) {
+    let client = Client::attach(&stub.path, options(access)).unwrap();
+    let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
+    (client, comm)
+}
+
+fn filled(client: &Client, values: &[f32]) -> Tensor {
+    let tensor = client.tensor(Dtype::F32, values.len() as u64).unwrap();
+    tensor.write(0, values).unwrap();
+    tensor
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    let mut values = vec![0f32; tensor.elements() as usize];
+    tensor.read(0, &mut values).unwrap();
+    values
+}
+
+#[test]
+fn operations_make_the_round_trip() {
+    for access in BOTH {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        let expected: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+        let (input, output) = (filled(&client, &expected), filled(&client, &[0.0; 1000]));
+        for number in 0..100 {
+            let mut operation = comm.all_reduce(&input, &output, ReduceOp::Sum).unwrap();
+            assert_eq!(operation.wait(LIMIT).unwrap().operation, number);
+            assert_eq!(operation.wait(LIMIT).unwrap().operation, number);
+        }
+        assert_eq!(values(&output), expected);
+        comm.all_to_all(&output, &input).unwrap().wait(LIMIT).unwrap();
+        comm.broadcast(&input, Rank(0)).unwrap().wait(LIMIT).unwrap();
+        comm.barrier().unwrap().wait(LIMIT).unwrap();
+        let empty = client.tensor(Dtype::I8, 0).unwrap();
+        comm.all_reduce_in_place(&empty, ReduceOp::Max).unwrap().wait(LIMIT).unwrap();
+        assert_eq!(values(&input), expected);
+        drop(comm);
+        stub.knobs.expect("left 2");
+        drop(client);
+        stub.knobs.expect("detached");
+    }
+}
+
+#[test]
+fn many_operations_are_in_flight_up_to_the_rings_entries() {
+    for access in BOTH {
+        let stub = Stub::start();
+        let client = Client::attach(&stub.path, AttachOptions { entries: 4, ..options(access) }).unwrap();
+        let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
+        let tensors: Vec<_> = (0..4).map(|i| filled(&client, &[i as f32; 3000])).collect();
+        let output = client.tensor(Dtype::F32, 3000).unwrap();
+        stub.knobs.hold.store(true, Ordering::Relaxed);
+        let mut operations: Vec<_> =
+            tensors.iter().map(|tensor| comm.all_reduce(tensor, &output, ReduceOp::Sum).unwrap()).collect();
+        assert!(matches!(comm.barrier(), Err(Error::TooMany { limit: 4 })));
+        for operation in &mut operations {
+            assert_eq!(operation.poll().unwrap(), None);
+        }
+        stub.knobs.hold.store(false, Ordering::Relaxed);
+        for operation in operations.iter_mut().rev() {
+            operation.wait(LIMIT).unwrap();
+        }
+        assert_eq!(values(&output), [3.0; 3000]);
+        comm.barrier().unwrap().wait(LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn polling_alone_brings_an_operation_to_its_end() {
+    for access in BOTH {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        let tensor = filled(&client, &[2.0; 100]);
+        let mut operation = comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap();
+        let start = Instant::now();
+        while operation.poll().unwrap().is_none() {
+            assert!(start.elapsed() < LIMIT);
+        }
+        assert_eq!(operation.poll().unwrap().unwrap().operation, 0);
+    }
+}
+
+#[test]
+fn memory_of_an_operation_given_up_stays_taken_until_its_end() {
+    for access in BOTH {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        let half = (1 << 20) / 8 + 64;
+        stub.knobs.hold.store(true, Ordering::Relaxed);
+        let tensor = client.tensor(Dtype::F32, half).unwrap();
+        drop(comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap());
+        drop(tensor);
+        let error = client.tensor(Dtype::F32, half).unwrap_err();
+        assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+        stub.knobs.hold.store(false, Ordering::Relaxed);
+        let start = Instant::now();
+        while client.tensor(Dtype::F32, half).is_err() {
+            assert!(start.elapsed() < LIMIT);
+            comm.barrier().unwrap().wait(LIMIT).unwrap();
+        }
+    }
+}
+
+#[test]
+fn waiting_in_vain_ends_and_can_be_repeated() {
+    let stub = Stub::start();
+    let (_client, comm) = attach(&stub, Access::Mapped);
+    stub.knobs.hold.store(true, Ordering::Relaxed);
+    let mut operation = comm.barrier().unwrap();
+    let error = operation.wait(Duration::from_millis(5)).unwrap_err();
+    assert!(matches!(error, Error::WaitTimeout { .. }), "{error}");
+    stub.knobs.hold.store(false, Ordering::Relaxed);
+    operation.wait(LIMIT).unwrap();
+}
+
+#[test]
+fn threads_wait_together() {
+    for access in BOTH {
+        let stub = Stub::start();
+        let client = Client::attach(
+            &stub.path,
+            AttachOptions { spin: Duration::ZERO, arena_bytes: 1 << 20, access, ..Default::default() },
+        )
+        .unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let client = &client;
+                scope.spawn(move || {
+                    let comm = client.join(&format!("job-{thread}"), Rank(0), 1, LIMIT).unwrap();
+                    let input = filled(client, &[thread as f32; 500]);
+                    let output = client.tensor(Dtype::F32, 500).unwrap();
+                    for _ in 0..200 {
+                        comm.all_reduce(&input, &output, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
+                    }
+                    assert_eq!(values(&output), [thread as f32; 500]);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_failure_says_what_the_agent_knows() {
+    for access in BOTH {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        stub.knobs.fail.store(true, Ordering::Relaxed);
+        let tensor = filled(&client, &[0.0; 8]);
+        let mut operation = comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap();
+        let error = operation.wait(LIMIT).unwrap_err();
+        let text = "allreduce(8 x f32, sum), operation 0, failed: ranks called different operations: \
+                    because the test says so; ranks concerned: 3";
+        assert_eq!(error.to_string(), text);
+        let mut polled = comm.barrier().unwrap();
+        let start = Instant::now();
+        let error = loop {
+            match polled.poll() {
+                Ok(None) => assert!(start.elapsed() < LIMIT),
+                Ok(Some(receipt)) => panic!("{receipt:?}"),
+                Err(error) => break error,
+            }
+        };
+        assert!(
+            matches!(error, Error::Operation { status: Status::Mismatch, detail: Some(_), .. }),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn the_agents_death_wakes_who_waits() {
+    for access in BOTH {
+        let stub = Stub::start();
+        let (_client, comm) = attach(&stub, access);
+        stub.knobs.hold.store(true, Ordering::Relaxed);
+        let mut operations: Vec<_> = (0..2).map(|_| comm.barrier().unwrap()).collect();
+        let last = operations.pop();
+        let waiter = std::thread::spawn(move || operations.remove(0).wait(LIMIT * 2));
+        drop(stub);
+        let error = waiter.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::AgentLost { .. }), "{error}");
+        let start = Instant::now();
+        let mut last = last.unwrap();
+        let error = loop {
+            match last.poll() {
+                Ok(_) => assert!(start.elapsed() < LIMIT),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::AgentLost { .. }), "{error}");
+        assert!(matches!(comm.barrier(), Err(Error::AgentLost { .. })));
+    }
+}
+
+#[test]
+fn joining_fails_with_reasons() {
+    let stub = Stub::with(|socket| (socket.quota.communicators, socket.quota.ranks) = (2, 8));
+    let (client, first) = attach(&stub, Access::Mapped);
+    let refusal = |name: &str, rank, ranks| match client.join(name, Rank(rank), ranks, LIMIT).unwrap_err() {
+        Error::Join { kind, concerned, text, .. } => (kind, concerned, text),
+        other => panic!("{other}"),
+    };
+    assert_eq!(refusal("job", 1, 3).0, JoinRefusal::Timeout);
+    assert_eq!(refusal("job", 1, 3).1, [Rank(0), Rank(2)]);
+    for (name, rank, ranks, kind) in [
+        ("", 0, 1, JoinRefusal::Name),
+        ("a\nb", 0, 1, JoinRefusal::Name),
+        (&"x".repeat(129), 0, 1, JoinRefusal::Name),
+        ("job", 1, 1, JoinRefusal::Rank),
+        ("job", 0, 0, JoinRefusal::Rank),
+        ("job", 0, 9, JoinRefusal::Quota),
+    ] {
+        assert_eq!(refusal(name, rank, ranks).0, kind, "{name:?} {rank} of {ranks}");
+    }
+    let second = client.join("other", Rank(0), 1, LIMIT).unwrap();
+    assert_eq!(refusal("third", 0, 1).0, JoinRefusal::Quota);
+    drop(second);
+    client.join("third", Rank(0), 1, LIMIT).unwrap();
+    drop(first);
+}
+
+#[test]
+fn a_join_is_given_up_when_its_process_goes() {
+    let stub = Stub::start();
+    let (client, comm) = attach(&stub, Access::Mapped);
+    std::thread::scope(|scope| {
+        let joining = scope.spawn(|| client.join("never", Rank(1), 2, Duration::ZERO));
+        stub.knobs.expect("join 1/2");
+        let error = joining.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Join { kind: JoinRefusal::Timeout, .. }), "{error}");
+    });
+    drop((client, comm));
+    stub.knobs.expect("join given up");
+    stub.knobs.expect("detached");
+}
+
+#[test]
+fn attachments_are_refused_with_reasons() {
+    let refusal = |stub: &Stub, options| match Client::attach(&stub.path, options).unwrap_err() {
+        Error::Refused { kind, .. } => kind,
+        other => panic!("{other}"),
+    };
+    let stub = Stub::with(|socket| {
+        (socket.quota.attachments, socket.quota.arena_bytes, socket.remote) = (2, 2 << 20, false);
+    });
+    let mapped = options(Access::Mapped);
+    assert_eq!(refusal(&stub, options(Access::Remote)), RefusalKind::Access);
+    for entries in [0, 3, 512, 1 << 31] {
+        assert_eq!(refusal(&stub, AttachOptions { entries, ..mapped.clone() }), RefusalKind::Entries);
+    }
+    for arena_bytes in [0, (2 << 20) + 1, u64::MAX] {
+        assert_eq!(refusal(&stub, AttachOptions { arena_bytes, ..mapped.clone() }), RefusalKind::Arena);
+    }
+    let first = Client::attach(&stub.path, AttachOptions { arena_bytes: 5000, ..mapped.clone() }).unwrap();
+    assert_eq!(refusal(&stub, AttachOptions { arena_bytes: 2 << 20, ..mapped.clone() }), RefusalKind::Arena);
+    let second = Client::attach(&stub.path, mapped.clone()).unwrap();
+    assert_eq!(refusal(&stub, mapped.clone()), RefusalKind::Attachments);
+    drop((first, second));
+    // What they held comes back when the agent has seen them go.
+    let start = Instant::now();
+    while Client::attach(&stub.path, AttachOptions { arena_bytes: 2 << 20, ..mapped.clone() }).is_err() {
+        assert!(start.elapsed() < LIMIT);
+    }
+
+    let mine = rustix::process::getuid().as_raw();
+    let stub = Stub::with(|socket| socket.uids = vec![mine + 1, mine + 2]);
+    assert_eq!(refusal(&stub, mapped), RefusalKind::User);
+}
+
+#[test]
+fn mistakes_of_the_caller_are_told() {
+    let stub = Stub::start();
+    let (client, comm) = attach(&stub, Access::Mapped);
+    let (other, _other_comm) = attach(&stub, Access::Mapped);
+    let (small, large) = (client.tensor(Dtype::F32, 4).unwrap(), client.tensor(Dtype::F32, 5).unwrap());
+    let (bytes, foreign) = (client.tensor(Dtype::U8, 4).unwrap(), other.tensor(Dtype::F32, 4).unwrap());
+    assert!(matches!(comm.all_reduce(&small, &large, ReduceOp::Sum), Err(Error::Shape(_))));
+    assert!(matches!(comm.all_reduce(&small, &bytes, ReduceOp::Sum), Err(Error::Dtype { .. })));
+    assert!(matches!(comm.all_reduce(&small, &foreign, ReduceOp::Sum), Err(Error::Foreign)));
+    assert!(matches!(comm.broadcast(&small, Rank(1)), Err(Error::Shape(_))));
+    assert!(matches!(small.write(0, &[0u8; 4]), Err(Error::Dtype { .. })));
+    assert!(matches!(small.write(1, &[0f32; 4]), Err(Error::OutOfRange { .. })));
+    assert!(matches!(small.read(u64::MAX, &mut [0f32; 4]), Err(Error::OutOfRange { .. })));
+    assert!(matches!(client.tensor(Dtype::F64, u64::MAX), Err(Error::NoRoom { .. })));
+    let nowhere = Client::attach(stub.path.with_extension("none"), options(Access::Mapped));
+    assert!(matches!(nowhere, Err(Error::Connect { .. })));
+}
+
+/// The time of an empty operation between a client and a polling agent; prints, asserts nothing about time.
+#[test]
+#[ignore = "a measurement: cargo test --release -p harmonaize-agent --test sessions -- --ignored --nocapture"]
+fn ping_pong() {
+    const ROUNDS: usize = 20_000;
+    for access in BOTH {
+        let stub = Stub::start();
+        let (_client, comm) = attach(&stub, access);
+        let mut nanos: Vec<u128> = (0..ROUNDS)
+            .map(|_| {
+                let start = Instant::now();
+                comm.barrier().unwrap().wait(LIMIT).unwrap();
+                start.elapsed().as_nanos()
+            })
+            .collect();
+        nanos.sort_unstable();
+        println!("{access:?}: median {} ns, 99% {} ns", nanos[ROUNDS / 2], nanos[ROUNDS * 99 / 100]);
+    }
+}

@@ -1,0 +1,287 @@
+//! What goes wrong costs its own communicator a clear error within a bounded time, and nobody else anything.
+
+use harmonaize_client::{Access, Client, Dtype, Error, JoinRefusal, Rank, ReduceOp, Status};
+use harmonaize_tests::job::{Worker, deploy, options, run, sockets};
+use harmonaize_tests::{STEP, star};
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use xtask::deployment::{Deployment, Setup};
+
+/// Times short enough for a test.
+fn impatient(setup: &mut Setup) {
+    setup.control = "operation_timeout = \"1s\"\njoin_timeout = \"2s\"\n".into();
+    setup.agent = "peer_timeout = \"1s\"\n".into();
+}
+
+/// While `scenario` runs for tenant `a`, tenant `b` keeps computing on the hosts that `undisturbed` names; all of it right.
+fn beside_others(deployment: &Deployment, undisturbed: &[usize], scenario: impl FnOnce()) {
+    let over = AtomicBool::new(false);
+    let all = sockets(deployment, "b");
+    let hosts: Vec<PathBuf> = undisturbed.iter().map(|&host| all[host].clone()).collect();
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            run(
+                &hosts,
+                "bystanders",
+                1,
+                |_| Access::Mapped,
+                |worker| {
+                    for round in 0.. {
+                        worker.sum(round, 20_000, round % 2 == 0, STEP)?;
+                        let stop = worker.tensor(&[u64::from(over.load(Ordering::SeqCst))])?;
+                        worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
+                        if worker.contents(&stop)? == [1] {
+                            return Ok(round);
+                        }
+                    }
+                    unreachable!("the range has no end")
+                },
+            )
+        });
+        let scenario = std::panic::catch_unwind(std::panic::AssertUnwindSafe(scenario));
+        over.store(true, Ordering::SeqCst);
+        let rounds = others.join().unwrap();
+        scenario.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        for (rank, rounds) in rounds.into_iter().enumerate() {
+            let rounds = rounds.unwrap_or_else(|error| panic!("bystander {rank}: {error:#}"));
+            assert!(rounds > 0);
+        }
+    });
+}
+
+/// Status, ranks concerned and calls of a failed operation.
+fn failure(error: &Error) -> (Status, Vec<Rank>, usize) {
+    match error {
+        Error::Operation { status, detail: Some(detail), .. } => {
+            (*status, detail.ranks.clone(), detail.calls.len())
+        }
+        other => panic!("no operation failed with a reason: {other:?}"),
+    }
+}
+
+fn downcast(error: &anyhow::Error) -> &Error {
+    error.downcast_ref().unwrap_or_else(|| panic!("not an error of the client: {error:#}"))
+}
+
+#[test]
+fn ranks_that_call_different_things_are_told_who_called_what() {
+    let Some(deployment) = deploy(&star(3, "10Gbit/s"), impatient) else { return };
+    beside_others(&deployment, &[0, 1, 2], || {
+        type Calls = (&'static str, fn(&Worker) -> Result<harmonaize_client::Operation, Error>);
+        let odd: [Calls; 4] = [
+            ("count", |w| {
+                w.communicator.all_reduce_in_place(&w.client.tensor(Dtype::U64, 999)?, ReduceOp::Sum)
+            }),
+            ("type", |w| {
+                w.communicator.all_reduce_in_place(&w.client.tensor(Dtype::F32, 1000)?, ReduceOp::Sum)
+            }),
+            ("reduction", |w| {
+                w.communicator.all_reduce_in_place(&w.client.tensor(Dtype::U64, 1000)?, ReduceOp::Max)
+            }),
+            ("collective", |w| w.communicator.barrier()),
+        ];
+        for (what, call) in odd {
+            let results = run(
+                &sockets(&deployment, "a"),
+                what,
+                1,
+                |_| Access::Mapped,
+                |worker| {
+                    worker.sum(1, 500, true, STEP)?;
+                    let tensor = worker.client.tensor(Dtype::U64, 1000)?;
+                    let operation = if worker.rank == 1 {
+                        call(worker)
+                    } else {
+                        worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)
+                    };
+                    operation?.wait(STEP)?;
+                    Ok(())
+                },
+            );
+            for (rank, result) in results.iter().enumerate() {
+                let error = result.as_ref().expect_err("a mismatch is an error");
+                let (status, ranks, calls) = failure(downcast(error));
+                assert_eq!((status, calls), (Status::Mismatch, 2), "{what}, rank {rank}: {error:#}");
+                assert!(ranks.contains(&Rank(1)), "{what}, rank {rank}: {error:#}");
+                assert!(error.to_string().contains("rank 1 called"), "{what}, rank {rank}: {error:#}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_time_out_names_the_ranks_that_never_arrived() {
+    let Some(deployment) = deploy(&star(3, "10Gbit/s"), impatient) else { return };
+    beside_others(&deployment, &[0, 1, 2], || {
+        let absent = Barrier::new(6);
+        let results = run(
+            &sockets(&deployment, "a"),
+            "late",
+            2,
+            |_| Access::Mapped,
+            |worker| {
+                worker.sum(1, 500, true, STEP)?;
+                let result =
+                    if [3, 4].contains(&worker.rank) { Ok(()) } else { worker.sum(2, 9_000, false, STEP) };
+                absent.wait();
+                result
+            },
+        );
+        for (rank, result) in results.iter().enumerate().filter(|(rank, _)| ![3, 4].contains(rank)) {
+            let error = result.as_ref().expect_err("a time-out");
+            let (status, ranks, _) = failure(downcast(error));
+            assert_eq!((status, ranks), (Status::Timeout, vec![Rank(3), Rank(4)]), "rank {rank}: {error:#}");
+            assert!(error.to_string().contains("operation 1"), "{error:#}");
+        }
+    });
+}
+
+#[test]
+fn joins_that_cannot_be_are_refused_with_the_reason() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), impatient) else { return };
+    let sockets = sockets(&deployment, "a");
+    let attach = |host: usize| Client::attach(&sockets[host], options(Access::Mapped, 1)).unwrap();
+    let (first, second) = (attach(0), attach(1));
+    let kind = |error: Error| match error {
+        Error::Join { kind, concerned, .. } => (kind, concerned),
+        other => panic!("{other}"),
+    };
+    assert_eq!(kind(first.join("j", Rank(2), 2, STEP).unwrap_err()).0, JoinRefusal::Rank);
+    let missing = kind(first.join("alone", Rank(0), 3, STEP).unwrap_err());
+    assert_eq!(missing, (JoinRefusal::Timeout, vec![Rank(1), Rank(2)]));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| first.join("taken", Rank(0), 2, STEP));
+        let refused = loop {
+            // Refused once the other's join has reached control.
+            let error = second.join("taken", Rank(0), 2, Duration::from_millis(300)).map(drop).unwrap_err();
+            let (kind, concerned) = kind(error);
+            if kind != JoinRefusal::Timeout {
+                break (kind, concerned);
+            }
+        };
+        assert_eq!(refused, (JoinRefusal::Taken, vec![Rank(0)]));
+        drop(waiting.join().unwrap());
+    });
+}
+
+#[test]
+fn a_process_that_dies_in_mid_operation_ends_its_communicator_alone() {
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
+    beside_others(&deployment, &[0, 1, 2], || {
+        let began = Instant::now();
+        let results = run(
+            &sockets(&deployment, "a"),
+            "dies",
+            1,
+            |_| Access::Mapped,
+            |worker| {
+                let tensor = worker.tensor(&Worker::input(worker.rank, 1, 4 << 20))?;
+                worker.communicator.barrier()?.wait(STEP)?;
+                let mut operation = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?;
+                if worker.rank == 2 {
+                    return Ok(()); // The attachment is dropped with the operation in flight.
+                }
+                operation.wait(STEP)?;
+                Ok(())
+            },
+        );
+        for result in &results[..2] {
+            let error = result.as_ref().expect_err("a rank was lost");
+            let (status, ranks, _) = failure(downcast(error));
+            assert_eq!((status, ranks), (Status::RankLost, vec![Rank(2)]), "{error:#}");
+        }
+        assert!(began.elapsed() < STEP);
+    });
+}
+
+#[test]
+fn an_agent_that_dies_costs_only_communicators_on_its_host() {
+    let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
+    let agent = deployment.agent(2).unwrap().id();
+    beside_others(&deployment, &[0, 1], || {
+        let results = run(
+            &sockets(&deployment, "a"),
+            "dies",
+            1,
+            |_| Access::Mapped,
+            |worker| {
+                let tensor = worker.tensor(&Worker::input(worker.rank, 1, 8 << 20))?;
+                worker.communicator.barrier()?.wait(STEP)?;
+                let mut operation = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?;
+                if worker.rank == 0 {
+                    std::process::Command::new("kill").args(["-9", &agent.to_string()]).status()?;
+                }
+                operation.wait(STEP)?;
+                Ok(())
+            },
+        );
+        for result in &results[..2] {
+            let error = result.as_ref().expect_err("a host was lost");
+            let (status, ranks, _) = failure(downcast(error));
+            assert_eq!((status, ranks), (Status::RankLost, vec![Rank(2)]), "{error:#}");
+        }
+        let error = results[2].as_ref().expect_err("the agent was lost");
+        assert!(matches!(downcast(error), Error::AgentLost { .. }), "{error:#}");
+    });
+    // It comes back, and its host's tenants go on.
+    deployment.start_agent(2).unwrap();
+    deployment.wait_until_ready().unwrap();
+    let results =
+        run(&sockets(&deployment, "a"), "again", 1, |_| Access::Mapped, |w| w.sum(3, 1000, true, STEP));
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+#[test]
+fn a_host_that_vanishes_is_noticed_within_the_peer_time_out() {
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
+    beside_others(&deployment, &[0, 1], || {
+        let results = run(
+            &sockets(&deployment, "a"),
+            "dark",
+            1,
+            |_| Access::Mapped,
+            |worker| {
+                let tensor = worker.tensor(&Worker::input(worker.rank, 1, 8 << 20))?;
+                worker.communicator.barrier()?.wait(STEP)?;
+                let mut operation = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?;
+                if worker.rank == 0 {
+                    deployment.fabric().set_links("h2", false)?;
+                }
+                let began = Instant::now();
+                let result = operation.wait(STEP);
+                anyhow::ensure!(began.elapsed() < Duration::from_secs(5), "too late: {:?}", began.elapsed());
+                Ok(result?)
+            },
+        );
+        for result in &results[..2] {
+            let (status, ranks, _) = failure(downcast(result.as_ref().expect_err("a host was lost")));
+            assert_eq!((status, ranks), (Status::RankLost, vec![Rank(2)]), "{result:?}");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_early_hurts_nobody_until_it_is_needed() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), impatient) else { return };
+    let gone = Barrier::new(2);
+    let results = run(
+        &sockets(&deployment, "a"),
+        "leaves",
+        1,
+        |_| Access::Mapped,
+        |worker| {
+            worker.sum(1, 100_000, true, STEP)?;
+            if worker.rank == 1 {
+                gone.wait();
+                return Ok(());
+            }
+            gone.wait();
+            worker.sum(2, 10, true, STEP)
+        },
+    );
+    assert!(results[1].is_ok(), "{:?}", results[1]);
+    let (status, ranks, _) = failure(downcast(results[0].as_ref().expect_err("nobody is left")));
+    assert_eq!((status, ranks), (Status::RankLost, vec![Rank(1)]));
+}
