@@ -15,7 +15,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 const STREAM_BYTES: usize = 512 << 20;
 const SLOTS: u32 = 8;
-const TRIPS: u32 = 1_000;
+const TRIPS: u32 = 5_000;
 const SMALL: usize = 64;
 
 fn any() -> SocketAddr {
@@ -140,17 +140,18 @@ fn plain_stream(bytes: usize) -> Result<f64, Failure> {
     })
 }
 
-/// Waits for a frame, spinning and yielding as an agent does under load.
+/// Waits for a frame, asleep.
 fn await_frame(end: &mut TcpTransport) {
     let mut came = false;
     while !came {
-        end.progress(16, &mut |_, event| {
-            came |= matches!(event, Event::Received { .. } | Event::Down { .. })
-        });
+        let over = |event: &Event<'_>| matches!(event, Event::Received { .. } | Event::Down { .. });
+        if end.progress(16, &mut |_, event| came |= over(&event)) == 0 {
+            sleep(end);
+        }
     }
 }
 
-/// Round trips of a frame with 64 bytes of payload, both threads spinning; seconds each.
+/// Round trips of a frame with 64 bytes of payload, both threads sleeping in between; seconds each.
 fn our_trips() -> Result<f64, Failure> {
     let [(mut a, at_a), (mut b, at_b)] = linked(SMALL)?;
     let source = span(SMALL)?;
@@ -177,37 +178,23 @@ fn our_trips() -> Result<f64, Failure> {
     })
 }
 
-/// As [`our_trips`], by non-blocking reads that spin and yield.
+/// As [`our_trips`], by blocking reads and writes.
 fn plain_trips() -> Result<f64, Failure> {
     let [mut a, mut b] = plain_pair()?;
-    for end in [&a, &b] {
-        end.set_nonblocking(true)?;
-    }
-    fn spin(end: &mut TcpStream) -> Result<(), Failure> {
-        let mut room = [0; SMALL];
-        let mut have = 0;
-        while have < SMALL {
-            match end.read(room.get_mut(have..).unwrap_or_default()) {
-                Ok(0) => return Err("closed".into()),
-                Ok(count) => have += count,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
     std::thread::scope(|scope| {
         let echo = scope.spawn(move || -> Result<(), Failure> {
+            let mut room = [0; SMALL];
             for _ in 0..TRIPS {
-                spin(&mut b)?;
-                b.write_all(&[1; SMALL])?;
+                b.read_exact(&mut room)?;
+                b.write_all(&room)?;
             }
             Ok(())
         });
+        let mut room = [0; SMALL];
         let start = Instant::now();
         for _ in 0..TRIPS {
             a.write_all(&[1; SMALL])?;
-            spin(&mut a)?;
+            a.read_exact(&mut room)?;
         }
         let took = start.elapsed();
         echo.join().map_err(|_| "the echo panicked")??;

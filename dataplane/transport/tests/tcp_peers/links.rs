@@ -1,0 +1,87 @@
+//! Source ports, and links of different speed side by side.
+
+use crate::raw::{Log, Seen, config, drive, introduction, turn};
+use harmonaize_shm::{Memory, Span};
+use harmonaize_transport::tcp::TcpTransport;
+use harmonaize_transport::{DownReason, Landing, Ring, SendError, Transport};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn each_path_comes_from_its_source_port() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut a = TcpTransport::bind(config()).unwrap();
+    let ports = vec![free_port(), free_port(), free_port()];
+    let mut to = introduction(1, listener.local_addr().unwrap(), true);
+    to.source_ports = ports.clone();
+    a.open(to).unwrap();
+    let mut log = Log::new();
+    turn(&mut a, &mut log);
+    turn(&mut a, &mut log);
+    let mut seen: Vec<SocketAddr> = (0..3).map(|_| listener.accept().unwrap().1).collect();
+    let mut expected: Vec<_> =
+        ports.iter().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).collect();
+    seen.sort();
+    expected.sort();
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn a_source_port_in_use_is_named() {
+    let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = other.local_addr().unwrap().port();
+    let mut a = TcpTransport::bind(config()).unwrap();
+    let mut to = introduction(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), true);
+    to.source_ports = vec![0, port];
+    let link = a.open(to).unwrap();
+    let mut log = Log::new();
+    assert!(drive(&mut [(&mut a, &mut log)], &|logs| !logs[0].is_empty()));
+    let (of, Seen::Down(DownReason::Connect(why))) = &log[0] else { panic!("{log:?}") };
+    assert!(*of == link && why.contains(&port.to_string()) && why.contains("path 1"), "{why}");
+}
+
+#[test]
+fn a_link_whose_peer_does_not_read_holds_up_no_other() {
+    let mut a = TcpTransport::bind(config()).unwrap();
+    let mut fast = TcpTransport::bind(config()).unwrap();
+    let mut stuck = TcpTransport::bind(config()).unwrap();
+    let links = [
+        a.open(introduction(1, fast.local_address(), true)).unwrap(),
+        a.open(introduction(2, stuck.local_address(), true)).unwrap(),
+    ];
+    let at_fast = fast.open(introduction(1, a.local_address(), false)).unwrap();
+    let at_stuck = stuck.open(introduction(2, a.local_address(), false)).unwrap();
+    let ring = || {
+        let memory = Span::new(&Memory::private(4 << 16).unwrap(), 0, 4 << 16).unwrap();
+        Ring { memory, slot_bytes: 1 << 16, slots: 4 }
+    };
+    fast.attach_ring(at_fast, 0, ring()).unwrap();
+    stuck.attach_ring(at_stuck, 0, ring()).unwrap();
+    let (mut at_a, mut at_fast, mut at_stuck) = (Log::new(), Log::new(), Log::new());
+    let mut ends = [(&mut a, &mut at_a), (&mut fast, &mut at_fast), (&mut stuck, &mut at_stuck)];
+    assert!(drive(&mut ends, &|logs| logs.iter().map(|log| log.len()).sum::<usize>() == 4));
+    let payload = Span::new(&Memory::private(1 << 16).unwrap(), 0, 1 << 16).unwrap();
+    let mut full = false;
+    for sequence in 0..2000 {
+        let landing = Landing { ring: 0, sequence };
+        // The stuck one is offered as much as it takes, always.
+        loop {
+            match a.send(links[1], 0, b"", Some((landing, payload.clone(), 0))) {
+                Ok(()) => {}
+                Err(SendError::Full) => break full = true,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        a.send(links[0], 0, &sequence.to_le_bytes(), Some((landing, payload.clone(), 0))).unwrap();
+        let expected = Seen::Frame(sequence.to_le_bytes().to_vec());
+        let arrived = drive(&mut [(&mut a, &mut at_a), (&mut fast, &mut at_fast)], &|logs| {
+            logs[1].last().is_some_and(|(_, seen)| *seen == expected)
+        });
+        assert!(arrived, "frame {sequence} did not arrive");
+    }
+    assert!(full);
+}
