@@ -44,5 +44,8 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("cannot start the control thread")?.block_on(harmonaize_agent::run::run(config))
+    runtime.context("cannot start the control thread")?.block_on(async {
+        let stop = harmonaize_agent::run::signalled()?;
+        harmonaize_agent::run::run(config, stop).await
+    })
 }

@@ -1,4 +1,4 @@
-//! Wiring: engine, transport, sessions with tenants and with control, until a signal ends it.
+//! Wiring: engine, transport, sessions with tenants and with control.
 
 use crate::agent::Agent;
 use crate::config::Config;
@@ -20,11 +20,26 @@ const TICK: Duration = Duration::from_millis(100);
 /// How long communicators may take to end in order when the agent stops.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// Runs an agent until SIGINT or SIGTERM.
+/// Completes with SIGINT or SIGTERM.
+///
+/// # Errors
+/// If the process cannot listen for signals.
+pub fn signalled() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+/// Runs an agent until `stop` completes, then ends its communicators in order.
 ///
 /// # Errors
 /// If an address or socket cannot be had; says which.
-pub async fn run(config: Config) -> anyhow::Result<()> {
+pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     let tcp = TcpConfig {
         peer_timeout: config.peer_timeout,
         connect_timeout: config.connect_timeout,
@@ -41,18 +56,17 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let (engine, thread) = start(engine, config.spin).context("cannot start the engine's thread")?;
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
-    let (stop, stopped) = watch::channel(false);
+    let (closing, closed) = watch::channel(false);
     let mut servers = JoinSet::new();
     for tenant in config.tenants {
         let server = SessionServer::bind(tenant)?;
-        servers.spawn(server.run(requests.clone(), stopped.clone()));
+        servers.spawn(server.run(requests.clone(), closed.clone()));
     }
     drop(requests);
     let settings = Settings::new(config.control, config.host.clone(), address);
     let mut control = control::connect(settings);
     let mut agent = Agent::new(engine, control.to_control);
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::pin!(stop);
     let mut tick = tokio::time::interval(TICK);
     tracing::info!(host = config.host, %address, "agent is up");
 
@@ -63,13 +77,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             Some(request) = asked.recv() => agent.tenant(request),
             Some(event) = control.events.recv() => agent.control(event),
             _ = tick.tick() => agent.tick(Instant::now()),
-            _ = interrupt.recv() => ending = ending.or(Some(Instant::now())),
-            _ = terminate.recv() => ending = ending.or(Some(Instant::now())),
-        }
-        if ending.is_some() && !*stop.borrow() {
-            tracing::info!("agent is going down");
-            agent.stop();
-            stop.send_replace(true);
+            () = &mut stop, if ending.is_none() => {
+                tracing::info!("agent is going down");
+                ending = Some(Instant::now());
+                agent.stop();
+                closing.send_replace(true);
+            }
         }
     }
     while let Ok(notice) = heard.try_recv() {

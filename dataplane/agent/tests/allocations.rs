@@ -1,0 +1,194 @@
+//! Once a communicator is up and has run each kind of operation, no poll loop allocates: two whole agents with control over
+//! TCP in one process, tenants mapped and remote, every allocation of the engines' threads counted.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_agent::config::Config;
+use harmonaize_agent::run::run;
+use harmonaize_agent::session::{Quota, TenantSocket};
+use harmonaize_client::{Access, AttachOptions, Client, Communicator, Dtype, Rank, ReduceOp, Tensor};
+use harmonaize_planner::Topology;
+use harmonaize_server::{Server, state};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+struct Counting;
+
+/// The engines' threads, once they are known.
+static COUNTED: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+fn count() {
+    if COUNTED[0].load(Ordering::Relaxed) != 0 {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        if COUNTED.iter().any(|counted| counted.load(Ordering::Relaxed) == thread) {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+// SAFETY: the system's allocator does the work; counting changes nothing about it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: passed on as it came.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: passed on as it came.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: passed on as it came.
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Runs until the returned sender is dropped.
+fn background<F: Future<Output = ()>>(
+    work: impl FnOnce(oneshot::Receiver<()>) -> F + Send + 'static,
+) -> oneshot::Sender<()> {
+    let (sender, stop) = oneshot::channel();
+    std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work(stop));
+    });
+    sender
+}
+
+fn control() -> (SocketAddr, oneshot::Sender<()>) {
+    let link = |host| {
+        format!("[[host]]\nname = \"{host}\"\n[[link]]\nfrom = \"{host}\"\nto = \"s\"\nrate = \"10Gbit/s\"\n")
+    };
+    let topology = format!("[[switch]]\nname = \"s\"\n{}{}", link("h0"), link("h1"));
+    let settings = state::Settings {
+        topology: Topology::parse(&topology).unwrap(),
+        tenants: vec!["a".to_owned()],
+        join_timeout: LIMIT,
+        prepare_timeout: LIMIT,
+        recovery_timeout: LIMIT,
+        operation_timeout: LIMIT,
+        peer_timeout: LIMIT,
+        paths: 2,
+        source_ports: None,
+        most_ranks: 64,
+        most_communicators: 8,
+    };
+    let (sender, address) = std::sync::mpsc::channel();
+    let stop = background(move |stop| async move {
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let config = harmonaize_server::Config { listen, session_timeout: LIMIT, settings };
+        let server = Server::bind(config).await.unwrap();
+        sender.send(server.local_address()).unwrap();
+        server.run(async { drop(stop.await) }).await.unwrap();
+    });
+    (address.recv_timeout(LIMIT).unwrap(), stop)
+}
+
+fn agent(host: &str, control: SocketAddr, socket: &Path) -> oneshot::Sender<()> {
+    let tenant = TenantSocket {
+        tenant: "a".into(),
+        path: socket.to_owned(),
+        uids: vec![rustix::process::getuid().as_raw()],
+        quota: Quota::default(),
+        remote: true,
+        handshake: LIMIT,
+    };
+    let config = Config {
+        host: host.into(),
+        control: control.to_string(),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        spin: Duration::from_micros(50),
+        peer_timeout: LIMIT,
+        connect_timeout: LIMIT,
+        congestion: None,
+        tenants: vec![tenant],
+    };
+    background(move |stop| async move { run(config, async { drop(stop.await) }).await.unwrap() })
+}
+
+fn engine_threads() -> Vec<i32> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let engines =
+        tasks.filter(|task| std::fs::read_to_string(task.join("comm")).unwrap_or_default() == "engine\n");
+    engines.map(|task| task.file_name().unwrap().to_str().unwrap().parse().unwrap()).collect()
+}
+
+struct Job {
+    communicator: Communicator,
+    small: [Tensor; 2],
+    large: [Tensor; 2],
+}
+
+impl Job {
+    fn join(socket: &PathBuf, access: Access, rank: u32) -> Self {
+        let options = AttachOptions { access, ..AttachOptions::default() };
+        let client = Client::attach(socket, options).unwrap();
+        let tensor = |elements| client.tensor(Dtype::F32, elements).unwrap();
+        let (small, large) = ([(); 2].map(|()| tensor(1024)), [(); 2].map(|()| tensor(1 << 20)));
+        let communicator = client.join("job", Rank(rank), 4, LIMIT).unwrap();
+        Self { communicator, small, large }
+    }
+
+    fn round(&self) {
+        for [input, output] in [&self.small, &self.large] {
+            let wait =
+                |operation: Result<harmonaize_client::Operation, _>| operation.unwrap().wait(LIMIT).unwrap();
+            wait(self.communicator.all_reduce(input, output, ReduceOp::Average));
+            wait(self.communicator.all_reduce_in_place(input, ReduceOp::Sum));
+            wait(self.communicator.all_to_all(input, output));
+            wait(self.communicator.broadcast(input, Rank(2)));
+            wait(self.communicator.barrier());
+        }
+    }
+}
+
+#[test]
+fn no_poll_loop_allocates_once_a_communicator_is_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, _control) = control();
+    let sockets = ["h0", "h1"].map(|host| folder.path().join(host));
+    let _agents = [0, 1].map(|host| agent(["h0", "h1"][host], address, &sockets[host]));
+    let deadline = std::time::Instant::now() + LIMIT;
+    while !sockets.iter().all(|socket| socket.exists()) {
+        assert!(std::time::Instant::now() < deadline, "the agents made no sockets");
+        std::thread::yield_now();
+    }
+    let warm = Barrier::new(5);
+    std::thread::scope(|scope| {
+        for rank in 0..4_u32 {
+            let (socket, warm) = (&sockets[(rank / 2) as usize], &warm);
+            scope.spawn(move || {
+                let access = if rank % 2 == 0 { Access::Mapped } else { Access::Remote };
+                let job = Job::join(socket, access, rank);
+                // As many as to bring every operation to every channel.
+                (0..40).for_each(|_| job.round());
+                warm.wait();
+                warm.wait();
+                (0..100).for_each(|_| job.round());
+                warm.wait();
+                warm.wait();
+            });
+        }
+        warm.wait();
+        let threads = engine_threads();
+        assert_eq!(threads.len(), 2, "one engine an agent");
+        COUNTED[1].store(threads[1], Ordering::Relaxed);
+        COUNTED[0].store(threads[0], Ordering::Relaxed);
+        warm.wait();
+        warm.wait();
+        let allocations = ALLOCATIONS.load(Ordering::Relaxed);
+        COUNTED[0].store(0, Ordering::Relaxed);
+        warm.wait();
+        assert_eq!(allocations, 0, "allocations of the engines in 100 rounds of ten operations");
+    });
+}
