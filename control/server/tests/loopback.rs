@@ -198,3 +198,141 @@ async fn forms_reorders_and_closes() {
     }
     control.stop().await;
 }
+
+async fn status(control: &Control) -> v1::StatusReply {
+    control.client().await.status(v1::StatusRequest { patience_ns: 1 }).await.unwrap().into_inner()
+}
+
+/// Asks for the status until it is as wanted.
+async fn until(control: &Control, what: &str, wanted: impl Fn(&v1::StatusReply) -> bool) {
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let status = status(control).await;
+        if wanted(&status) {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{what}: {status:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_an_agent_is_told_to_its_own_peers() {
+    let control = Control::start(config()).await;
+    let mut agents = Vec::new();
+    for host in ["h0", "h1", "h2"] {
+        agents.push(Agent::hello(&control, host).await);
+    }
+    let mut ids = Vec::new();
+    for (tenant, pair) in [("a", [0, 1]), ("b", [1, 2])] {
+        for (rank, agent) in pair.into_iter().enumerate() {
+            agents[agent].join(tenant, rank as u32, 2).await;
+        }
+        let id = agents[pair[0]].form().await.communicator;
+        assert_eq!(agents[pair[1]].form().await.communicator, id);
+        let [first, second] = agents.get_disjoint_mut(pair).unwrap();
+        Agent::prepare(&mut [first, second], id, 1).await;
+        ids.push(id);
+    }
+    drop(agents.remove(0));
+    let to_agent::Message::Dissolve(end) = agents[0].next().await else { panic!("not dissolved") };
+    assert_eq!((end.communicator, end.kind(), end.ranks), (ids[0], v1::FailureKind::RanksLost, vec![0]));
+    let status = status(&control).await;
+    assert_eq!(status.communicators.iter().map(|known| known.communicator).collect::<Vec<_>>(), [ids[1]]);
+    // The host may come back at once.
+    Agent::hello(&control, "h0").await;
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn refusals_end_the_stream() {
+    let control = Control::start(config()).await;
+    let mut first = Agent::hello(&control, "h0").await;
+    for (host, version, kind) in [
+        ("h0", PROTOCOL_VERSION, v1::RefusedKind::HostInUse),
+        ("h1", PROTOCOL_VERSION + 1, v1::RefusedKind::Version),
+        ("h9", PROTOCOL_VERSION, v1::RefusedKind::UnknownHost),
+    ] {
+        let mut other = Agent::open(&control).await;
+        other.say_hello(host, version).await;
+        let to_agent::Message::Refused(refused) = other.next().await else { panic!("not refused") };
+        assert_eq!((refused.kind(), refused.protocol_version), (kind, PROTOCOL_VERSION));
+        assert_eq!(other.next_or_end().await, None);
+    }
+    // A breach of its own ends it, after a word why.
+    first.say(from_agent::Message::Prepared(v1::Prepared { communicator: 1, epoch: 1 })).await;
+    first.up.send(v1::FromAgent { message: None }).await.unwrap();
+    let to_agent::Message::Refused(refused) = first.next().await else { panic!("not refused") };
+    assert_eq!(refused.reason, "breach of protocol: a message without content");
+    assert_eq!(first.next_or_end().await, None);
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn late_ranks_are_named_over_the_wire() {
+    let mut config = config();
+    config.settings.join_timeout = Duration::from_millis(50);
+    let control = Control::start(config).await;
+    let mut agent = Agent::hello(&control, "h0").await;
+    agent.join("a", 1, 3).await;
+    let to_agent::Message::JoinRefused(refused) = agent.next().await else { panic!("not refused") };
+    assert_eq!((refused.request, refused.ranks.as_slice()), (101, [0, 2].as_slice()));
+    assert_eq!(refused.text, "ranks 0, 2 of 3 have not joined in time");
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn who_never_says_hello_is_let_go() {
+    let mut config = config();
+    config.session_timeout = Duration::from_millis(200);
+    let control = Control::start(config).await;
+    let mut mute = Agent::open(&control).await;
+    assert_eq!(mute.next_or_end().await, None);
+    control.stop().await;
+}
+
+/// A host that vanishes says nothing, not even goodbye: an agent whose runtime stands still, with its socket open.
+#[tokio::test]
+async fn a_silent_agent_is_noticed() {
+    let mut config = config();
+    config.session_timeout = Duration::from_millis(400);
+    let control = Control::start(config).await;
+    let address = control.address;
+    let (said, hears) = oneshot::channel();
+    let (thaw, frozen) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let agent = runtime.block_on(async {
+            let control = Control { address, stop: None, task: tokio::spawn(async {}) };
+            Agent::hello(&control, "h0").await
+        });
+        said.send(()).unwrap();
+        let _ = frozen.recv();
+        drop(agent);
+    });
+    hears.await.unwrap();
+    until(&control, "the session ends", |status| !status.agents[0].connected).await;
+    thaw.send(()).unwrap();
+    thread.join().unwrap();
+    control.stop().await;
+}
+
+/// Bytes that are no HTTP/2, and streams cut in the middle, cost nobody else anything.
+#[tokio::test]
+async fn garbage_costs_only_its_connection() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let control = Control::start(config()).await;
+    let mut agent = Agent::hello(&control, "h0").await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    let frame_too_large = [preface.clone(), vec![0xff; 64]].concat();
+    for garbage in [vec![0; 4096], b"GET / HTTP/1.1\r\n\r\n".to_vec(), preface, frame_too_large] {
+        let mut socket = tokio::net::TcpStream::connect(control.address).await.unwrap();
+        socket.write_all(&garbage).await.unwrap();
+        socket.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        let _ =
+            tokio::time::timeout(LIMIT, socket.read_to_end(&mut answer)).await.expect("the connection ends");
+    }
+    agent.join("a", 0, 1).await;
+    assert_eq!(agent.form().await.participants.len(), 1);
+    control.stop().await;
+}

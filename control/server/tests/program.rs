@@ -1,0 +1,65 @@
+//! `harmonaize-control` as a process: its configuration's errors, its start and its end.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn control(folder: &Path, config: &str) -> Command {
+    std::fs::write(folder.join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
+    std::fs::write(folder.join("control.toml"), config).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harmonaize-control"));
+    command.arg("--config").arg(folder.join("control.toml")).env_remove("RUST_LOG");
+    command.stderr(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+const GOOD: &str = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\n";
+
+#[test]
+fn says_which_line_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = control(folder.path(), &format!("{GOOD}lisen = 1\n")).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stderr).unwrap();
+    let expected = format!(
+        "harmonaize-control: {}/control.toml: line 3, column 1: unknown field `lisen`",
+        folder.path().display()
+    );
+    assert!(text.starts_with(&expected), "{text}");
+}
+
+#[test]
+fn checks_and_stops() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = control(folder.path(), GOOD).arg("--check").output().unwrap();
+    assert_eq!(
+        (output.status.code(), output.stdout.as_slice()),
+        (Some(0), b"ok: 1 hosts, 0 links, 0 tenants\n".as_slice())
+    );
+}
+
+#[test]
+fn says_that_the_address_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = control(folder.path(), &GOOD.replace("127.0.0.1:0", &address)).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains(&format!("cannot listen on {address}: Address already in use")), "{text}");
+}
+
+#[test]
+fn ends_when_told_to() {
+    for signal in ["-TERM", "-INT"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = control(folder.path(), GOOD).arg("--log-json").spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let first = log.next().unwrap().unwrap();
+        assert!(first.starts_with('{') && first.contains("control serves"), "{first}");
+        assert!(Command::new("kill").arg(signal).arg(child.id().to_string()).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{signal}");
+        assert!(log.next().unwrap().unwrap().contains("control goes down"));
+    }
+}
