@@ -72,6 +72,15 @@ impl Acknowledgements {
         }
     }
 
+    /// A peer next to this one in the tree that is gone and took acknowledgements of segments below `begun` with it. Who
+    /// leaves in good order has told all it knew, so this one did not.
+    pub(crate) fn severed(&self, begun: u64, gone: impl Fn(u32) -> bool) -> Option<Participant> {
+        let children = (self.me * DEGREE + 1..).zip(&self.below);
+        let parent = self.parent().map(|parent| (parent, &self.everyone));
+        let mut heard = parent.into_iter().chain(children);
+        heard.find(|(peer, heard)| **heard < begun && gone(*peer)).map(|(peer, _)| Participant(peer))
+    }
+
     /// What a header to this peer shall say; counts as told.
     pub(crate) fn tell(&mut self, peer: Participant) -> u64 {
         if self.parent() == Some(peer.0) {

@@ -317,7 +317,7 @@ impl Communicator {
                 self.moved(now);
                 self.credit(from, epoch, &header) && self.arrive(from, epoch, &header, bytes)
             }
-            k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(from, control)),
+            k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(now, from, control)),
             _ => false,
         };
         if !right {
@@ -366,10 +366,12 @@ impl Communicator {
         true
     }
 
-    fn control(&mut self, from: Participant, control: Control) -> bool {
+    fn control(&mut self, now: Nanos, from: Participant, control: Control) -> bool {
         match control {
             Control::Inquire { operation } => self.inquired(from, operation),
-            Control::Answer { operation, missing, call } => self.answered(from, operation, missing, call),
+            Control::Answer { operation, missing, call } => {
+                self.answered(now, from, operation, missing, call)
+            }
             Control::Left { rank, operations } => return self.peer_left(from, rank, operations),
             Control::Abort { failure } => self.fail(failure),
             Control::Prepared { epoch } => {

@@ -81,10 +81,28 @@ impl Communicator {
         }
     }
 
-    /// Ends the communicator if an operation was called that ranks that are gone cannot take part in.
+    /// Whether some participant is gone of which not every rank had left.
+    fn bereft(&self) -> bool {
+        (0..self.group.participants()).any(|peer| {
+            let mut ranks = self.group.local(Participant(peer)).iter();
+            self.lost(peer as usize) && ranks.any(|rank| !self.departures.has_left(*rank))
+        })
+    }
+
+    /// Ends the communicator if an operation was called that ranks that are gone cannot take part in, or if one that has
+    /// begun cannot be acknowledged any more.
     pub(crate) fn refuse_impossible(&mut self) {
+        if self.failure().is_some() {
+            return;
+        }
+        if let Some(peer) = self.acknowledgements.severed(self.begun, |peer| self.lost(peer as usize)) {
+            let mut ranks = self.group.local(peer).to_vec();
+            ranks.sort_unstable();
+            self.fail(Failure::RanksLost { ranks });
+            return;
+        }
         let (first, end) = self.operations.bounds();
-        if first == end || self.failure().is_some() {
+        if first == end {
             return;
         }
         let left = self.departures.left.iter();
@@ -141,8 +159,10 @@ impl Communicator {
         told && local.all(|rank| self.departures.has_left(*rank))
             && match self.failure() {
                 Some(_) => self.operations.oldest().is_none(),
+                // Acknowledgements that a peer took with it will not come.
                 None => {
-                    self.acknowledgements.everyone() >= self.begun && self.acknowledgements.due().is_none()
+                    let heard = self.acknowledgements.everyone() >= self.begun;
+                    (heard || self.bereft()) && self.acknowledgements.due().is_none()
                 }
             }
     }

@@ -6,6 +6,9 @@ use crate::{Failure, Nanos};
 use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::{Group, Participant};
 
+/// Most times that an inquiry goes back to an earlier operation: a peer that always knows an earlier one gets nowhere.
+const MOST_LOWERED: u32 = 8;
+
 type Answer = (Vec<Rank>, Option<(Rank, Signature)>);
 
 /// An inquiry under way.
@@ -15,6 +18,8 @@ pub(crate) struct Inquiry {
     pub(crate) deadline: Nanos,
     /// Whose messages made no sense; if nobody called anything else, it is to blame.
     suspect: Option<Participant>,
+    /// How often it went back to an earlier operation.
+    lowered: u32,
     answers: Vec<Option<Answer>>,
 }
 
@@ -25,7 +30,7 @@ impl Inquiry {
         suspect: Option<Participant>,
         participants: u32,
     ) -> Self {
-        Self { operation, deadline, suspect, answers: vec![None; participants as usize] }
+        Self { operation, deadline, suspect, lowered: 0, answers: vec![None; participants as usize] }
     }
 
     pub(crate) fn answer(&mut self, from: Participant, missing: Vec<Rank>, call: Option<(Rank, Signature)>) {
@@ -118,21 +123,35 @@ impl Communicator {
     }
 
     pub(crate) fn inquired(&mut self, from: Participant, operation: u64) {
-        let missing = self.operations.missing(operation);
-        let call = self.operations.caller(operation);
-        self.tell(from, Control::Answer { operation, missing, call });
+        // Who has ended an operation that others are still in asks for too late a one.
+        let oldest = self.operations.oldest().map(|oldest| oldest.number);
+        let earlier = oldest.filter(|oldest| *oldest < operation);
+        for operation in earlier.into_iter().chain([operation]) {
+            let missing = self.operations.missing(operation);
+            let call = self.operations.caller(operation);
+            self.tell(from, Control::Answer { operation, missing, call });
+        }
     }
 
     pub(crate) fn answered(
         &mut self,
+        now: Nanos,
         from: Participant,
         operation: u64,
         missing: Vec<Rank>,
         call: Option<(Rank, Signature)>,
     ) {
-        if let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.operation == operation) {
+        let Some(inquiry) = &mut self.inquiry else { return };
+        if inquiry.operation == operation {
             inquiry.answer(from, missing, call);
             self.conclude();
+        } else if operation < inquiry.operation && inquiry.suspect.is_none() && inquiry.lowered < MOST_LOWERED
+        {
+            let lowered = inquiry.lowered + 1;
+            self.inquire(now, operation, None);
+            if let Some(inquiry) = &mut self.inquiry {
+                inquiry.lowered = lowered;
+            }
         }
     }
 

@@ -19,7 +19,7 @@ mod world;
 
 use harmonaize_abi::Rank;
 use harmonaize_core::Failure;
-use scenario::{Incident, MILLISECOND, Scenario};
+use scenario::{Incident, MILLISECOND, SECOND, Scenario};
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use world::{Statistics, World};
@@ -76,6 +76,7 @@ fn family(
 
 /// Everything ended well, and everybody has closed.
 fn well(world: &World) {
+    assert!(world.last < 5 * SECOND, "it took until {}", world.last);
     for (index, node) in world.nodes.iter().enumerate() {
         assert!(node.closed, "participant {index} never finished\n{}", world.describe());
     }
@@ -140,6 +141,7 @@ fn given_up() {
 
 /// Every survivor ended well, or names ranks of participants that died, within a bounded time.
 fn mourned(world: &World) {
+    assert!(world.last < 5 * SECOND, "it took until {}\n{}", world.last, world.describe());
     let mut dead = Vec::new();
     let mut last = 0;
     for (at, incident) in &world.scenario.incidents {
@@ -249,6 +251,7 @@ fn mismatch() {
 
 /// Those that fail name exactly the rank that is gone; the others completed everything.
 fn missed(world: &World, gone: Rank) {
+    assert!(world.last < 5 * SECOND, "it took until {}\n{}", world.last, world.describe());
     for (index, node) in world.nodes.iter().enumerate() {
         match &node.failure {
             Some((failure, _)) => {

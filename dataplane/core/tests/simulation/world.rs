@@ -132,6 +132,8 @@ pub(crate) struct World {
     pub(crate) links: HashMap<(u32, Participant, Participant), Direction>,
     pub(crate) tensors: HashMap<(u32, u64), Tensor>,
     pub(crate) plans: Vec<EpochPlan>,
+    /// By epoch: how many have opened its links.
+    opened: HashMap<u32, usize>,
     pub(crate) statistics: Statistics,
     /// Participants may end badly.
     pub(crate) faulty: bool,
@@ -186,6 +188,7 @@ impl World {
             links: HashMap::new(),
             tensors: HashMap::new(),
             plans: vec![scenario.plan.clone()],
+            opened: HashMap::new(),
             statistics: Statistics::default(),
             queue: BinaryHeap::new(),
             events: HashMap::new(),
@@ -314,7 +317,7 @@ impl World {
                 if node.timer == Some(now) {
                     node.timer = None;
                 }
-                if node.core.next_timeout().is_some_and(|due| due.0 <= now) {
+                if node.alive && !node.closed && node.core.next_timeout().is_some_and(|due| due.0 <= now) {
                     self.wake(p);
                 } else {
                     self.arm(p);
@@ -448,11 +451,9 @@ impl World {
             Input::Change(plan) => node.changes.push_back(*plan),
             Input::LinksUp(epoch) => node.core.links_up(epoch),
             Input::Abandon(epoch) => {
+                // It may have been given up by another.
                 if node.core.abandon(epoch) {
                     self.retire(p, epoch);
-                } else {
-                    let over = node.retired.contains(&epoch) || node.failure.is_some();
-                    assert!(over || node.core.failure().is_some(), "too late to abandon epoch {epoch}");
                 }
             }
             Input::Left(rank) => {
@@ -468,10 +469,20 @@ impl World {
         match node.core.change(plan.clone()) {
             Ok(()) => {
                 node.epochs.insert(epoch);
-                let fails = self.scenario.unlinkable.contains(&(epoch, p));
-                let next = if fails { Input::Abandon(epoch) } else { Input::LinksUp(epoch) };
-                let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
-                self.at(at, Event::Input(p, next));
+                if self.scenario.unlinkable.contains(&(epoch, p)) {
+                    let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
+                    self.at(at, Event::Input(p, Input::Abandon(epoch)));
+                    return;
+                }
+                // Links come up when both ends have opened them.
+                let opened = self.opened.entry(epoch).or_default();
+                *opened += 1;
+                if *opened == self.nodes.len() {
+                    for p in (0..self.scenario.group.participants()).map(Participant) {
+                        let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
+                        self.at(at, Event::Input(p, Input::LinksUp(epoch)));
+                    }
+                }
             }
             Err(CoreError::Ended(_)) => {}
             // Given up by another before it was begun here.
