@@ -29,6 +29,19 @@ pub fn communicator_from_text(text: &str) -> Option<u64> {
     u64::from_str_radix(text, 16).ok()
 }
 
+/// All but the secret, so that no log holds one.
+impl std::fmt::Debug for v1::Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peer")
+            .field("participant", &self.participant)
+            .field("address", &self.address)
+            .field("link", &self.link)
+            .field("initiate", &self.initiate)
+            .field("source_ports", &self.source_ports)
+            .finish_non_exhaustive()
+    }
+}
+
 impl From<v1::from_agent::Message> for v1::FromAgent {
     fn from(message: v1::from_agent::Message) -> Self {
         Self { message: Some(message) }
@@ -44,6 +57,15 @@ impl From<v1::to_agent::Message> for v1::ToAgent {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn secrets_do_not_show() {
+        let peer =
+            v1::Peer { secret: vec![171; SECRET_BYTES], link: vec![7; LINK_BYTES], ..v1::Peer::default() };
+        let recipe = v1::Recipe { peers: vec![peer], ..v1::Recipe::default() };
+        let shown = format!("{recipe:?}");
+        assert!(shown.contains("7, 7, 7") && !shown.contains("171"), "{shown}");
+    }
 
     #[test]
     fn ids_survive_being_shown() {
