@@ -13,6 +13,7 @@ mod command;
 mod engine;
 mod execute;
 mod formation;
+mod lifecycle;
 mod member;
 mod run;
 mod table;

@@ -52,7 +52,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("disclose", &["abi", "plan", "planner"]),
     ("store", &["planner"]),
     ("server", &["abi", "plan", "planner", "disclose", "store", "api", "api-tenant"]),
-    ("cli", &["abi", "api", "api-tenant", "client"]),
+    ("cli", &["abi", "api", "api-tenant", "client", "planner"]),
     ("xtask", &["abi", "plan", "planner"]),
 ];
 

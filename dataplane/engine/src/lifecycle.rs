@@ -1,0 +1,213 @@
+//! Communicators and attachments coming and going: commands, links up and down, the end.
+
+use crate::attachment::Attachment;
+use crate::command::{Command, CommunicatorId, Formation, Notice, Peer, Status};
+use crate::engine::{Engine, watch};
+use crate::formation::{close_links, form, open_links};
+use crate::member::Member;
+use crate::table::Key;
+use harmonaize_abi::Status as Code;
+use harmonaize_core::{EpochPlan, Failure, Nanos};
+use harmonaize_plan::Participant;
+use harmonaize_transport::LinkId;
+
+/// How long links outlive their communicator, so that peers hear why it ended.
+const LINGER: Nanos = Nanos(300_000_000);
+
+impl Engine {
+    /// Carries out a command.
+    pub fn command(&mut self, command: Command) {
+        match command {
+            Command::Attach { attachment, end } => {
+                let watched = watch(&self.wake, end.wake_fd()).map_err(|error| error.to_string());
+                let entered = watched.and_then(|()| {
+                    self.attachments
+                        .insert(Attachment::new(attachment, end))
+                        .ok_or("too many attachments".into())
+                });
+                match entered {
+                    Ok(key) => drop(self.by_attachment.insert(attachment, key)),
+                    Err(reason) => (self.notify)(Notice::Detached { attachment, reason }),
+                }
+            }
+            Command::Detach { attachment } => {
+                if let Some(key) = self.by_attachment.get(&attachment).copied() {
+                    self.detach(key);
+                }
+            }
+            Command::Form(formation) => self.form(*formation),
+            Command::Change { communicator, plan, peers } => self.change(communicator, plan, peers),
+            Command::Abandon { communicator, epoch } => {
+                let Some(member) = self.member(communicator) else { return };
+                if member.core.abandon(epoch) {
+                    self.drop_links(communicator, epoch);
+                }
+            }
+            Command::Leave { communicator, rank } => {
+                let Some(key) = self.by_communicator.get(&communicator).copied() else { return };
+                let Some(member) = self.members.get_mut(key) else { return };
+                let attachment = member.local(rank).map(|local| local.attachment);
+                member.core.rank_left(rank);
+                if let Some(attachment) = attachment.and_then(|a| self.attachments.get_mut(a)) {
+                    attachment.leave(key, rank);
+                }
+            }
+            Command::Dissolve { communicator, failure } => {
+                if let Some(member) = self.member(communicator) {
+                    member.core.dissolve(failure);
+                }
+            }
+            Command::Status { id } => {
+                let now = self.now();
+                let status = Status {
+                    communicators: self.members.iter().map(|member| member.status(now)).collect(),
+                    attachments: self.attachments.iter().map(Attachment::status).collect(),
+                };
+                (self.notify)(Notice::Status { id, status });
+            }
+            Command::Stop => {
+                self.stopping = true;
+                self.members.iter_mut().for_each(|member| member.core.dissolve(Failure::Dissolved));
+            }
+        }
+    }
+
+    fn member(&mut self, communicator: CommunicatorId) -> Option<&mut Member> {
+        let key = self.by_communicator.get(&communicator)?;
+        self.members.get_mut(*key)
+    }
+
+    fn form(&mut self, formation: Formation) {
+        let (communicator, epoch) = (formation.communicator, formation.plan.epoch);
+        let keys: Vec<Key> = formation
+            .locals
+            .iter()
+            .filter_map(|local| self.by_attachment.get(&local.attachment).copied())
+            .collect();
+        let handles: Vec<_> = formation.locals.clone();
+        let formed = if self.stopping || self.by_communicator.contains_key(&communicator) {
+            Err("the agent is going down, or has this communicator already".to_owned())
+        } else {
+            form(self.transport.as_mut(), &self.attachments, &keys, formation)
+        };
+        let formed = formed.and_then(|member| {
+            let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
+            let alone = member.epochs.iter().all(crate::member::Links::complete);
+            let key = self.members.insert(member).ok_or("too many communicators")?;
+            self.by_communicator.insert(communicator, key);
+            self.enter_links(key, epoch, &links);
+            for (local, attachment) in handles.iter().zip(&keys) {
+                if let Some(attachment) = self.attachments.get_mut(*attachment) {
+                    attachment.join(local.handle, key, local.rank);
+                }
+            }
+            Ok(alone)
+        });
+        match formed {
+            Ok(false) => {}
+            Ok(true) => (self.notify)(Notice::Prepared { communicator, epoch }),
+            Err(reason) => (self.notify)(Notice::PrepareFailed { communicator, epoch, reason }),
+        }
+    }
+
+    fn enter_links(&mut self, key: Key, epoch: u32, links: &[Option<LinkId>]) {
+        for (peer, link) in links.iter().enumerate() {
+            if let Some(link) = link {
+                self.links.insert(*link, (key, epoch, Participant(peer as u32)));
+            }
+        }
+    }
+
+    fn change(&mut self, communicator: CommunicatorId, plan: EpochPlan, peers: Vec<Peer>) {
+        let epoch = plan.epoch;
+        let Some(key) = self.by_communicator.get(&communicator).copied() else {
+            return self.refuse_change(communicator, epoch, "no such communicator".into());
+        };
+        let Some(member) = self.members.get_mut(key) else { return };
+        if let Err(error) = member.core.change(plan.clone()) {
+            return self.refuse_change(communicator, epoch, error.to_string());
+        }
+        match open_links(self.transport.as_mut(), &plan, member.core.me(), peers) {
+            Ok(links) => {
+                let ids = links.links.clone();
+                let alone = links.complete();
+                member.epochs.push(links);
+                self.enter_links(key, epoch, &ids);
+                if alone {
+                    self.epoch_up(key, epoch);
+                }
+            }
+            Err(reason) => {
+                member.core.abandon(epoch);
+                self.refuse_change(communicator, epoch, reason);
+            }
+        }
+    }
+
+    fn refuse_change(&mut self, communicator: CommunicatorId, epoch: u32, reason: String) {
+        (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
+    }
+
+    /// All links of an epoch are up.
+    pub(crate) fn epoch_up(&mut self, key: Key, epoch: u32) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        member.core.links_up(epoch);
+        let communicator = member.id;
+        (self.notify)(Notice::Prepared { communicator, epoch });
+    }
+
+    pub(crate) fn drop_links(&mut self, communicator: CommunicatorId, epoch: u32) {
+        let Some(links) = self.member(communicator).and_then(|member| member.take_links(epoch)) else {
+            return;
+        };
+        close_links(self.transport.as_mut(), &links);
+        for link in links.links.iter().flatten() {
+            self.links.remove(link);
+        }
+    }
+
+    /// An attachment is gone: its ranks leave.
+    pub(crate) fn detach(&mut self, key: Key) {
+        let Some(attachment) = self.attachments.remove(key) else { return };
+        self.by_attachment.remove(&attachment.id);
+        self.deferred.retain(|deferred| deferred.attachment != key);
+        for (communicator, rank) in attachment.ranks() {
+            if let Some(member) = self.members.get_mut(communicator) {
+                member.core.rank_left(rank);
+            }
+        }
+    }
+
+    pub(crate) fn down(&mut self, key: Key, epoch: u32, peer: Participant) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        let communicator = member.id;
+        let announced = member.links(epoch).is_none_or(|links| links.announced);
+        if announced || member.ended {
+            member.core.link_down(epoch, peer);
+            return;
+        }
+        let reason = std::mem::take(&mut member.detail);
+        if member.epochs.len() == 1 {
+            (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
+            self.let_go(key, Code::Aborted);
+        } else {
+            member.core.abandon(epoch);
+            self.drop_links(communicator, epoch);
+            (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
+        }
+    }
+
+    /// Forgets a communicator: closes its links, answers later calls on its handles with `status`.
+    pub(crate) fn let_go(&mut self, key: Key, status: Code) {
+        let Some(member) = self.members.remove(key) else { return };
+        self.by_communicator.remove(&member.id);
+        let until = self.now().after(LINGER);
+        for link in member.epochs.iter().flat_map(|links| links.links.iter().flatten()) {
+            self.links.remove(link);
+            self.lingering.push_back((until, *link));
+        }
+        for attachment in self.attachments.iter_mut() {
+            attachment.end_of(key, status);
+        }
+    }
+}
