@@ -4,9 +4,10 @@ use crate::fabric::{Fabric, Host, make_folder};
 use crate::process::Process;
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Where control listens, in its own namespace.
@@ -63,6 +64,8 @@ impl Deployment {
     pub fn start(fabric: Fabric, setup: Setup) -> Result<Self> {
         let mut deployment = Self { agents: Vec::new(), control: None, setup, fabric };
         deployment.start_control()?;
+        // An agent that finds no control tries again only a second later.
+        deployment.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
         for host in 0..deployment.fabric.hosts().len() {
             deployment.start_agent(host)?;
         }
@@ -79,7 +82,7 @@ impl Deployment {
         let config = folder.join("control.toml");
         write(&config, &control_config(&self.fabric, &self.setup))?;
         let mut command = Command::new(self.setup.binaries.path("harmonaize-control")?);
-        command.arg("--config").arg(&config);
+        command.arg("--config").arg(&config).env("NO_COLOR", "1");
         self.control =
             Some(Process::start("control", &mut command, &self.fabric.control(), &folder.join("log"))?);
         Ok(())
@@ -99,7 +102,7 @@ impl Deployment {
         let config = host.folder.join("agent.toml");
         write(&config, &agent_config(&self.fabric, host, &self.setup)?)?;
         let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
-        command.arg("--config").arg(&config);
+        command.arg("--config").arg(&config).env("NO_COLOR", "1");
         let name = format!("agent of {}", host.name);
         let agent = Process::start(&name, &mut command, &host.namespace, &host.folder.join("log"))?;
         match self.agents.get_mut(position) {
@@ -158,40 +161,57 @@ impl Deployment {
         Ok(fabric)
     }
 
-    /// Waits until control listens and each tenant's socket is there, for twenty seconds at most.
+    /// What `harmonaize status --json` says.
+    pub fn status(&self) -> Result<Value> {
+        let mut command = Command::new(self.setup.binaries.path("harmonaize")?);
+        command.arg("--control").arg(format!("http://{}", self.control_address())).args(["status", "--json"]);
+        let output = self.fabric.control().enter(|| command.stdin(Stdio::null()).output())??;
+        if !output.status.success() {
+            bail!("harmonaize status failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        serde_json::from_slice(&output.stdout).context("harmonaize status did not print JSON")
+    }
+
+    /// Waits until control listens, every agent is connected to it and each tenant's socket is there, for twenty
+    /// seconds at most.
     pub fn wait_until_ready(&mut self) -> Result<()> {
+        self.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
+        self.wait_until("an agent has not made its sockets", |this| {
+            let hosts = this.fabric.hosts().iter();
+            let mut sockets =
+                hosts.flat_map(|host| this.setup.tenants.iter().map(|tenant| socket(host, &tenant.name)));
+            Ok(sockets.all(|socket| socket.exists()).then_some(()))
+        })?;
+        self.wait_until("an agent is not connected to control", |this| {
+            let status = this.status()?;
+            let agents = status.get("agents").and_then(Value::as_array).context("status names no agents")?;
+            let connected = |agent: &Value| agent.get("connected").and_then(Value::as_bool) == Some(true);
+            Ok(agents.iter().all(connected).then_some(()))
+        })
+    }
+
+    /// Polls until `done` gives something, for twenty seconds at most, and as long as no program has ended.
+    pub fn wait_until<T>(&mut self, wrong: &str, done: impl Fn(&Self) -> Result<Option<T>>) -> Result<T> {
         let deadline = Instant::now() + READY;
         loop {
             self.check()?;
-            let Some(missing) = self.missing()? else { return Ok(()) };
-            if Instant::now() > deadline {
-                bail!("not ready in time: {missing}");
+            if let Some(value) = done(self)? {
+                return Ok(value);
             }
-            std::thread::sleep(Duration::from_millis(20));
+            if Instant::now() > deadline {
+                let programs = self.control.iter().chain(&self.agents);
+                let said: Vec<String> =
+                    programs.map(|process| format!("{}:\n{}", process.name(), process.said(2048))).collect();
+                bail!("{wrong}, after {} s; last lines of\n{}", READY.as_secs(), said.join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// What is not ready yet.
-    fn missing(&mut self) -> Result<Option<String>> {
+    fn control_listens(&self) -> Result<bool> {
         let address = self.control_address();
         let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
-        if !self.fabric.control().enter(connect)? {
-            return Ok(Some(format!(
-                "control does not listen; its last lines:\n{}",
-                self.control()?.said(4096)
-            )));
-        }
-        for (position, host) in self.fabric.hosts().iter().enumerate() {
-            let mut sockets = self.setup.tenants.iter().map(|tenant| socket(host, &tenant.name));
-            if let Some(socket) = sockets.find(|socket| !socket.exists()) {
-                let said = self.agents.get(position).map(|agent| agent.said(4096)).unwrap_or_default();
-                return Ok(Some(format!(
-                    "{} is not there; its agent's last lines:\n{said}",
-                    socket.display()
-                )));
-            }
-        }
-        Ok(None)
+        self.fabric.control().enter(connect)
     }
 }
 

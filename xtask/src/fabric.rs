@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where each fabric has its run folder.
 pub const RUN: &str = "/run/harmonaize-emulation";
@@ -193,7 +193,29 @@ impl Fabric {
         for node in 0..count {
             self.configure(node, delays)?;
         }
-        self.configure_control()
+        self.configure_control()?;
+        self.wait_for_ports()
+    }
+
+    /// Waits until every port of every bridge forwards: a moment after both its ends are up.
+    fn wait_for_ports(&self) -> Result<()> {
+        let switches =
+            self.topology.switches().filter(|_| self.layout.bridged).map(|switch| self.node(switch));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        for namespace in switches.chain([self.control()]) {
+            loop {
+                let output = namespace.enter(|| Command::new("bridge").arg("link").output())??;
+                let said = String::from_utf8_lossy(&output.stdout);
+                if output.status.success() && said.lines().all(|port| port.contains("state forwarding")) {
+                    break;
+                }
+                if Instant::now() > deadline {
+                    bail!("ports of {} do not forward:\n{said}", namespace.name());
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        Ok(())
     }
 
     /// True when links ask for delay and the kernel can give it; says so loudly when it cannot.
@@ -212,11 +234,15 @@ impl Fabric {
 
     /// The veth pairs: one a cable, one a host for management.
     fn devices(&self) -> Vec<String> {
-        let pair = |a: (&str, &str), b: (&str, &str)| {
-            let ((device, space), (peer, far)) = (a, b);
-            format!(
-                "link add {device} mtu {MTU} netns {space} type veth peer name {peer} mtu {MTU} netns {far}"
-            )
+        // Each device has an index of its own over all namespaces: where the two ends of a pair had the same, the
+        // kernel would take its time to notice the carrier, a second in which a bridge's port drops everything.
+        let mut index = 100;
+        let mut pair = |a: (&str, &str), b: (&str, &str)| {
+            index += 2;
+            let end = |(device, space): (&str, &str), index: usize| {
+                format!("name {device} index {index} mtu {MTU} netns {space}")
+            };
+            format!("link add {} type veth peer {}", end(a, index), end(b, index + 1))
         };
         let mut lines = Vec::new();
         for cable in &self.layout.cables {

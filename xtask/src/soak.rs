@@ -35,16 +35,15 @@ struct Suite {
     name: &'static str,
     package: &'static str,
     test: &'static str,
-    environment: fn(&Range<u64>) -> Vec<(&'static str, u64, Option<u64>)>,
+    environment: fn(&Range<u64>) -> Vec<(&'static str, String)>,
 }
 
-/// Variables are a number, or a range of two.
 const SUITES: &[Suite] = &[
     Suite {
         name: "core",
         package: "harmonaize-core",
         test: "simulation",
-        environment: |seeds| vec![("HARMONAIZE_SEEDS", seeds.start, Some(seeds.end))],
+        environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],
     },
     Suite {
         name: "plan",
@@ -52,8 +51,8 @@ const SUITES: &[Suite] = &[
         test: "mutations",
         environment: |seeds| {
             vec![
-                ("HARMONAIZE_SEED", seeds.start, None),
-                ("HARMONAIZE_RUNS", seeds.end.saturating_sub(seeds.start), None),
+                ("HARMONAIZE_SEED", seeds.start.to_string()),
+                ("HARMONAIZE_RUNS", seeds.end.saturating_sub(seeds.start).to_string()),
             ]
         },
     },
@@ -93,9 +92,7 @@ fn round(suite: &Suite, release: bool, seeds: &Range<u64>) -> Result<u64> {
     if release {
         tests.arg("--release");
     }
-    for (name, from, to) in (suite.environment)(seeds) {
-        tests.env(name, to.map_or(from.to_string(), |to| format!("{from}..{to}")));
-    }
+    tests.envs((suite.environment)(seeds));
     let output = tests.stdin(Stdio::null()).output().context("cannot start cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
