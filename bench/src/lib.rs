@@ -4,6 +4,8 @@
 
 pub mod communicator;
 pub mod digits;
+pub mod direct;
+pub mod measure;
 pub mod model;
 pub mod payload;
 pub mod report;

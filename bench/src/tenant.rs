@@ -87,6 +87,16 @@ impl Member {
         timed(|| self.communicator.all_reduce_in_place(tensor, reduce))
     }
 
+    /// Runs an AllReduce from one tensor to another (or the same), and times it from submission to completion.
+    pub fn all_reduce_into(
+        &self,
+        input: &Tensor,
+        output: &Tensor,
+        reduce: ReduceOp,
+    ) -> Result<(Receipt, Duration)> {
+        timed(|| self.communicator.all_reduce(input, output, reduce))
+    }
+
     /// Runs an AllToAll, and times it from submission to completion.
     pub fn all_to_all(&self, input: &Tensor, output: &Tensor) -> Result<(Receipt, Duration)> {
         timed(|| self.communicator.all_to_all(input, output))

@@ -12,6 +12,7 @@ pub mod job;
 pub mod layout;
 pub mod namespace;
 pub mod packages;
+pub mod peers;
 pub mod process;
 pub mod soak;
 pub mod task;

@@ -1,0 +1,107 @@
+//! What a rank process of a benchmark measures and prints: nccl-tests' columns for people, a line of JSON for programs.
+
+use crate::statistics::median;
+use anyhow::Result;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+
+/// How often.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Effort {
+    /// Operations before the first that is timed
+    #[arg(long, default_value_t = 2)]
+    pub warmup: usize,
+    /// Operations that are timed
+    #[arg(long, default_value_t = 5)]
+    pub iterations: usize,
+}
+
+/// Which collective a benchmark runs.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// AllReduce, sum.
+    Allreduce,
+    /// AllToAll.
+    Alltoall,
+}
+
+/// One size's result, as in the line of JSON. `bytes` is a rank's tensor, as in nccl-tests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Bytes of a rank's tensor.
+    pub bytes: u64,
+    /// Each timed operation, in microseconds.
+    pub times_us: Vec<f64>,
+    /// Elements that were not what they had to be.
+    pub wrong: u64,
+    /// Tensor bytes that this rank's host sent in one operation, from the receipt.
+    pub wire_bytes: u64,
+}
+
+impl Kind {
+    /// busbw over algbw (nccl-tests, PERFORMANCE.md): how often a byte crosses the slowest link in the best algorithm.
+    pub fn bus_factor(self, ranks: usize) -> f64 {
+        let ranks = ranks.max(1) as f64;
+        match self {
+            Self::Allreduce => 2.0 * (ranks - 1.0) / ranks,
+            Self::Alltoall => (ranks - 1.0) / ranks,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Allreduce => "sum",
+            Self::Alltoall => "none",
+        }
+    }
+}
+
+impl Measured {
+    /// The columns' heading.
+    pub const HEADING: &'static str =
+        "    size(B)       count   type  redop    time(us)  algbw(GB/s)  busbw(GB/s)  wrong";
+
+    /// A line under the heading: the median operation.
+    pub fn columns(&self, kind: Kind, ranks: usize) -> String {
+        let time = median(&mut self.times_us.clone());
+        let algbw = if time > 0.0 { self.bytes as f64 / time / 1e3 } else { 0.0 };
+        format!(
+            "{:>11} {:>11}  float {:>6} {:>11.1} {:>12.3} {:>12.3} {:>6}",
+            self.bytes,
+            self.bytes / 4,
+            kind.word(),
+            time,
+            algbw,
+            algbw * kind.bus_factor(ranks),
+            self.wrong
+        )
+    }
+
+    /// Prints it one way or the other.
+    pub fn print(&self, json: bool, kind: Kind, ranks: usize) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        if json {
+            writeln!(out, "{}", serde_json::to_string(self)?)?;
+        } else {
+            writeln!(out, "{}", self.columns(kind, ranks))?;
+        }
+        Ok(out.flush()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_nccl_tests() {
+        let measured =
+            Measured { bytes: 8_000_000, times_us: vec![1000.0, 9000.0, 2000.0], ..Measured::default() };
+        let line = measured.columns(Kind::Allreduce, 4);
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(columns, ["8000000", "2000000", "float", "sum", "2000.0", "4.000", "6.000", "0"]);
+        assert_eq!(Kind::Alltoall.bus_factor(4), 0.75);
+        assert_eq!(Kind::Allreduce.bus_factor(1), 0.0);
+    }
+}

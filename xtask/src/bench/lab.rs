@@ -1,0 +1,146 @@
+//! Where the suites measure: a star of hosts with agents and one tenant, and the measuring programs.
+
+use crate::deployment::{Deployment, Setup, Tenant};
+use crate::fabric::Fabric;
+use crate::job::{self, Programs, Spaces};
+use crate::process::Process;
+use crate::topology::Topology;
+use crate::workspace::{self, Binaries};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long one run may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What a measuring program prints for a size.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Measured {
+    /// Bytes of a rank's tensor.
+    pub bytes: u64,
+    /// Each timed operation, in microseconds.
+    pub times_us: Vec<f64>,
+}
+
+/// The fabric with its programs.
+#[derive(Debug)]
+pub struct Lab {
+    // In this order they end.
+    spaces: Spaces,
+    programs: Programs,
+    deployment: Deployment,
+    logs: PathBuf,
+    stop: Arc<AtomicBool>,
+    jobs: usize,
+}
+
+fn measured(printed: &str) -> Result<Vec<Measured>> {
+    let lines = printed.lines().filter(|line| line.starts_with('{'));
+    let measured: Vec<Measured> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+    ensure!(!measured.is_empty(), "no figures in: {printed}");
+    Ok(measured)
+}
+
+impl Lab {
+    /// Builds a star of `hosts` with links of `rate`, starts control and agents.
+    pub fn build(hosts: usize, rate: &str, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Self> {
+        let logs = workspace::target().join("bench-logs");
+        std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+        let folder = binaries.path("collective")?.parent().map(Path::to_path_buf).unwrap_or_default();
+        let programs = Programs::publish(&folder, &["collective", "direct", "stream"])?;
+        let tenant = Tenant { name: "a".to_owned(), user: 3001 };
+        let fabric = Fabric::build(&Topology::parse(&job::star(hosts, rate))?)?;
+        let deployment = Deployment::start(fabric, Setup::new(binaries, std::slice::from_ref(&tenant)))?;
+        let spaces = Spaces::make(&deployment, &tenant)?;
+        Ok(Self { spaces, programs, deployment, logs, stop, jobs: 0 })
+    }
+
+    /// An error when a signal has asked to stop, or when control or an agent has ended.
+    pub fn check(&mut self) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        self.deployment.check()
+    }
+
+    /// Runs our collectives, a rank per entry of `hosts`, and returns what rank 0 measured.
+    pub fn ours(&mut self, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
+        self.jobs += 1;
+        let name = format!("job{}", self.jobs);
+        let mut arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        arguments.push("--json".to_owned());
+        let program = self.programs.path("collective");
+        let mut job = self.spaces.start(&name, hosts, &program, &arguments, &self.logs)?;
+        job.wait(LIMIT, || self.check())?;
+        let log = job.logs().first().cloned().context("no rank")?;
+        let figures = measured(&std::fs::read_to_string(&log)?)?;
+        for log in job.logs() {
+            std::fs::remove_file(log)?;
+        }
+        Ok(figures)
+    }
+
+    /// Runs the plan alone in one process.
+    pub fn direct(&mut self, arguments: &[&str]) -> Result<Vec<Measured>> {
+        self.check()?;
+        let mut command = Command::new(self.programs.path("direct"));
+        measured(&job::printed(command.args(arguments).arg("--json"))?)
+    }
+
+    /// Bytes a second of one TCP stream from the first host to the second.
+    pub fn stream(&mut self, bytes: u64) -> Result<f64> {
+        self.check()?;
+        let hosts = self.deployment.fabric().hosts();
+        let (Some(from), Some(to)) = (hosts.first(), hosts.get(1)) else { bail!("a stream needs two hosts") };
+        let address = to.addresses.first().context("a host without address")?;
+        let program = self.programs.path("stream");
+        let mut receive = Command::new(&program);
+        receive.arg("receive").arg(format!("{address}:0"));
+        let log = self.logs.join("stream-receive.log");
+        let mut receiver = Process::start("the stream's receiver", &mut receive, &to.namespace, &log)?;
+        let deadline = Instant::now() + LIMIT;
+        let listens = loop {
+            let said = receiver.said(4096);
+            if let Some((first, _)) = said.split_once('\n') {
+                break first.to_owned();
+            }
+            ensure!(receiver.status()?.is_none() && Instant::now() < deadline, "no receiver: {said}");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let mut send = Command::new(&program);
+        send.args(["send", &listens, "--bytes", &bytes.to_string()]);
+        let log = self.logs.join("stream-send.log");
+        let mut sender = Process::start("the stream's sender", &mut send, &from.namespace, &log)?;
+        sender.succeed_by(deadline)?;
+        receiver.succeed_by(deadline)?;
+        goodput(&receiver.said(4096))
+    }
+}
+
+fn goodput(said: &str) -> Result<f64> {
+    #[derive(Deserialize)]
+    struct Line {
+        bytes_per_second: f64,
+    }
+    let line =
+        said.lines().find(|line| line.starts_with('{')).with_context(|| format!("no goodput in: {said}"))?;
+    Ok(serde_json::from_str::<Line>(line)?.bytes_per_second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_figures_are_read() {
+        let text = "{\"bytes\":8,\"times_us\":[1.0,2.5],\"wrong\":0,\"wire_bytes\":3}\n";
+        assert_eq!(measured(text).unwrap(), [Measured { bytes: 8, times_us: vec![1.0, 2.5] }]);
+        assert!(measured("nothing\n").is_err() && measured("{\"bytes\":8}").is_err());
+        assert_eq!(goodput("10.0.0.1:4\n{\"bytes_per_second\":119000000.5}\n").unwrap(), 119_000_000.5);
+        assert!(goodput("10.0.0.1:4\n").is_err());
+    }
+}
