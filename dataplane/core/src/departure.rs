@@ -146,7 +146,7 @@ impl Communicator {
     /// Says again which local ranks left: what was said on links that others close may be lost.
     pub(crate) fn repeat_departures(&mut self) {
         let local = self.operations.ranks().to_vec();
-        let left: Vec<_> = self.departures.left.iter().copied().collect();
+        let left = self.departures.left.to_vec();
         for (rank, operations) in left.into_iter().filter(|(rank, _)| local.contains(rank)) {
             self.tell_all(&Control::Left { rank, operations });
         }

@@ -12,17 +12,22 @@ mod hostile;
 mod memory;
 #[path = "simulation/network.rs"]
 mod network;
+#[path = "simulation/node.rs"]
+mod node;
 #[path = "simulation/scenario.rs"]
 mod scenario;
+#[path = "simulation/statistics.rs"]
+mod statistics;
 #[path = "simulation/world.rs"]
 mod world;
 
 use harmonaize_abi::Rank;
 use harmonaize_core::Failure;
 use scenario::{Incident, MILLISECOND, SECOND, Scenario};
+use statistics::Statistics;
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
-use world::{Statistics, World};
+use world::World;
 
 /// Says which seed failed.
 struct Seed(&'static str, u64);

@@ -2,7 +2,8 @@
 
 use super::memory::{self, POISON, Tensor};
 use super::network::{Location, Payload, Place};
-use super::world::{Event, Input, Track, Transfer, World};
+use super::node::Track;
+use super::world::{Event, Input, Transfer, World};
 use harmonaize_abi::{Collective, Dtype, Rank, Signature};
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
 use harmonaize_plan::{self as plan, Access, Operand, Participant, Step, StepKind};
@@ -103,7 +104,6 @@ impl World {
             *node.wire.entry(context.segment.operation).or_default() += u64::from(send.bytes);
             let payload = Payload {
                 source: from,
-                bytes: send.bytes as usize,
                 channel: context.channel,
                 step: context.index,
                 sequence: send.sequence,

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 
 /// Some time at which operations are under way, soon or late.
 fn any_time(rng: &mut ChaCha8Rng) -> u64 {
-    MILLISECOND / 16 * rng.random_range(0..16) << rng.random_range(0..6)
+    (MILLISECOND / 16 * rng.random_range(0..16)) << rng.random_range(0..6)
 }
 
 impl Scenario {

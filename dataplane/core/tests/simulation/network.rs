@@ -21,7 +21,6 @@ pub(crate) struct Direction {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Payload {
     pub(crate) source: Option<Location>,
-    pub(crate) bytes: usize,
     pub(crate) channel: u16,
     pub(crate) step: u32,
     pub(crate) sequence: u32,

@@ -2,17 +2,17 @@
 
 use super::memory::Tensor;
 use super::network::{Direction, Frame, Location};
+use super::node::{Node, Outcome, RankState};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
+use super::statistics::Statistics;
 use harmonaize_abi::Rank;
-use harmonaize_core::{
-    Action, Call, Communicator, Config, CoreError, EpochPlan, Failure, Message, Nanos, Receipt,
-};
+use harmonaize_core::{Action, Call, CoreError, EpochPlan, Message, Nanos, Receipt};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::collections::{BinaryHeap, HashMap};
+use std::time::Instant;
 
 /// Longest that a peer takes to notice that a link is down.
 pub(crate) const NOTICE: u64 = 20 * MILLISECOND;
@@ -56,73 +56,6 @@ pub(crate) enum Input {
     Left(Rank),
 }
 
-/// What a channel's staging is used for.
-#[derive(Debug, Default)]
-pub(crate) struct Staging {
-    pub(crate) segment: Option<u64>,
-    pub(crate) slots: Vec<Vec<u8>>,
-}
-
-/// A segment's steps that are not complete.
-#[derive(Debug)]
-pub(crate) struct Track {
-    pub(crate) uncommitted: usize,
-    pub(crate) parts: HashMap<u32, usize>,
-}
-
-pub(crate) struct Node {
-    pub(crate) core: Communicator,
-    pub(crate) inbox: VecDeque<Input>,
-    pub(crate) scheduled: bool,
-    pub(crate) timer: Option<u64>,
-    pub(crate) alive: bool,
-    pub(crate) closed: bool,
-    pub(crate) failure: Option<(Failure, u64)>,
-    pub(crate) changes: VecDeque<EpochPlan>,
-    /// When control last told it of a plan.
-    pub(crate) told: u64,
-    pub(crate) retired: BTreeSet<u32>,
-    pub(crate) epochs: BTreeSet<u32>,
-    pub(crate) switched: BTreeMap<u32, u64>,
-    pub(crate) staging: Vec<Staging>,
-    pub(crate) landing: HashMap<(u32, u32, u16), Vec<(bool, Vec<u8>)>>,
-    pub(crate) tracks: BTreeMap<u64, Track>,
-    /// Segments done, as seen from outside.
-    pub(crate) done: u64,
-    /// By operation.
-    pub(crate) wire: HashMap<u64, u64>,
-}
-
-/// How one call ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Complete,
-    Failed,
-}
-
-#[derive(Default)]
-pub(crate) struct RankState {
-    pub(crate) called: usize,
-    pub(crate) open: BTreeSet<u64>,
-    pub(crate) outcomes: BTreeMap<u64, (Outcome, u64)>,
-    pub(crate) gone: bool,
-    /// A call was refused: the communicator has ended.
-    pub(crate) refused: bool,
-    waits: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Statistics {
-    pub(crate) operations: u64,
-    pub(crate) segments: u64,
-    pub(crate) switches: u64,
-    pub(crate) failures: u64,
-    pub(crate) frames: u64,
-    pub(crate) actions: u64,
-    pub(crate) virtual_time: u64,
-    pub(crate) core: Duration,
-}
-
 pub(crate) struct World {
     pub(crate) scenario: Scenario,
     pub(crate) rng: ChaCha8Rng,
@@ -151,39 +84,10 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(scenario: Scenario, faulty: bool) -> Self {
         let group = &scenario.group;
-        let node = |me: Participant| {
-            let access = group.local(me).iter().map(|rank| (*rank, scenario.access[rank.0 as usize]));
-            let config = Config {
-                me,
-                plan: scenario.plan.clone(),
-                access: access.collect(),
-                timeouts: scenario.timeouts,
-                operations: scenario.operations,
-            };
-            Node {
-                core: Communicator::new(config).unwrap(),
-                inbox: VecDeque::new(),
-                scheduled: false,
-                timer: None,
-                alive: true,
-                closed: false,
-                failure: None,
-                changes: VecDeque::new(),
-                told: 0,
-                retired: BTreeSet::new(),
-                epochs: BTreeSet::from([scenario.plan.epoch]),
-                switched: BTreeMap::new(),
-                staging: (0..scenario.plan.channels).map(|_| Staging::default()).collect(),
-                landing: HashMap::new(),
-                tracks: BTreeMap::new(),
-                done: 0,
-                wire: HashMap::new(),
-            }
-        };
         let mut world = Self {
             rng: generator(scenario.seed, 2),
             now: 0,
-            nodes: (0..group.participants()).map(|p| node(Participant(p))).collect(),
+            nodes: (0..group.participants()).map(|p| Node::new(&scenario, Participant(p))).collect(),
             ranks: (0..group.ranks()).map(|_| RankState::default()).collect(),
             links: HashMap::new(),
             tensors: HashMap::new(),
@@ -596,35 +500,5 @@ impl World {
         let state = &mut self.ranks[rank.0 as usize];
         state.outcomes.insert(operation, (outcome, self.now));
         self.schedule_rank(rank);
-    }
-}
-
-impl Statistics {
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.operations += other.operations;
-        self.segments += other.segments;
-        self.switches += other.switches;
-        self.failures += other.failures;
-        self.frames += other.frames;
-        self.actions += other.actions;
-        self.virtual_time += other.virtual_time;
-        self.core += other.core;
-    }
-}
-
-impl std::fmt::Display for Statistics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
-        write!(
-            f,
-            "{} calls complete, {} segments, {} frames, {} switches, {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
-            self.operations,
-            self.segments,
-            self.frames,
-            self.switches,
-            self.failures,
-            self.virtual_time as f64 / 1e9,
-            self.actions,
-        )
     }
 }

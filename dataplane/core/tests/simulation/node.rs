@@ -1,0 +1,98 @@
+//! A participant and a rank as the simulator sees them.
+
+use super::scenario::Scenario;
+use super::world::Input;
+use harmonaize_core::{Communicator, Config, EpochPlan, Failure};
+use harmonaize_plan::Participant;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// Landing slots of a stream: whether a message lies there, and its bytes.
+pub(crate) type Ring = Vec<(bool, Vec<u8>)>;
+
+/// What a channel's staging is used for.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    pub(crate) segment: Option<u64>,
+    pub(crate) slots: Vec<Vec<u8>>,
+}
+
+/// A segment's steps that are not complete.
+#[derive(Debug)]
+pub(crate) struct Track {
+    pub(crate) uncommitted: usize,
+    pub(crate) parts: HashMap<u32, usize>,
+}
+
+pub(crate) struct Node {
+    pub(crate) core: Communicator,
+    pub(crate) inbox: VecDeque<Input>,
+    pub(crate) scheduled: bool,
+    pub(crate) timer: Option<u64>,
+    pub(crate) alive: bool,
+    pub(crate) closed: bool,
+    pub(crate) failure: Option<(Failure, u64)>,
+    pub(crate) changes: VecDeque<EpochPlan>,
+    /// When control last told it of a plan.
+    pub(crate) told: u64,
+    pub(crate) retired: BTreeSet<u32>,
+    pub(crate) epochs: BTreeSet<u32>,
+    pub(crate) switched: BTreeMap<u32, u64>,
+    pub(crate) staging: Vec<Staging>,
+    pub(crate) landing: HashMap<(u32, u32, u16), Ring>,
+    pub(crate) tracks: BTreeMap<u64, Track>,
+    /// Segments done, as seen from outside.
+    pub(crate) done: u64,
+    /// By operation.
+    pub(crate) wire: HashMap<u64, u64>,
+}
+
+/// How one call ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Complete,
+    Failed,
+}
+
+#[derive(Default)]
+pub(crate) struct RankState {
+    pub(crate) called: usize,
+    pub(crate) open: BTreeSet<u64>,
+    pub(crate) outcomes: BTreeMap<u64, (Outcome, u64)>,
+    pub(crate) gone: bool,
+    /// A call was refused: the communicator has ended.
+    pub(crate) refused: bool,
+    /// Its next call is scheduled.
+    pub(crate) waits: bool,
+}
+
+impl Node {
+    pub(crate) fn new(scenario: &Scenario, me: Participant) -> Self {
+        let access = scenario.group.local(me).iter().map(|rank| (*rank, scenario.access[rank.0 as usize]));
+        let config = Config {
+            me,
+            plan: scenario.plan.clone(),
+            access: access.collect(),
+            timeouts: scenario.timeouts,
+            operations: scenario.operations,
+        };
+        Self {
+            core: Communicator::new(config).unwrap(),
+            inbox: VecDeque::new(),
+            scheduled: false,
+            timer: None,
+            alive: true,
+            closed: false,
+            failure: None,
+            changes: VecDeque::new(),
+            told: 0,
+            retired: BTreeSet::new(),
+            epochs: BTreeSet::from([scenario.plan.epoch]),
+            switched: BTreeMap::new(),
+            staging: (0..scenario.plan.channels).map(|_| Staging::default()).collect(),
+            landing: HashMap::new(),
+            tracks: BTreeMap::new(),
+            done: 0,
+            wire: HashMap::new(),
+        }
+    }
+}

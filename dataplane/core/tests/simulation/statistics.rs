@@ -1,0 +1,45 @@
+//! What a run came to.
+
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Statistics {
+    pub(crate) operations: u64,
+    pub(crate) segments: u64,
+    pub(crate) switches: u64,
+    pub(crate) failures: u64,
+    pub(crate) frames: u64,
+    pub(crate) actions: u64,
+    pub(crate) virtual_time: u64,
+    pub(crate) core: Duration,
+}
+
+impl Statistics {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.segments += other.segments;
+        self.switches += other.switches;
+        self.failures += other.failures;
+        self.frames += other.frames;
+        self.actions += other.actions;
+        self.virtual_time += other.virtual_time;
+        self.core += other.core;
+    }
+}
+
+impl std::fmt::Display for Statistics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
+        write!(
+            f,
+            "{} calls complete, {} segments, {} frames, {} switches, {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            self.operations,
+            self.segments,
+            self.frames,
+            self.switches,
+            self.failures,
+            self.virtual_time as f64 / 1e9,
+            self.actions,
+        )
+    }
+}
