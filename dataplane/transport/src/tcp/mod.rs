@@ -61,7 +61,7 @@ pub struct Config {
     pub receive_buffer: Option<usize>,
     /// Most bytes that the kernel takes in before they can be sent (TCP_NOTSENT_LOWAT), else as many as fit.
     pub unsent: Option<u32>,
-    /// Frames that a path queues. Each takes 528 bytes, and as much again is not needed.
+    /// Most frames that a path queues; 528 bytes are set aside for each.
     pub queue_frames: usize,
     /// Bytes of a path's buffer for heads and small payloads.
     pub read_buffer: usize,
