@@ -11,31 +11,35 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-pub const ARENA: u64 = 32 << 20;
+pub(crate) const ARENA: u64 = 32 << 20;
 
 /// One rank's end.
-pub struct Tenant {
-    pub end: MappedTenant,
-    pub communicator: u32,
+pub(crate) struct Tenant {
+    pub(crate) end: MappedTenant,
+    pub(crate) communicator: u32,
 }
 
 /// Several agents' engines and all their tenants.
-pub struct World {
-    pub engines: Vec<Engine>,
-    pub notices: Vec<Arc<Mutex<Vec<Notice>>>>,
-    pub addresses: Vec<SocketAddr>,
-    pub tenants: Vec<Tenant>,
-    pub group: Group,
-    pub tuning: Tuning,
+pub(crate) struct World {
+    pub(crate) engines: Vec<Engine>,
+    pub(crate) notices: Vec<Arc<Mutex<Vec<Notice>>>>,
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) tenants: Vec<Tenant>,
+    pub(crate) group: Group,
+    pub(crate) tuning: Tuning,
 }
 
-pub fn timeouts() -> Timeouts {
+pub(crate) fn timeouts() -> Timeouts {
     Timeouts { operation: Nanos(2_000_000_000), inquiry: Nanos(500_000_000) }
 }
 
 impl World {
     /// An engine per transport; `ranks[i]` are the ranks at engine `i`, all in communicator 1.
-    pub fn new(transports: Vec<Box<dyn Transport + Send>>, ranks: &[Vec<u32>], tuning: Tuning) -> Self {
+    pub(crate) fn new(
+        transports: Vec<Box<dyn Transport + Send>>,
+        ranks: &[Vec<u32>],
+        tuning: Tuning,
+    ) -> Self {
         let group = Group::new(ranks.iter().map(|r| r.iter().map(|&r| Rank(r)).collect()).collect()).unwrap();
         let (mut engines, mut notices, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
         for transport in transports {
@@ -89,12 +93,12 @@ impl World {
         world
     }
 
-    pub fn plan(&self, epoch: u32, order: &[u32]) -> EpochPlan {
+    pub(crate) fn plan(&self, epoch: u32, order: &[u32]) -> EpochPlan {
         let plan = Plan::new(self.group.clone(), order.iter().map(|&p| Participant(p)).collect()).unwrap();
         EpochPlan { epoch, plan, tuning: self.tuning, channels: 4, landing_slots: 2 }
     }
 
-    pub fn peers(&self, epoch: u32, me: Participant) -> Vec<Peer> {
+    pub(crate) fn peers(&self, epoch: u32, me: Participant) -> Vec<Peer> {
         let others = (0..self.group.participants()).filter(|&peer| peer != me.0);
         others
             .map(|peer| {
@@ -115,7 +119,7 @@ impl World {
     }
 
     /// Drives every engine until something holds.
-    pub fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
+    pub(crate) fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !holds(self) {
             for engine in &mut self.engines {
@@ -125,13 +129,13 @@ impl World {
         }
     }
 
-    pub fn submit(&mut self, rank: usize, submission: Submission) {
+    pub(crate) fn submit(&mut self, rank: usize, submission: Submission) {
         let communicator = self.tenants[rank].communicator;
         self.tenants[rank].end.submit(&Submission { communicator, ..submission }).unwrap();
     }
 
     /// The next completion of every rank.
-    pub fn completions(&mut self) -> Vec<Completion> {
+    pub(crate) fn completions(&mut self) -> Vec<Completion> {
         let mut done: Vec<Option<Completion>> = vec![None; self.tenants.len()];
         self.until("completions of all ranks", |world| {
             for (tenant, done) in world.tenants.iter_mut().zip(&mut done) {
@@ -144,19 +148,19 @@ impl World {
         done.into_iter().map(Option::unwrap).collect()
     }
 
-    pub fn write(&self, rank: usize, offset: u64, values: &[u64]) {
+    pub(crate) fn write(&self, rank: usize, offset: u64, values: &[u64]) {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
         self.tenants[rank].end.memory().write(offset, &bytes).unwrap();
     }
 
-    pub fn read(&self, rank: usize, offset: u64, count: usize) -> Vec<u64> {
+    pub(crate) fn read(&self, rank: usize, offset: u64, count: usize) -> Vec<u64> {
         let mut bytes = vec![0; count * 8];
         self.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
         bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect()
     }
 }
 
-pub fn call(
+pub(crate) fn call(
     collective: Collective,
     count: u64,
     blocks: u64,
