@@ -18,7 +18,7 @@ pub struct Args {
     /// Install missing packages and tools without asking
     #[arg(long)]
     pub yes: bool,
-    /// Run these stages alone: fmt, tidy, clippy, deny, doc, test, bench
+    /// Run these stages alone: fmt, tidy, clippy, deny, doc, test, bench, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -39,7 +39,11 @@ const STAGES: &[(&str, Stage)] = &[
         workspace::run(&mut doc)
     }),
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
-    ("bench", |_| cargo(&["build", "--locked", "--quiet", "-p", "harmonaize-bench", "--all-targets"])),
+    ("bench", |_| cargo(&["build", "--locked", "--quiet", "--release", "-p", "harmonaize-bench", "--bins"])),
+    ("demo", |_| {
+        let mut demo = Command::new(std::env::current_exe()?);
+        workspace::run(demo.current_dir(workspace::root()).args(["demo", "--yes", "--steps", "60"]))
+    }),
 ];
 
 /// Runs the task: every stage, even after one has failed.
