@@ -1,7 +1,8 @@
 //! `cargo xtask ci`: everything that a change must pass, stage by stage, with the time of each.
 
 use crate::packages::{self, Consent};
-use crate::{test, tidy, workspace};
+use crate::workspace::{self, Binaries, Profile};
+use crate::{test, tidy};
 use anyhow::{Result, bail};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -35,11 +36,13 @@ const STAGES: &[(&str, Stage)] = &[
     ("deny", |args| deny(Consent::from_flag(args.yes))),
     ("doc", |_| {
         let mut doc = workspace::cargo();
-        doc.args(["doc", "--locked", "--quiet", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+        doc.args(["doc", "--locked", "--quiet", "--no-deps", "--keep-going"]);
+        // Documents for ourselves too: links to private items are welcome.
+        doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links");
         workspace::run(&mut doc)
     }),
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
-    ("bench", |_| cargo(&["build", "--locked", "--quiet", "--release", "-p", "harmonaize-bench", "--bins"])),
+    ("bench", |_| Binaries::build_with(Profile::Release, &["harmonaize-bench"]).map(drop)),
     ("demo", |_| {
         let mut demo = Command::new(std::env::current_exe()?);
         workspace::run(demo.current_dir(workspace::root()).args(["demo", "--yes", "--steps", "60"]))
