@@ -29,6 +29,11 @@ impl Departures {
         self.next.fill(false);
     }
 
+    /// Whether a link of the next epoch is down.
+    pub(crate) fn broken(&self) -> bool {
+        self.next.contains(&true)
+    }
+
     /// There is no next epoch.
     pub(crate) fn withdraw(&mut self) {
         self.next.fill(false);
@@ -53,16 +58,17 @@ impl Communicator {
         if self.failure().is_some() {
             return;
         }
-        let next = self.next.as_ref().filter(|switch| switch.ready);
+        let next =
+            self.next.as_ref().filter(|switch| switch.epoch.number() == epoch).map(|switch| switch.ready);
         let down = match next {
-            Some(switch) if switch.epoch.number() == epoch => &mut self.departures.next,
-            _ if self.current.number() == epoch => &mut self.departures.current,
-            _ => return,
+            Some(_) => &mut self.departures.next,
+            None if self.current.number() == epoch => &mut self.departures.current,
+            None => return,
         };
         if let Some(down) = down.get_mut(peer.0 as usize) {
             *down = true;
         }
-        if self.next.as_ref().is_some_and(|switch| switch.ready && switch.epoch.number() == epoch) {
+        if next == Some(true) {
             // Before any promise this is a plan that cannot be, not a peer that is gone.
             self.withdraw(epoch);
         }
@@ -81,14 +87,6 @@ impl Communicator {
         }
     }
 
-    /// Whether some participant is gone of which not every rank had left.
-    fn bereft(&self) -> bool {
-        (0..self.group.participants()).any(|peer| {
-            let mut ranks = self.group.local(Participant(peer)).iter();
-            self.lost(peer as usize) && ranks.any(|rank| !self.departures.has_left(*rank))
-        })
-    }
-
     /// Ends the communicator if an operation was called that ranks that are gone cannot take part in, or if one that has
     /// begun cannot be acknowledged any more.
     pub(crate) fn refuse_impossible(&mut self) {
@@ -102,7 +100,7 @@ impl Communicator {
             return;
         }
         let (first, end) = self.operations.bounds();
-        if first == end {
+        if first == end && self.acknowledgements.everyone() >= self.begun {
             return;
         }
         let left = self.departures.left.iter();
@@ -159,10 +157,8 @@ impl Communicator {
         told && local.all(|rank| self.departures.has_left(*rank))
             && match self.failure() {
                 Some(_) => self.operations.oldest().is_none(),
-                // Acknowledgements that a peer took with it will not come.
                 None => {
-                    let heard = self.acknowledgements.everyone() >= self.begun;
-                    (heard || self.bereft()) && self.acknowledgements.due().is_none()
+                    self.acknowledgements.everyone() >= self.begun && self.acknowledgements.due().is_none()
                 }
             }
     }

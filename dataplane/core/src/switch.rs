@@ -150,6 +150,9 @@ impl Communicator {
             return;
         }
         let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else { return };
+        if self.departures.broken() {
+            return self.withdraw(epoch);
+        }
         switch.ready = true;
         if let Some(prepared) = self.prepared.get_mut(self.me.0 as usize) {
             *prepared = epoch;

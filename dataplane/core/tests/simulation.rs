@@ -205,6 +205,12 @@ fn never_called() {
         |world| {
             let lengths = world.scenario.scripts.iter().map(|script| script.acts.len());
             let first = lengths.min().unwrap();
+            if world.statistics.failures == 0 {
+                // The root of a small Broadcast need not wait for anybody.
+                let mut ranks = world.ranks.iter();
+                assert!(ranks.all(|rank| rank.outcomes.len() == rank.called), "{}", world.describe());
+                return;
+            }
             let lacks = |rank: &Rank| world.scenario.scripts[rank.0 as usize].acts.len() == first;
             let missing: Vec<Rank> = world.scenario.ranks().filter(lacks).collect();
             let caller = world.scenario.scripts.iter().find_map(|script| script.acts.get(first));
@@ -214,7 +220,8 @@ fn never_called() {
             let timeouts = world.scenario.timeouts;
             let bound = world.active + timeouts.operation.0 + timeouts.inquiry.0 + 50 * MILLISECOND;
             for node in &world.nodes {
-                let (failure, at) = node.failure.as_ref().expect("an end");
+                let (failure, at) =
+                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
                 assert_eq!(*failure, expected, "{}", world.describe());
                 assert!(*at <= bound, "at {at}, not by {bound}");
             }

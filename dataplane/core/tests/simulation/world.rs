@@ -381,7 +381,7 @@ impl World {
                 // Links come up when both ends have opened them.
                 let opened = self.opened.entry(epoch).or_default();
                 *opened += 1;
-                if *opened == self.nodes.len() {
+                if *opened == self.nodes.len() && self.nodes.iter().all(|node| node.alive && !node.closed) {
                     for p in (0..self.scenario.group.participants()).map(Participant) {
                         let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
                         self.at(at, Event::Input(p, Input::LinksUp(epoch)));
