@@ -183,7 +183,7 @@ impl State {
 
     /// The next time at which [`State::expire`] has something to do.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let waiting = self.waiting.values().map(|waiting| waiting.deadline);
+        let waiting = self.waiting.values().map(join::Waiting::next_deadline);
         let communicators = self.communicators.values().filter_map(Communicator::deadline);
         let questions = self.questions.values().map(|question| question.deadline);
         waiting.chain(communicators).chain(questions).min()

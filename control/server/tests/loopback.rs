@@ -115,6 +115,7 @@ impl Agent {
             communicator: "world".to_owned(),
             rank,
             ranks,
+            timeout_ns: 0,
         };
         self.say(from_agent::Message::Join(join)).await;
     }

@@ -38,8 +38,6 @@ struct Attachment {
 struct Waiting {
     attachment: AttachmentId,
     rank: Rank,
-    /// How long the tenant waits.
-    until: Option<Instant>,
     reply: JoinReply,
 }
 
@@ -104,8 +102,8 @@ impl Agent {
     }
 
     fn command(&mut self, command: Command) {
-        if let Err(command) = self.engine.command(command) {
-            self.note(format!("the engine does not keep up or has stopped; dropped {command:?}"));
+        if self.engine.command(command).is_err() && !self.stopping {
+            self.note("the engine does not keep up or has stopped; a command was dropped".into());
         }
     }
 
@@ -158,14 +156,15 @@ impl Agent {
         }
         let request = self.next_request;
         self.next_request += 1;
-        let until = Instant::now().checked_add(timeout);
-        self.waiting.insert(request, Waiting { attachment, rank, until, reply });
+        self.waiting.insert(request, Waiting { attachment, rank, reply });
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         self.tell(from_agent::Message::Join(v1::Join {
             request,
             tenant,
             communicator: name,
             rank: rank.0,
             ranks,
+            timeout_ns,
         }));
     }
 
@@ -246,24 +245,11 @@ impl Agent {
         }
     }
 
-    /// Refuses joins whose tenants wait no longer, and ends what control has ended.
+    /// Ends what control has ended.
     pub fn tick(&mut self, now: Instant) {
         while let Some(due) = self.dissolving.iter().position(|(due, _, _)| now >= *due) {
             let (_, id, reason) = self.dissolving.swap_remove(due);
             self.end(id, Failure::Dissolved, &reason);
-        }
-        while let Some((&request, _)) =
-            self.waiting.iter().find(|(_, w)| w.until.is_some_and(|until| now >= until))
-        {
-            let Some(waiting) = self.waiting.remove(&request) else { break };
-            let rank = waiting.rank.0;
-            refuse(
-                waiting.reply,
-                JoinRefusal::Timeout,
-                Vec::new(),
-                "not all ranks joined in the time that this rank waits",
-            );
-            self.tell(from_agent::Message::Leave(v1::Leave { communicator: 0, rank, request }));
         }
     }
 

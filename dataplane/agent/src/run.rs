@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 /// Requests of tenants that wait.
 const REQUESTS: usize = 1024;
-/// How often joins' own time-outs are looked at.
+/// How often the agent looks at what is due.
 const TICK: Duration = Duration::from_millis(100);
 /// How long communicators may take to end in order when the agent stops.
 const FAREWELL: Duration = Duration::from_secs(3);

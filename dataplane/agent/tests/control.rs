@@ -86,7 +86,7 @@ async fn next_word(agent: &mut Control) -> Event {
 
 async fn join(agent: &Control, rank: u32) {
     let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-    let join = v1::Join { request: u64::from(rank) + 1, tenant, communicator, rank, ranks: 2 };
+    let join = v1::Join { request: u64::from(rank) + 1, tenant, communicator, rank, ranks: 2, timeout_ns: 0 };
     agent.to_control.send(from_agent::Message::Join(join)).await.unwrap();
 }
 

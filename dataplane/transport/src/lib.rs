@@ -29,7 +29,7 @@ pub const MAX_PATHS: u16 = 64;
 pub struct LinkId(pub u64);
 
 /// What control told both ends of a link about each other. Who does not present it is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Introduction {
     /// Names the link at both ends; unique per communicator, epoch and pair.
     pub name: [u8; 16],
@@ -41,6 +41,14 @@ pub struct Introduction {
     pub initiate: bool,
     /// One path per entry: the source port to connect from, 0 for any. The same at both ends.
     pub source_ports: Vec<u16>,
+}
+
+impl std::fmt::Debug for Introduction {
+    /// Without the secret: introductions end up in logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, secret: _, peer, initiate, source_ports } = self;
+        f.debug_tuple("Introduction").field(&(name, peer, initiate, source_ports)).finish()
+    }
 }
 
 /// Where the payload of frames of one stream lands: `slots` slots of `slot_bytes` in `memory`.

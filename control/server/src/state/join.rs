@@ -18,6 +18,21 @@ pub(super) struct Waiting {
     pub deadline: Duration,
     /// By rank: whose session, and the agent's number for the join.
     pub joined: BTreeMap<u32, (SessionId, u64)>,
+    /// By rank: until when it waits, where that is less long than control does.
+    pub patience: BTreeMap<u32, Duration>,
+}
+
+impl Waiting {
+    /// When the next of its ranks gives up.
+    pub(super) fn next_deadline(&self) -> Duration {
+        self.patience.values().copied().fold(self.deadline, Duration::min)
+    }
+
+    /// That not all have joined in time.
+    fn timeout(&self) -> JoinFailure {
+        let missing = (0..self.ranks).filter(|rank| !self.joined.contains_key(rank)).map(Rank).collect();
+        JoinFailure::Timeout { ranks: self.ranks, missing }
+    }
 }
 
 impl State {
@@ -42,8 +57,13 @@ impl State {
             since: now,
             deadline,
             joined: BTreeMap::new(),
+            patience: BTreeMap::new(),
         });
         waiting.joined.insert(join.rank, (from, join.request));
+        let until = now.saturating_add(Duration::from_nanos(join.timeout_ns));
+        if join.timeout_ns > 0 && until < waiting.deadline {
+            waiting.patience.insert(join.rank, until);
+        }
         let complete = waiting.joined.len() == waiting.ranks as usize;
         if let Some(session) = self.sessions.get_mut(&from) {
             session.joins.insert(join.request, (key.clone(), join.rank));
@@ -99,6 +119,7 @@ impl State {
     pub(super) fn withdraw(&mut self, key: &(String, String), rank: u32) {
         let Some(waiting) = self.waiting.get_mut(key) else { return };
         waiting.joined.remove(&rank);
+        waiting.patience.remove(&rank);
         if waiting.joined.is_empty() {
             self.waiting.remove(key);
         }
@@ -127,13 +148,28 @@ impl State {
     }
 
     pub(super) fn expire_joins(&mut self, now: Duration) {
+        self.expire_impatient(now);
         let late = self.waiting.iter().filter(|(_, waiting)| waiting.deadline <= now);
         for key in late.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
             let Some(waiting) = self.waiting.remove(&key) else { continue };
-            let missing =
-                (0..waiting.ranks).filter(|rank| !waiting.joined.contains_key(rank)).map(Rank).collect();
-            let failure = JoinFailure::Timeout { ranks: waiting.ranks, missing };
+            let failure = waiting.timeout();
             for (session, request) in waiting.joined.into_values() {
+                self.forget_join(session, request);
+                self.refuse_join(session, request, JoinRefusedKind::Timeout, &failure);
+            }
+        }
+    }
+
+    /// Refuses ranks that wait less long than control does; the others go on waiting.
+    fn expire_impatient(&mut self, now: Duration) {
+        let late = self.waiting.iter().flat_map(|(key, waiting)| {
+            let late = waiting.patience.iter().filter(|(_, until)| **until <= now);
+            late.map(|(rank, _)| (key.clone(), *rank, waiting.timeout()))
+        });
+        for (key, rank, failure) in late.collect::<Vec<_>>() {
+            let joined = self.waiting.get(&key).and_then(|waiting| waiting.joined.get(&rank)).copied();
+            self.withdraw(&key, rank);
+            if let Some((session, request)) = joined {
                 self.forget_join(session, request);
                 self.refuse_join(session, request, JoinRefusedKind::Timeout, &failure);
             }

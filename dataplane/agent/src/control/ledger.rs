@@ -187,7 +187,7 @@ mod tests {
 
     fn join(request: u64) -> Message {
         let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-        Message::Join(v1::Join { request, tenant, communicator, rank: 0, ranks: 2 })
+        Message::Join(v1::Join { request, tenant, communicator, rank: 0, ranks: 2, timeout_ns: 0 })
     }
 
     fn recipe(communicator: u64, epoch: u64) -> v1::Recipe {

@@ -114,7 +114,10 @@ impl World {
     pub(super) fn join_as(&mut self, session: SessionId, tenant: &str, name: &str, rank: u32, ranks: u32) {
         let (tenant, communicator) = (tenant.to_owned(), name.to_owned());
         let request = request(&tenant, name, rank);
-        self.say(session, from_agent::Message::Join(v1::Join { request, tenant, communicator, rank, ranks }));
+        self.say(
+            session,
+            from_agent::Message::Join(v1::Join { request, tenant, communicator, rank, ranks, timeout_ns: 0 }),
+        );
     }
 
     /// The one refusal that a session got.
