@@ -23,6 +23,7 @@ mod world;
 
 use harmonaize_abi::Rank;
 use harmonaize_core::Failure;
+use node::Outcome;
 use scenario::{Incident, MILLISECOND, SECOND, Scenario};
 use statistics::Statistics;
 use std::collections::{BTreeSet, HashSet};
@@ -213,8 +214,16 @@ fn never_called() {
             }
             let lacks = |rank: &Rank| world.scenario.scripts[rank.0 as usize].acts.len() == first;
             let missing: Vec<Rank> = world.scenario.ranks().filter(lacks).collect();
-            let caller = world.scenario.scripts.iter().find_map(|script| script.acts.get(first));
-            let operation = first as u64;
+            // Others may have ended operations for which they needed nothing of the missing.
+            let ended = |operation: u64| {
+                let mut callers = world.scenario.ranks().filter(|rank| !lacks(rank));
+                callers.all(|rank| {
+                    let outcome = world.ranks[rank.0 as usize].outcomes.get(&operation);
+                    matches!(outcome, Some((Outcome::Complete, _)))
+                })
+            };
+            let operation = (first as u64..).find(|operation| !ended(*operation)).unwrap();
+            let caller = world.scenario.scripts.iter().find_map(|script| script.acts.get(operation as usize));
             let expected =
                 Failure::Timeout { operation, signature: caller.map(|act| act.signature), missing };
             let timeouts = world.scenario.timeouts;
