@@ -61,10 +61,11 @@ fn measure(arguments: &Arguments, member: &Member, bytes: usize) -> Result<Measu
             Kind::Alltoall => member.all_to_all(&input, output),
         }
     };
-    let wrong = check(arguments.collective, member, &input, output, &run)?;
-    // Zeros stay zeros, however often they are added.
+    let pattern = Pattern { kind: arguments.collective, rank: member.rank(), ranks, elements };
+    input.write(0, &pattern.input())?;
+    run()?;
+    let mut wrong = pattern.wrong(output)?;
     let zeros = vec![0f32; elements];
-    input.write(0, &zeros)?;
     output.write(0, &zeros)?;
     for _ in 0..arguments.effort.warmup {
         run()?;
@@ -77,28 +78,40 @@ fn measure(arguments: &Arguments, member: &Member, bytes: usize) -> Result<Measu
         wire_bytes = receipt.wire_bytes;
     }
     member.barrier()?;
+    // In place, the output was zeros and zeros stay zeros, however often they are added; else it must be there again.
+    if !arguments.in_place {
+        wrong += pattern.wrong(output)?;
+    }
     Ok(Measured { bytes: bytes as u64, times_us, wrong, wire_bytes })
 }
 
-/// Runs it once on values that tell sources and places apart, exact in f32, and counts wrong elements.
-fn check(
+/// Values that tell sources and places apart, exact in f32, and what must become of them.
+struct Pattern {
     kind: Kind,
-    member: &Member,
-    input: &Tensor,
-    output: &Tensor,
-    run: &dyn Fn() -> Result<(Receipt, Duration)>,
-) -> Result<u64> {
-    let (rank, ranks, elements) = (member.rank(), member.ranks(), input.elements() as usize);
-    let own = |rank: usize, element: usize| ((rank + 1) * 7 + element % 1021) as f32;
-    let values: Vec<f32> = (0..elements).map(|element| own(rank, element)).collect();
-    input.write(0, &values)?;
-    run()?;
-    let mut found = vec![0f32; elements];
-    output.read(0, &mut found)?;
-    let block = (elements / ranks).max(1);
-    let expected = |element: usize| match kind {
-        Kind::Allreduce => (0..ranks).map(|rank| own(rank, element)).sum::<f32>(),
-        Kind::Alltoall => own(element / block, rank * block + element % block),
-    };
-    Ok(found.iter().enumerate().filter(|(element, found)| **found != expected(*element)).count() as u64)
+    rank: usize,
+    ranks: usize,
+    elements: usize,
+}
+
+impl Pattern {
+    fn of(rank: usize, element: usize) -> f32 {
+        ((rank + 1) * 7 + element % 1021) as f32
+    }
+
+    fn input(&self) -> Vec<f32> {
+        (0..self.elements).map(|element| Self::of(self.rank, element)).collect()
+    }
+
+    /// Elements of the output that are not what they must be.
+    fn wrong(&self, output: &Tensor) -> Result<u64> {
+        let mut found = vec![0f32; self.elements];
+        output.read(0, &mut found)?;
+        let block = (self.elements / self.ranks).max(1);
+        let expected = |element: usize| match self.kind {
+            Kind::Allreduce => (0..self.ranks).map(|rank| Self::of(rank, element)).sum::<f32>(),
+            Kind::Alltoall => Self::of(element / block, self.rank * block + element % block),
+        };
+        let differs = |(element, found): &(usize, &f32)| **found != expected(*element);
+        Ok(found.iter().enumerate().filter(differs).count() as u64)
+    }
 }

@@ -20,6 +20,13 @@ fn of_size(measured: &[Measured], bytes: u64) -> Result<f64> {
     seconds(&found.with_context(|| format!("no figure for {bytes} bytes"))?.times_us)
 }
 
+/// The mean of timed operations, for people: it shows what the median hides, such as ranks that lose their core.
+fn mean_us(measured: &[Measured], bytes: u64) -> f64 {
+    let times = measured.iter().filter(|measured| measured.bytes == bytes).flat_map(|found| &found.times_us);
+    let (sum, count) = times.fold((0.0, 0u32), |(sum, count), time| (sum + time, count + 1));
+    sum / f64::from(count.max(1))
+}
+
 /// Four hosts around a switch, links of 1 Gbit/s, one rank a host: bytes a second that each host sends, against the goodput
 /// of one TCP stream between two of the hosts in the same run. The least that each host must send of a tensor of `S` bytes
 /// among `n` is `2(n-1)/n * S` for AllReduce and `(n-1)/n * S` for AllToAll.
@@ -71,8 +78,9 @@ pub fn service(lab: &mut Lab, runs: usize) -> Result<Vec<Row>> {
         let ours = lab.ours(&[0; RANKS], &effort)?;
         eprint!("run {run}/{runs}:");
         for (size, added) in sizes.iter().zip(&mut added) {
+            let mean = mean_us(&ours, *size);
             let (ours, direct) = (of_size(&ours, *size)? * 1e6, of_size(&direct, *size)? * 1e6);
-            eprint!(" {} KiB {ours:.1} us, the plan alone {direct:.1} us;", size >> 10);
+            eprint!(" {} KiB {ours:.1} us (mean {mean:.1}), the plan alone {direct:.1} us;", size >> 10);
             added.push(ours - direct);
         }
         eprintln!();
