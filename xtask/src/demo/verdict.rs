@@ -11,7 +11,7 @@ pub const WHY: &str = "Both trainings compute the same mean over the same 128 im
     each worker's 16 images first, then over the workers. An f32 sum of n terms in another order differs by some \
     sqrt(n) * 6e-8, about 1e-7 here; each step starts from the difference that the steps before have left, and over 300 \
     steps that grows to at most 4e-6 (seen over 5 seeds and 2, 4 and 8 workers). The bound leaves a factor of 25, and the \
-    gradient of one worker lost in one step exceeds it a hundredfold.";
+    gradient of one worker lost in one step exceeds it more than tenfold.";
 
 /// One step, over all workers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
