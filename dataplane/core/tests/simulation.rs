@@ -204,7 +204,7 @@ fn never_called() {
         "never_called",
         150,
         true,
-        |seed| Scenario::new(seed, 1).silent(),
+        |seed| Scenario::of_two_ranks(seed).sometimes_changing().silent(),
         |world| {
             let lengths = world.scenario.scripts.iter().map(|script| script.acts.len());
             let first = lengths.min().unwrap();
@@ -246,7 +246,7 @@ fn mismatch() {
         "mismatch",
         250,
         true,
-        |seed| Scenario::new(seed, 1).mismatched(),
+        |seed| Scenario::of_two_ranks(seed).sometimes_changing().mismatched(),
         |world| {
             let scripts = &world.scenario.scripts;
             let differs = |operation: &usize| {
@@ -291,7 +291,7 @@ fn leaves_early() {
         "leaves_early",
         150,
         true,
-        |seed| Scenario::new(seed, 1).rough().leaving(),
+        |seed| Scenario::of_two_ranks(seed).rough().sometimes_changing().leaving(),
         |world| {
             let shortest = world.scenario.scripts.iter().map(|script| script.acts.len()).min().unwrap();
             let left = |rank: &Rank| world.scenario.scripts[rank.0 as usize].acts.len() == shortest;
@@ -312,11 +312,9 @@ fn process_dies() {
         "process_dies",
         150,
         true,
-        |seed| Scenario::new(seed, 1).rough().rank_dying(),
+        |seed| Scenario::of_two_ranks(seed).rough().sometimes_changing().rank_dying(),
         |world| {
-            let Some((_, Incident::RankGone(gone))) = world.scenario.incidents.first() else {
-                unreachable!()
-            };
+            let Some((_, Incident::RankGone(gone))) = world.scenario.incidents.last() else { unreachable!() };
             missed(world, *gone);
         },
     );

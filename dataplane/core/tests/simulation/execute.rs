@@ -4,9 +4,9 @@ use super::memory::{self, POISON, Tensor};
 use super::network::{Location, Payload, Place};
 use super::node::Track;
 use super::world::{Event, Input, Transfer, World};
-use harmonaize_abi::{Collective, Dtype, Rank, Signature};
+use harmonaize_abi::{Collective, Rank, Signature};
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
-use harmonaize_plan::{self as plan, Access, Operand, Participant, Step, StepKind};
+use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Step, StepKind};
 use rand::RngExt;
 
 /// What a step belongs to.
@@ -31,7 +31,7 @@ impl World {
         let core = &self.nodes[at.0 as usize].core;
         let segment = core.segment(channel).unwrap().clone();
         let signature = core.signature(segment.operation).unwrap();
-        self.begin(at, channel, &segment, signature.dtype);
+        self.begin(at, channel, &segment, &signature);
         let program = segment.program.clone();
         let step = &program.steps[index as usize];
         let context = Context { at, channel, index, segment, signature };
@@ -114,9 +114,12 @@ impl World {
     }
 
     /// Takes note of a segment at its first step.
-    fn begin(&mut self, at: Participant, channel: u16, segment: &Segment, dtype: Dtype) {
+    fn begin(&mut self, at: Participant, channel: u16, segment: &Segment, signature: &Signature) {
         self.check_epoch(at, segment);
+        let retention = self.retention(at, segment, signature);
         let node = &mut self.nodes[at.0 as usize];
+        let kept = node.kept.entry(segment.operation).or_insert((retention, segment.number));
+        kept.1 = kept.1.max(segment.number);
         let staging = &mut node.staging[usize::from(channel)];
         if staging.segment == Some(segment.number) {
             return;
@@ -125,10 +128,36 @@ impl World {
         staging.segment = Some(segment.number);
         let elements = |divisor: &u32| (segment.hi - segment.lo).div_ceil(u64::from(*divisor)) as usize;
         let slots = segment.program.slots.iter();
-        staging.slots = slots.map(|divisor| vec![POISON; elements(divisor) * dtype.size()]).collect();
+        staging.slots =
+            slots.map(|divisor| vec![POISON; elements(divisor) * signature.dtype.size()]).collect();
         let uncommitted = segment.program.steps.iter().filter(|step| !step.committed).count();
         node.tracks.insert(segment.number, Track { uncommitted, parts: Default::default() });
         self.statistics.segments += 1;
+    }
+
+    /// How an operation's inputs are kept that begins with this segment.
+    fn retention(&self, at: Participant, segment: &Segment, signature: &Signature) -> Retention {
+        let plan = self.plans.iter().find(|plan| plan.epoch == segment.epoch).unwrap();
+        let mut local = self.scenario.group.local(at).iter();
+        let in_place = local.any(|rank| {
+            let act = self.scenario.scripts[rank.0 as usize].acts.get(segment.operation as usize);
+            act.is_some_and(|act| act.in_place)
+        });
+        plan::retention(&plan.plan, signature, in_place, &plan.tuning)
+    }
+
+    /// Inputs that are not kept elsewhere belong to the tenant again only when nobody may need them.
+    pub(crate) fn check_kept(&self, at: Participant, operation: u64) {
+        let kept = self.nodes[at.0 as usize].kept.get(&operation);
+        let shared = self.scenario.group.participants() > 1 && self.scenario.hostile.is_none();
+        if let Some((Retention::KeepInputs | Retention::HoldOutputs, last)) = kept
+            && shared
+        {
+            assert!(
+                self.done_by_all() > *last,
+                "operation {operation} ends before everybody has acknowledged it"
+            );
+        }
     }
 
     /// Poisons the staging of channels whose segment is over.

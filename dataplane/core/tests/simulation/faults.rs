@@ -30,6 +30,11 @@ impl Scenario {
         self
     }
 
+    /// Changes of plan beside whatever else, in every other seed.
+    pub(crate) fn sometimes_changing(self) -> Self {
+        if self.seed.is_multiple_of(2) { self } else { self.changing() }
+    }
+
     /// Some of the changes cannot be prepared by somebody.
     pub(crate) fn unlinkable(mut self) -> Self {
         let mut rng = generator(self.seed, 4);
@@ -68,7 +73,6 @@ impl Scenario {
             self = self.rough();
         }
         self.impatient();
-        self.at_least_two_ranks();
         let first = rng.random_range(0..self.scripts[0].acts.len());
         let most = (self.group.ranks() - 1).min(3);
         for _ in 0..rng.random_range(1..=most) {
@@ -79,12 +83,10 @@ impl Scenario {
         self
     }
 
-    /// A scenario of one rank has nobody to wait for.
-    fn at_least_two_ranks(&mut self) {
-        if self.group.ranks() < 2 {
-            let Self { incidents, timeouts, weather, .. } = self.clone();
-            *self = Self { incidents, timeouts, weather, ..Self::new(self.seed, 2) };
-        }
+    /// A clean scenario in which ranks have somebody to wait for.
+    pub(crate) fn of_two_ranks(seed: u64) -> Self {
+        let any = Self::new(seed, 1);
+        if any.group.ranks() < 2 { Self::new(seed, 2) } else { any }
     }
 
     /// Some ranks call something else as some operation.
@@ -94,7 +96,6 @@ impl Scenario {
             self = self.rough();
         }
         self.impatient();
-        self.at_least_two_ranks();
         let first = rng.random_range(0..self.scripts[0].acts.len());
         let right = self.scripts[0].acts[first].signature;
         let wrong = self.another_signature(&mut rng, &right);
@@ -140,7 +141,6 @@ impl Scenario {
     /// A rank leaves in good order after some operation; the others call more.
     pub(crate) fn leaving(mut self) -> Self {
         let mut rng = generator(self.seed, 8);
-        self.at_least_two_ranks();
         let keep = rng.random_range(0..self.scripts[0].acts.len());
         let rank = rng.random_range(0..self.group.ranks()) as usize;
         self.scripts[rank].acts.truncate(keep);
@@ -150,7 +150,6 @@ impl Scenario {
     /// A rank's process dies at any time.
     pub(crate) fn rank_dying(mut self) -> Self {
         let mut rng = generator(self.seed, 9);
-        self.at_least_two_ranks();
         let rank = Rank(rng.random_range(0..self.group.ranks()));
         let at = any_time(&mut rng);
         self.incidents.push((at, Incident::RankGone(rank)));

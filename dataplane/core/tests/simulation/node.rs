@@ -3,7 +3,7 @@
 use super::scenario::Scenario;
 use super::world::Input;
 use harmonaize_core::{Communicator, Config, EpochPlan, Failure};
-use harmonaize_plan::Participant;
+use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Landing slots of a stream: whether a message lies there, and its bytes.
@@ -42,6 +42,8 @@ pub(crate) struct Node {
     pub(crate) tracks: BTreeMap<u64, Track>,
     /// Segments done, as seen from outside.
     pub(crate) done: u64,
+    /// By operation: how its inputs are kept, and its last segment so far.
+    pub(crate) kept: HashMap<u64, (Retention, u64)>,
     /// By operation.
     pub(crate) wire: HashMap<u64, u64>,
 }
@@ -92,6 +94,7 @@ impl Node {
             landing: HashMap::new(),
             tracks: BTreeMap::new(),
             done: 0,
+            kept: HashMap::new(),
             wire: HashMap::new(),
         }
     }

@@ -486,6 +486,7 @@ impl World {
         assert_eq!(receipt.signature, act.signature);
         let wire = self.nodes[p.0 as usize].wire.get(&operation).copied().unwrap_or(0);
         assert_eq!(receipt.wire_bytes, wire, "bytes sent for operation {operation}");
+        self.check_kept(p, operation);
         self.end_call(rank, operation, Outcome::Complete);
     }
 
