@@ -79,7 +79,7 @@ impl Engine {
         Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Whether [`Command::Stop`] was given and every communicator has been let go.
+    /// Whether [`crate::Command::Stop`] was given and every communicator has been let go.
     pub fn stopped(&self) -> bool {
         self.stopping && self.by_communicator.is_empty() && self.lingering.is_empty()
     }
