@@ -289,7 +289,7 @@ fn missed(world: &World, gone: Rank) {
 fn leaves_early() {
     family(
         "leaves_early",
-        150,
+        800,
         true,
         |seed| Scenario::of_two_ranks(seed).rough().sometimes_changing().leaving(),
         |world| {
