@@ -315,7 +315,7 @@ impl Communicator {
             k if k == Kind::Credit as u8 => self.credit(from, epoch, &header),
             k if k == Kind::Data as u8 => {
                 self.moved(now);
-                self.credit(from, epoch, &header) && self.arrive(from, epoch, &header, bytes)
+                self.credit(from, epoch, &header) && self.arrive(now, from, epoch, &header, bytes)
             }
             k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(now, from, control)),
             _ => false,
@@ -345,8 +345,18 @@ impl Communicator {
         }
     }
 
-    fn arrive(&mut self, from: Participant, epoch: u32, header: &Header, bytes: u32) -> bool {
+    fn arrive(&mut self, now: Nanos, from: Participant, epoch: u32, header: &Header, bytes: u32) -> bool {
         let Some(signature) = header.signature() else { return false };
+        // Who called something else counts segments otherwise too; nothing more can be asked of the message.
+        let other = self.operations.caller(header.operation).filter(|(_, ours)| *ours != signature);
+        if let Some(call) = other {
+            self.fail(self.mismatch(header.operation, call, from, signature));
+            return true;
+        }
+        if epoch < self.current.number() {
+            self.doubt(now, from, header.operation);
+            return true;
+        }
         let arrival = Arrival { operation: header.operation, segment: header.segment, signature, bytes };
         let Some(stream) = self.epoch(epoch).and_then(|epoch| epoch.stream(from, header.channel)) else {
             return false;
@@ -358,10 +368,6 @@ impl Communicator {
             && heard.is_none_or(|(operation, _)| operation <= header.operation)
         {
             *heard = Some((header.operation, signature));
-        }
-        let other = self.operations.caller(header.operation).filter(|(_, ours)| *ours != signature);
-        if let Some(call) = other {
-            self.fail(self.mismatch(header.operation, call, from, signature));
         }
         true
     }

@@ -105,7 +105,8 @@ impl Communicator {
                     return Some(action);
                 }
                 Err((peer, operation)) => {
-                    if let Some(action) = self.out_of_step(now, peer, operation) {
+                    self.doubt(now, peer, operation);
+                    if let Some(action) = self.say() {
                         return Some(action);
                     }
                 }

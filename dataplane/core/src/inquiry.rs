@@ -1,6 +1,6 @@
 //! Before a time-out is declared, everyone is asked who has called what, so that the error can name the missing.
 
-use crate::communicator::{Action, Communicator};
+use crate::communicator::Communicator;
 use crate::message::Control;
 use crate::{Failure, Nanos};
 use harmonaize_abi::{Rank, Signature};
@@ -115,11 +115,10 @@ impl Communicator {
     }
 
     /// A message of a peer is not what the plan says. Either it called something else, or it is broken.
-    pub(crate) fn out_of_step(&mut self, now: Nanos, peer: Participant, operation: u64) -> Option<Action> {
+    pub(crate) fn doubt(&mut self, now: Nanos, peer: Participant, operation: u64) {
         if self.inquiry.as_ref().is_none_or(|inquiry| inquiry.suspect.is_none()) {
             self.inquire(now, operation, Some(peer));
         }
-        self.say()
     }
 
     pub(crate) fn inquired(&mut self, from: Participant, operation: u64) {
