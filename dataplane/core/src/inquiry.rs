@@ -16,8 +16,8 @@ type Answer = (Vec<Rank>, Option<(Rank, Signature)>);
 pub(crate) struct Inquiry {
     pub(crate) operation: u64,
     pub(crate) deadline: Nanos,
-    /// Whose messages made no sense; if nobody called anything else, it is to blame.
-    suspect: Option<Participant>,
+    /// Whose messages made no sense, and in which operation. If up to that one nobody called anything else, it is to blame.
+    suspect: Option<(Participant, u64)>,
     /// How often it went back to an earlier operation.
     lowered: u32,
     answers: Vec<Option<Answer>>,
@@ -27,7 +27,7 @@ impl Inquiry {
     pub(crate) fn new(
         operation: u64,
         deadline: Nanos,
-        suspect: Option<Participant>,
+        suspect: Option<(Participant, u64)>,
         participants: u32,
     ) -> Self {
         Self { operation, deadline, suspect, lowered: 0, answers: vec![None; participants as usize] }
@@ -65,7 +65,7 @@ impl Inquiry {
         if calls.len() > 1 {
             return Failure::Mismatch { operation, calls };
         }
-        if let Some(suspect) = self.suspect {
+        if let Some((suspect, _)) = self.suspect {
             return Failure::Internal { ranks: group.local(suspect).to_vec() };
         }
         missing.sort_unstable();
@@ -100,13 +100,12 @@ impl Communicator {
             let verdict = inquiry.verdict(&self.group);
             self.fail(verdict);
         } else if let Some(number) = self.operations.oldest().map(|operation| operation.number) {
-            self.inquire(now, number, None);
+            self.inquire(now.after(self.timeouts.inquiry), number, None);
         }
     }
 
     /// Asks everybody who has called what.
-    fn inquire(&mut self, now: Nanos, number: u64, suspect: Option<Participant>) {
-        let deadline = now.after(self.timeouts.inquiry);
+    fn inquire(&mut self, deadline: Nanos, number: u64, suspect: Option<(Participant, u64)>) {
         let mut inquiry = Inquiry::new(number, deadline, suspect, self.group.participants());
         inquiry.answer(self.me, self.operations.missing(number), self.operations.caller(number));
         self.inquiry = Some(inquiry);
@@ -117,7 +116,9 @@ impl Communicator {
     /// A message of a peer is not what the plan says. Either it called something else, or it is broken.
     pub(crate) fn doubt(&mut self, now: Nanos, peer: Participant, operation: u64) {
         if self.inquiry.as_ref().is_none_or(|inquiry| inquiry.suspect.is_none()) {
-            self.inquire(now, operation, Some(peer));
+            let operation = operation.min(self.operations.bounds().1);
+            let first = self.operations.remembered().min(operation);
+            self.inquire(now.after(self.timeouts.inquiry), first, Some((peer, operation)));
         }
     }
 
@@ -147,7 +148,7 @@ impl Communicator {
         } else if operation < inquiry.operation && inquiry.suspect.is_none() && inquiry.lowered < MOST_LOWERED
         {
             let lowered = inquiry.lowered + 1;
-            self.inquire(now, operation, None);
+            self.inquire(now.after(self.timeouts.inquiry), operation, None);
             if let Some(inquiry) = &mut self.inquiry {
                 inquiry.lowered = lowered;
             }
@@ -155,9 +156,15 @@ impl Communicator {
     }
 
     fn conclude(&mut self) {
-        if let Some(inquiry) = self.inquiry.as_ref().filter(|inquiry| inquiry.complete()) {
-            let verdict = inquiry.verdict(&self.group);
-            self.fail(verdict);
+        let Some(inquiry) = self.inquiry.as_ref().filter(|inquiry| inquiry.complete()) else { return };
+        let verdict = inquiry.verdict(&self.group);
+        let (deadline, next) = (inquiry.deadline, inquiry.operation.saturating_add(1));
+        match (&verdict, inquiry.suspect) {
+            // Segments are counted wrongly from the first operation on that differs.
+            (Failure::Internal { .. }, Some((suspect, last))) if next <= last => {
+                self.inquire(deadline, next, Some((suspect, last)));
+            }
+            _ => self.fail(verdict),
         }
     }
 }

@@ -142,6 +142,11 @@ impl Operations {
         Some((*self.ranks.get(local)?, operation.signature))
     }
 
+    /// The first operation of which [`Operations::caller`] knows.
+    pub(crate) fn remembered(&self) -> u64 {
+        self.next.saturating_sub(self.ring.len() as u64)
+    }
+
     /// Whether every local rank has called operation `number`.
     pub(crate) fn complete(&self, number: u64) -> bool {
         self.called.iter().all(|called| *called > number)
