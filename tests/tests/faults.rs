@@ -284,3 +284,73 @@ fn a_rank_that_leaves_early_hurts_nobody_until_it_is_needed() {
     let (status, ranks, _) = failure(downcast(results[0].as_ref().expect_err("nobody is left")));
     assert_eq!((status, ranks), (Status::RankLost, vec![Rank(1)]));
 }
+
+#[test]
+fn status_says_whom_an_operation_waits_for() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    let waiting = || -> anyhow::Result<()> {
+        let deadline = Instant::now() + STEP;
+        loop {
+            let status = deployment.status()?;
+            let operation = &status["communicators"][0]["in_flight"][0];
+            if operation["waiting_for"] == serde_json::json!([3]) {
+                anyhow::ensure!(operation["operation"] == 1, "{operation}");
+                anyhow::ensure!(operation["what"] == "allreduce(500 x u64, sum)", "{operation}");
+                return Ok(());
+            }
+            anyhow::ensure!(Instant::now() < deadline, "status never said so: {status:#}");
+        }
+    };
+    let seen = Barrier::new(4);
+    let results = run(
+        &sockets(&deployment, "a"),
+        "waits",
+        2,
+        |_| Access::Mapped,
+        |worker| {
+            worker.sum(1, 100, true, STEP)?;
+            let tensor = worker.tensor(&[1; 500])?;
+            let operation =
+                (worker.rank != 3).then(|| worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum));
+            let shown = if worker.rank == 0 { waiting() } else { Ok(()) };
+            seen.wait();
+            shown?;
+            match operation {
+                Some(operation) => operation?,
+                None => worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?,
+            }
+            .wait(STEP)?;
+            Ok(())
+        },
+    );
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+#[test]
+fn a_missing_privilege_is_named_with_what_to_do() {
+    let Some(deployment) = deploy(&star(1, "10Gbit/s"), |_| ()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let config = folder.path().join("agent.toml");
+    let socket = folder.path().join("a.sock");
+    let text = format!(
+        "host = \"h0\"\ncontrol = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\n\
+         [[tenant]]\nname = \"a\"\nsocket = \"{}\"\nuids = [4711]\n",
+        socket.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    // Under a folder that any user may enter.
+    let agent = folder.path().join("harmonaize-agent");
+    std::fs::copy(deployment.binaries().path("harmonaize-agent").unwrap(), &agent).unwrap();
+    let mut command = std::process::Command::new("setpriv");
+    command
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(&agent)
+        .arg("--config")
+        .arg(&config);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("4711") && said.contains("CAP_CHOWN"), "{said}");
+    assert!(!socket.exists(), "the socket that nobody can use is still there");
+}

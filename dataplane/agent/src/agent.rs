@@ -19,7 +19,7 @@ type JoinReply = oneshot::Sender<Result<u32, JoinRefused>>;
 type DetailReply = oneshot::Sender<Option<FailureDetail>>;
 
 /// How long control's word that a communicator ended waits for the peers' own.
-const HEARSAY: Duration = Duration::from_millis(500);
+const HEARSAY: Duration = Duration::from_secs(1);
 
 /// Operator-facing errors that are kept for status.
 const RECENT: usize = 16;
@@ -74,7 +74,7 @@ pub struct Agent {
     recent: Vec<String>,
     stopping: bool,
     /// Communicators that control has ended, kept a moment for the reason that peers give.
-    dissolving: Vec<(Instant, u64, String)>,
+    dissolving: Vec<(Instant, u64, Failure, String)>,
 }
 
 impl Agent {
@@ -247,9 +247,9 @@ impl Agent {
 
     /// Ends what control has ended.
     pub fn tick(&mut self, now: Instant) {
-        while let Some(due) = self.dissolving.iter().position(|(due, _, _)| now >= *due) {
-            let (_, id, reason) = self.dissolving.swap_remove(due);
-            self.end(id, Failure::Dissolved, &reason);
+        while let Some(due) = self.dissolving.iter().position(|(due, ..)| now >= *due) {
+            let (_, id, failure, reason) = self.dissolving.swap_remove(due);
+            self.end(id, failure, &reason);
         }
     }
 
@@ -327,9 +327,9 @@ impl Agent {
         }
         tracing::info!(communicator = %format_args!("{id:016x}"), reason = dissolved.reason, "dissolved by control");
         let failure = report::failure_from(dissolved);
-        if failure == Failure::Dissolved && dissolved.kind() != v1::FailureKind::Operator {
-            // A peer that found it out says more, and says it to the engine.
-            self.dissolving.push((Instant::now() + HEARSAY, id, dissolved.reason.clone()));
+        if dissolved.kind() != v1::FailureKind::Operator {
+            // Whoever told control may itself be what the others have lost; what links and peers say here counts more.
+            self.dissolving.push((Instant::now() + HEARSAY, id, failure, dissolved.reason.clone()));
             return;
         }
         self.end(id, failure, &dissolved.reason);

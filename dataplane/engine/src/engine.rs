@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 const TURN: usize = 32;
 /// Descriptors of one attachment in a row.
 const SUBMISSIONS: usize = 8;
+/// How long a loop that stops goes on for last words.
+const FAREWELL: Nanos = Nanos(200_000_000);
 /// How often timers are looked at while there is work.
 const TIMERS: Nanos = Nanos(1_000_000);
 
@@ -32,8 +34,8 @@ pub struct Engine {
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
     pub(crate) links: HashMap<LinkId, (Key, u32, Participant)>,
     pub(crate) deferred: VecDeque<Deferred>,
-    /// Links of communicators that are no more, kept until their last words are out.
-    pub(crate) lingering: VecDeque<(Nanos, LinkId)>,
+    /// When links were last closed.
+    pub(crate) closed: Nanos,
     pub(crate) broken: Vec<(Key, String)>,
     pub(crate) notify: Box<dyn FnMut(Notice) + Send>,
     /// An epoll set of the transport and every attachment.
@@ -65,7 +67,7 @@ impl Engine {
             by_communicator: HashMap::new(),
             links: HashMap::new(),
             deferred: VecDeque::with_capacity(64),
-            lingering: VecDeque::new(),
+            closed: Nanos(0),
             broken: Vec::with_capacity(8),
             notify,
             wake,
@@ -81,7 +83,7 @@ impl Engine {
 
     /// Whether [`crate::Command::Stop`] was given and every communicator has been let go.
     pub fn stopped(&self) -> bool {
-        self.stopping && self.by_communicator.is_empty() && self.lingering.is_empty()
+        self.stopping && self.by_communicator.is_empty() && self.now() >= self.closed.after(FAREWELL)
     }
 
     /// What is readable when something from outside brings the engine work.
@@ -124,9 +126,6 @@ impl Engine {
         if now >= self.timers.after(TIMERS) {
             self.timers = now;
             self.members.iter_mut().for_each(|member| member.core.timeout(now));
-            while let Some((_, link)) = self.lingering.pop_front_if(|(until, _)| now >= *until) {
-                self.transport.close(link);
-            }
         }
         worked
     }
@@ -134,7 +133,7 @@ impl Engine {
     /// How long the loop may sleep for want of events.
     pub fn patience(&self) -> Option<Duration> {
         let timeouts = self.members.iter().filter_map(|member| member.core.next_timeout());
-        let due = timeouts.chain(self.lingering.front().map(|(until, _)| *until)).min()?;
+        let due = timeouts.chain(self.stopping.then(|| self.closed.after(FAREWELL))).min()?;
         Some(Duration::from_nanos(due.0.saturating_sub(self.now().0)).max(Duration::from_millis(1)))
     }
 
@@ -261,12 +260,7 @@ impl Engine {
             Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
-            Action::Ended(failure) => {
-                member.ended = true;
-                let detail = std::mem::take(&mut member.detail);
-                let communicator = member.id;
-                (self.notify)(Notice::Ended { communicator, failure, detail });
-            }
+            Action::Ended(failure) => self.ended(key, failure),
             Action::Switched { epoch, segment } => {
                 let communicator = member.id;
                 (self.notify)(Notice::Switched { communicator, epoch, segment });

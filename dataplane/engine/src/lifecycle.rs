@@ -4,15 +4,12 @@ use crate::attachment::Attachment;
 use crate::command::{Command, CommunicatorId, Formation, Notice, Peer, Status};
 use crate::engine::{Engine, watch};
 use crate::formation::{close_links, form, open_links};
-use crate::member::Member;
+use crate::member::{Links, Member};
 use crate::table::Key;
 use harmonaize_abi::Status as Code;
-use harmonaize_core::{EpochPlan, Failure, Nanos};
+use harmonaize_core::{EpochPlan, Failure};
 use harmonaize_plan::Participant;
 use harmonaize_transport::LinkId;
-
-/// How long links outlive their communicator, so that peers hear why it ended.
-const LINGER: Nanos = Nanos(300_000_000);
 
 impl Engine {
     /// Carries out a command.
@@ -160,10 +157,7 @@ impl Engine {
         let Some(links) = self.member(communicator).and_then(|member| member.take_links(epoch)) else {
             return;
         };
-        close_links(self.transport.as_mut(), &links);
-        for link in links.links.iter().flatten() {
-            self.links.remove(link);
-        }
+        self.close(&links);
     }
 
     /// An attachment is gone: its ranks leave.
@@ -201,13 +195,32 @@ impl Engine {
     pub(crate) fn let_go(&mut self, key: Key, status: Code) {
         let Some(member) = self.members.remove(key) else { return };
         self.by_communicator.remove(&member.id);
-        let until = self.now().after(LINGER);
-        for link in member.epochs.iter().flat_map(|links| links.links.iter().flatten()) {
-            self.links.remove(link);
-            self.lingering.push_back((until, *link));
+        for links in &member.epochs {
+            self.close(links);
         }
         for attachment in self.attachments.iter_mut() {
             attachment.end_of(key, status);
         }
+    }
+
+    /// Closes an epoch's links: what is queued without payload still goes out, payloads do not, so that nothing reads a
+    /// tenant's memory any more.
+    fn close(&mut self, links: &Links) {
+        close_links(self.transport.as_mut(), links);
+        for link in links.links.iter().flatten() {
+            self.links.remove(link);
+        }
+        self.closed = self.now();
+    }
+
+    /// A communicator has ended with an error. Its links go first: once a tenant hears of it, its tensors are its own again.
+    pub(crate) fn ended(&mut self, key: Key, failure: Failure) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        member.ended = true;
+        let (communicator, detail) = (member.id, std::mem::take(&mut member.detail));
+        for links in std::mem::take(&mut member.epochs) {
+            self.close(&links);
+        }
+        (self.notify)(Notice::Ended { communicator, failure, detail });
     }
 }

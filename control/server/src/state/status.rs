@@ -199,7 +199,8 @@ impl State {
     }
 }
 
-/// Operations in flight anywhere. An agent that has neither begun nor completed one is waited for with all its ranks.
+/// Operations in flight anywhere. An agent that has neither begun nor completed one is waited for with all its ranks; one
+/// that has knows best which of its ranks are missing, if others wait for it.
 fn merge(answered: &[(&[u32], &v1::CommunicatorReport)]) -> Vec<v1::OperationReport> {
     let mut merged: BTreeMap<u64, v1::OperationReport> = BTreeMap::new();
     for operation in answered.iter().flat_map(|(_, own)| &own.in_flight) {
@@ -214,9 +215,12 @@ fn merge(answered: &[(&[u32], &v1::CommunicatorReport)]) -> Vec<v1::OperationRep
     }
     for (number, operation) in &mut merged {
         for (ranks, own) in answered {
-            let begun = own.in_flight.iter().any(|own| own.operation == *number);
-            if !begun && own.operations_completed <= *number {
+            let begun = own.in_flight.iter().find(|own| own.operation == *number);
+            let missing = |rank: &u32| begun.is_some_and(|own| own.waiting_for.contains(rank));
+            if begun.is_none() && own.operations_completed <= *number {
                 operation.waiting_for.extend(*ranks);
+            } else if ranks.iter().any(missing) {
+                operation.waiting_for.retain(|rank| !ranks.contains(rank) || missing(rank));
             }
         }
         operation.waiting_for.sort_unstable();
