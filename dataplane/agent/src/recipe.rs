@@ -73,19 +73,38 @@ pub fn expand(recipe: &Recipe) -> Result<Expanded, RecipeError> {
     Ok(Expanded { plan, me, peers, timeouts })
 }
 
-/// Expands every algorithm for every participant and has the checker prove the whole: each output holds what it must,
-/// nobody waits on himself.
+/// Expands every algorithm for every participant, for mapped and for remote tensors and each way of keeping inputs, and has
+/// the checker prove the whole: each output holds what it must, nobody waits on himself.
 fn prove(plan: &EpochPlan) -> Result<(), String> {
+    let retentions = [Retention::KeepInputs, Retention::CopyInputs, Retention::HoldOutputs];
     for &collective in Collective::ALL {
-        let request = Request { collective, root: Rank(0) };
-        let local = Local { access: &|_| Access::Mapped, retention: Retention::KeepInputs };
-        let everyone = (0..plan.plan.participants()).map(Participant);
-        let programs = everyone.map(|participant| program(&plan.plan, request, participant, &local));
-        let programs = programs.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-        let locals: Vec<_> = programs.iter().map(|_| local).collect();
-        check(&plan.plan, request, &programs, plan.landing_slots, &locals)
-            .map_err(|error| format!("{collective}: {error}"))?;
+        for retention in retentions {
+            // An AllToAll is never in place.
+            if collective == Collective::AllToAll && retention == Retention::HoldOutputs {
+                continue;
+            }
+            for access in [Access::Mapped, Access::Remote] {
+                prove_one(plan, collective, retention, access)
+                    .map_err(|error| format!("{collective}: {error}"))?;
+            }
+        }
     }
+    Ok(())
+}
+
+fn prove_one(
+    plan: &EpochPlan,
+    collective: Collective,
+    retention: Retention,
+    access: Access,
+) -> Result<(), String> {
+    let request = Request { collective, root: Rank(0) };
+    let local = Local { access: &|_| access, retention };
+    let everyone = (0..plan.plan.participants()).map(Participant);
+    let programs = everyone.map(|participant| program(&plan.plan, request, participant, &local));
+    let programs = programs.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    let locals = vec![local; programs.len()];
+    check(&plan.plan, request, &programs, plan.landing_slots, &locals).map_err(|error| error.to_string())?;
     Ok(())
 }
 
@@ -104,4 +123,71 @@ fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
         source_ports,
     };
     Ok(Peer { participant: Participant(peer.participant), introduction })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(hosts: u32, per_host: u32) -> Recipe {
+        let participants = (0..hosts).map(|host| v1::Participant {
+            ranks: (host * per_host..(host + 1) * per_host).collect(),
+            host: format!("h{host}"),
+        });
+        let peer = |participant| v1::Peer {
+            participant,
+            address: "127.0.0.1:7200".into(),
+            link: vec![1; 16],
+            secret: vec![2; 32],
+            initiate: true,
+            source_ports: vec![0],
+        };
+        Recipe {
+            communicator: 7,
+            epoch: 1,
+            participants: participants.collect(),
+            order: (0..hosts).rev().collect(),
+            me: 0,
+            peers: (1..hosts).map(peer).collect(),
+            tuning: Some(v1::Tuning {
+                channels: 4,
+                chunk_bytes: 65536,
+                segment_bytes: 262_144,
+                copy_bytes: 4096,
+                landing_slots: 2,
+                operation_timeout_ns: 30_000_000_000,
+                peer_timeout_ns: 5_000_000_000,
+            }),
+            ..Recipe::default()
+        }
+    }
+
+    #[test]
+    fn right_recipes_are_expanded_and_proved() {
+        for (hosts, per_host) in [(1, 1), (1, 9), (2, 1), (5, 3), (32, 2)] {
+            let expanded = expand(&recipe(hosts, per_host)).unwrap();
+            assert_eq!(expanded.plan.plan.participants(), hosts);
+            assert_eq!(expanded.peers.len() as u32, hosts - 1);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused_and_named() {
+        let damaged: [(&str, fn(&mut Recipe)); 8] = [
+            ("there twice", |r| r.participants[0].ranks = vec![1]),
+            ("order", |r| r.order = vec![0, 0, 1]),
+            ("no rank", |r| r.me = 9),
+            ("tuning", |r| r.tuning = None),
+            ("channels", |r| r.tuning.as_mut().unwrap().channels = 0),
+            ("chunk", |r| r.tuning.as_mut().unwrap().chunk_bytes = 1 << 40),
+            ("link name", |r| r.peers[0].link = vec![1]),
+            ("no path", |r| r.peers[1].source_ports.clear()),
+        ];
+        for (what, damage) in damaged {
+            let mut recipe = recipe(3, 1);
+            damage(&mut recipe);
+            let error = expand(&recipe).expect_err(what).to_string();
+            assert!(error.contains(what) && error.contains("0000000000000007"), "{what}: {error}");
+        }
+    }
 }
