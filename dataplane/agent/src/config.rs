@@ -117,7 +117,7 @@ impl Config {
             |value: Option<Nanos>, otherwise| value.map_or(otherwise, |nanos| Duration::from_nanos(nanos.0));
         Ok(Self {
             host: file.host,
-            control: file.control,
+            control: file.control.trim_start_matches("http://").to_owned(),
             listen: file.listen,
             spin: or(file.spin, Duration::from_micros(50)),
             peer_timeout: or(file.peer_timeout, Duration::from_secs(5)),
