@@ -42,10 +42,14 @@ const STAGES: &[(&str, Stage)] = &[
         workspace::run(&mut doc)
     }),
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
-    ("bench", |_| Binaries::build_with(Profile::Release, &["harmonaize-bench"]).map(drop)),
+    ("bench", |_| {
+        Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
+        // Optimised, as it is used: its training would crawl otherwise.
+        cargo(&["test", "--locked", "--quiet", "--release", "--package", "harmonaize-bench"])
+    }),
     ("demo", |_| {
-        let mut demo = Command::new(std::env::current_exe()?);
-        workspace::run(demo.current_dir(workspace::root()).args(["demo", "--yes", "--steps", "60"]))
+        // By cargo: the stages before may have built this very program anew.
+        cargo(&["xtask", "demo", "--yes", "--steps", "60"])
     }),
 ];
 

@@ -35,7 +35,7 @@ fn within(ranks: &[Rank], local: &Local<'_>) -> Result<Program, PlanError> {
     let of = if direct { 1 } else { STAGED_PARTS };
     let parts: Vec<Part> = (0..of).map(|index| Part { block: 0, index, of }).collect();
     let mut landing = Landing::new(&mut builder, ranks, local, of, false)?;
-    let mut contributions = Contributions::new(&mut builder, ranks, local, &parts)?;
+    let mut contributions = Contributions::new(&mut builder, ranks, local, &parts, false)?;
     for part in parts {
         let landed = landing.next(part)?;
         contributions.reduce(&mut builder, None, part, true, landed.destinations.clone())?;
@@ -149,7 +149,7 @@ impl<'a> Ring<'a> {
         let partial = if hold { None } else { Some(Rotation::new(&mut builder, 2, chunks)?) };
         let own = if copies.is_empty() {
             let parts: Vec<Part> = (0..chunks).map(|round| chunk(position, round, chunks)).collect();
-            Own::Inputs(Contributions::new(&mut builder, ranks, local, &parts)?)
+            Own::Inputs(Contributions::new(&mut builder, ranks, local, &parts, true)?)
         } else {
             Own::Copies(copies)
         };
@@ -278,7 +278,7 @@ fn copy_inputs(
             builder.push(kind, vec![input(*rank, part)], vec![staged(*slot, part)]);
         }
     } else {
-        let mut contributions = Contributions::new(builder, ranks, local, &parts)?;
+        let mut contributions = Contributions::new(builder, ranks, local, &parts, false)?;
         for (slot, part) in copies.iter().zip(parts) {
             contributions.reduce(builder, None, part, false, vec![staged(*slot, part)])?;
         }

@@ -216,19 +216,22 @@ pub(crate) struct Contributions<'a> {
 }
 
 impl<'a> Contributions<'a> {
-    /// Contributions of `ranks` to `parts`, which must be asked for in this order.
+    /// Contributions of `ranks` to `parts`, which must be asked for in this order. `carried`: whether what a peer sends is
+    /// reduced along.
     pub(crate) fn new(
         builder: &mut Builder,
         ranks: &'a [Rank],
         local: &'a Local<'a>,
         parts: &[Part],
+        carried: bool,
     ) -> Result<Self, PlanError> {
         let divisor = parts.first().map_or(1, |part| part.of);
         let remote = ranks.iter().filter(|rank| (local.access)(**rank) == Access::Remote);
         let fetches = parts.iter().flat_map(|part| remote.clone().map(|rank| input(*rank, *part))).collect();
         let ahead = 2 * remote_count(ranks, local).min(MAX_SOURCES);
         let feeder = Feeder::new(builder, fetches, ahead, divisor)?;
-        let partial = if ranks.len() < MAX_SOURCES { None } else { Some(builder.slot(divisor)?) };
+        let several = ranks.len() + usize::from(carried) > MAX_SOURCES;
+        let partial = if several { Some(builder.slot(divisor)?) } else { None };
         Ok(Self { ranks, local, feeder, partial })
     }
 
