@@ -173,7 +173,8 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_together_is_refused_and_named() {
-        let damaged: [(&str, fn(&mut Recipe)); 8] = [
+        type Damage = (&'static str, fn(&mut Recipe));
+        let damaged: [Damage; 8] = [
             ("there twice", |r| r.participants[0].ranks = vec![1]),
             ("order", |r| r.order = vec![0, 0, 1]),
             ("no rank", |r| r.me = 9),
