@@ -63,9 +63,10 @@ fn agent(agent: &AgentStatus) -> Value {
 }
 
 fn report(report: &Report) -> Value {
-    let attachments = report.attachments.iter().map(|attachment| {
-        json!({"tenant": attachment.tenant, "uid": attachment.uid, "arena_bytes": attachment.arena_bytes})
-    });
+    let attachments = report
+        .attachments
+        .iter()
+        .map(|attachment| json!({"tenant": attachment.tenant, "arena_bytes": attachment.arena_bytes}));
     json!({
         "attachments": attachments.collect::<Vec<_>>(),
         "communicators": report.communicators.iter().map(part).collect::<Vec<_>>(),

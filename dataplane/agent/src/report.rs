@@ -89,7 +89,7 @@ pub(crate) fn report(
 ) -> v1::Report {
     let attachments = status.attachments.iter().filter_map(|attachment| {
         let tenant = tenants.get(&attachment.attachment.0)?.clone();
-        Some(v1::Attachment { tenant, uid: 0, arena_bytes: attachment.arena_bytes })
+        Some(v1::Attachment { tenant, arena_bytes: attachment.arena_bytes })
     });
     let communicators = status.communicators.iter().map(|communicator| v1::CommunicatorReport {
         communicator: communicator.communicator.0,
