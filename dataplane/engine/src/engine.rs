@@ -91,13 +91,13 @@ impl Engine {
         &self.wake
     }
 
-    /// Announces to every attachment that the loop will sleep; false if one of them has work.
+    /// Announces to every attachment and the network that the loop will sleep; false if one of them has work.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         let busy = self
             .attachments
             .iter_mut()
             .filter_map(|attachment| (!attachment.end.prepare_sleep()).then_some(()));
-        busy.count() == 0
+        busy.count() == 0 && self.transport.prepare_sleep()
     }
 
     /// Takes the announcement back.

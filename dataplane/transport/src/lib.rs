@@ -161,7 +161,13 @@ pub trait Transport {
     /// tried once, so that a last word gets out.
     fn close(&mut self, link: LinkId);
 
+    /// Makes [`Self::wake_fd`] ready to wake its sleeper. False: something happened meanwhile, call `progress` again.
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
     /// A descriptor that is readable (level) whenever the network or a timer has work for `progress`. Sleep on it only
-    /// after `progress` returned 0: frames queued and input already taken in are not seen by it.
+    /// after `progress` returned 0 (frames queued and input already taken in are not seen by it) and then
+    /// [`Self::prepare_sleep`] returned true.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -189,10 +189,13 @@ impl Pair {
     }
 
     /// Sleeps until a side has something to do; says whether one has.
-    fn sleep(&self, at_most: Duration) -> bool {
+    fn sleep(&mut self, at_most: Duration) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec};
         let timeout =
             Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
+        if !self.a.transport.prepare_sleep() || !self.b.transport.prepare_sleep() {
+            return true;
+        }
         let fds = [self.a.transport.wake_fd(), self.b.transport.wake_fd()];
         let mut fds: Vec<PollFd<'_>> =
             fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
