@@ -135,6 +135,11 @@ impl Memory {
         self.bytes
     }
 
+    /// Address of the first byte in this process, for devices that are told addresses.
+    pub fn address(&self) -> u64 {
+        self.base.addr() as u64
+    }
+
     /// First byte, page-aligned.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
@@ -195,6 +200,16 @@ impl Span {
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The mapping that it lies in.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Where in the mapping it begins.
+    pub fn offset(&self) -> usize {
+        self.offset
     }
 
     /// The bytes, to read.

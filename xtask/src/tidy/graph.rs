@@ -14,7 +14,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("core", &["abi", "plan", "codec"]),
     ("aggregator", &["abi", "plan", "codec"]),
     ("shm", &["abi"]),
-    ("verbs", &["abi"]),
+    ("verbs", &["abi", "shm"]),
     ("transport", &["abi", "shm", "verbs"]),
     ("engine", &["abi", "plan", "kernels", "codec", "core", "aggregator", "shm", "transport"]),
     (
