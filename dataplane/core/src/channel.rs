@@ -31,6 +31,8 @@ pub(crate) struct Channel {
     /// By step: parts of it that are still under way, or [`WAITING`].
     pending: Vec<u8>,
     next: usize,
+    /// The next step to think of for [`crate::Action::Post`].
+    post: usize,
     unfinished: usize,
     /// Steps before this one are not committed ones.
     committed: usize,
@@ -48,6 +50,7 @@ impl Channel {
         self.pending.clear();
         self.pending.resize(steps.len(), WAITING);
         self.next = 0;
+        self.post = 0;
         self.unfinished = steps.len();
         self.committed = steps.iter().position(|step| step.committed).unwrap_or(steps.len());
         self.uncommitted_left = self.committed;
@@ -91,6 +94,26 @@ impl Channel {
             }
             _ => false,
         }
+    }
+
+    /// The first step from `post` on that is not issued yet and at most `ahead` behind the next to be issued.
+    pub(crate) fn postable(&self, ahead: usize) -> Option<(usize, &Segment, &Step)> {
+        let segment = self.segment.as_ref()?;
+        let at = self.post.max(self.next);
+        let step = segment.program.steps.get(at).filter(|_| at < self.next + ahead)?;
+        Some((at, segment, step))
+    }
+
+    /// Steps up to this one need no more thought.
+    pub(crate) fn thought_of(&mut self, step: usize) {
+        self.post = step + 1;
+    }
+
+    /// The steps before `step` that have not completed, and whether each has been issued.
+    pub(crate) fn open_before(&self, step: usize) -> impl Iterator<Item = (&Step, bool)> {
+        let steps = self.segment.iter().flat_map(|segment| &segment.program.steps);
+        let steps = steps.zip(&self.pending).take(step);
+        steps.filter(|(_, pending)| **pending != 0).map(|(step, pending)| (step, *pending != WAITING))
     }
 
     fn finished(&mut self, step: usize) {

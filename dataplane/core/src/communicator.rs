@@ -5,7 +5,7 @@ use crate::channel::{Channel, Segment};
 use crate::departure::Departures;
 use crate::epoch::{Epoch, EpochPlan, MAX_STEP_PEERS, Timeouts};
 use crate::inquiry::Inquiry;
-use crate::message::{Control, Header, Kind, Message};
+use crate::message::{Control, Header, Kind, Message, Payload};
 use crate::operation::{Call, Called, Operations};
 use crate::stream::Arrival;
 use crate::switch::Switch;
@@ -39,6 +39,8 @@ pub struct PeerMessage {
     pub sequence: u32,
     /// Bytes of payload.
     pub bytes: u32,
+    /// The payload of this source lies in the step's first memory destination already (see [`Action::Post`]).
+    pub posted: bool,
     /// The header to send (for a source: unused, as received).
     pub header: Header,
 }
@@ -73,6 +75,18 @@ pub enum Action {
         sources: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
         /// Messages for the peer destinations, in order of the operands.
         sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
+    },
+    /// If the transport can, let the payload of a message to come land in the first memory destination of step `step` of
+    /// the segment on `channel`, and not in its slot. Nothing else touches that memory until the step is issued.
+    Post {
+        /// Channel.
+        channel: u16,
+        /// Index in the segment's program: a [`harmonaize_plan::StepKind::Move`] from a peer.
+        step: u32,
+        /// From whom the message comes, on the link of the segment's epoch.
+        peer: Participant,
+        /// Its number on the stream.
+        sequence: u32,
     },
     /// Send a message without payload, on path 0 of the link of `epoch`.
     Send {
@@ -292,7 +306,8 @@ impl Communicator {
         *self.operations.get(operation)?.calls.get(local)?
     }
 
-    /// A frame came from a peer on the link of `epoch`; a data frame's payload of `bytes` bytes lies in its slot.
+    /// A frame came from a peer on the link of `epoch`; a data frame's payload lies in its slot, or where it was
+    /// posted.
     pub fn receive(
         &mut self,
         now: Nanos,
@@ -300,7 +315,7 @@ impl Communicator {
         epoch: u32,
         header: Header,
         control: Option<Control>,
-        bytes: u32,
+        payload: Payload,
     ) {
         if self.failure.is_some() || from == self.me || from.0 >= self.group.participants() {
             return;
@@ -315,7 +330,7 @@ impl Communicator {
             k if k == Kind::Credit as u8 => self.credit(from, epoch, &header),
             k if k == Kind::Data as u8 => {
                 self.moved(now);
-                self.credit(from, epoch, &header) && self.arrive(now, from, epoch, &header, bytes)
+                self.credit(from, epoch, &header) && self.arrive(now, from, epoch, &header, payload)
             }
             k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(now, from, control)),
             _ => false,
@@ -345,7 +360,14 @@ impl Communicator {
         }
     }
 
-    fn arrive(&mut self, now: Nanos, from: Participant, epoch: u32, header: &Header, bytes: u32) -> bool {
+    fn arrive(
+        &mut self,
+        now: Nanos,
+        from: Participant,
+        epoch: u32,
+        header: &Header,
+        payload: Payload,
+    ) -> bool {
         let Some(signature) = header.signature() else { return false };
         // Who called something else counts segments otherwise too; nothing more can be asked of the message.
         let other = self.operations.caller(header.operation).filter(|(_, ours)| *ours != signature);
@@ -357,7 +379,7 @@ impl Communicator {
             self.doubt(now, from, header.operation);
             return true;
         }
-        let arrival = Arrival { operation: header.operation, segment: header.segment, signature, bytes };
+        let arrival = Arrival { operation: header.operation, segment: header.segment, signature, payload };
         let Some(stream) = self.epoch(epoch).and_then(|epoch| epoch.stream(from, header.channel)) else {
             return false;
         };

@@ -97,11 +97,18 @@ impl Epoch {
         Ok(compiled)
     }
 
+    fn stream_index(&self, peer: Participant, channel: u16) -> Option<usize> {
+        let channels = self.decided.channels;
+        (channel < channels).then(|| peer.0 as usize * usize::from(channels) + usize::from(channel))
+    }
+
     pub(crate) fn stream(&mut self, peer: Participant, channel: u16) -> Option<&mut Stream> {
-        if channel >= self.decided.channels {
-            return None;
-        }
-        self.streams.get_mut(peer.0 as usize * usize::from(self.decided.channels) + usize::from(channel))
+        let index = self.stream_index(peer, channel)?;
+        self.streams.get_mut(index)
+    }
+
+    pub(crate) fn stream_ref(&self, peer: Participant, channel: u16) -> Option<&Stream> {
+        self.streams.get(self.stream_index(peer, channel)?)
     }
 }
 

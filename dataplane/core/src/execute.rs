@@ -3,7 +3,7 @@
 use crate::channel::Segment;
 use crate::communicator::{Action, Communicator, PeerMessage};
 use crate::epoch::peers;
-use crate::message::{Header, Kind, Message};
+use crate::message::{Header, Kind, Message, Payload};
 use crate::operation::Run;
 use crate::{Failure, Nanos};
 use arrayvec::ArrayVec;
@@ -98,6 +98,9 @@ impl Communicator {
         }
         for segment in first..self.begun {
             let index = (segment % count) as u16;
+            if let Some(action) = self.post(index) {
+                return Some(action);
+            }
             match self.issue_on(index, everyone) {
                 Ok(None) => {}
                 Ok(Some(action)) => {
@@ -135,7 +138,7 @@ impl Communicator {
             let right = arrival.operation == segment.operation
                 && arrival.segment == segment.number
                 && arrival.signature == signature
-                && u64::from(arrival.bytes) == expected(operand);
+                && u64::from(arrival.payload.bytes) == expected(operand);
             if !right {
                 let operation = segment.operation.min(arrival.operation);
                 return Err((peer, operation));
@@ -150,14 +153,15 @@ impl Communicator {
         let mut header = Header::new(Kind::Data, segment.epoch);
         (header.channel, header.operation, header.segment) = (index, segment.operation, segment.number);
         header.sign(&signature);
-        for (peer, operand) in peers(&what.sources) {
+        for (peer, _) in peers(&what.sources) {
             let Some(stream) = epoch.stream(peer, index) else { return Ok(None) };
-            let Some((sequence, _)) = stream.peek(0) else { return Ok(None) };
+            let Some((sequence, arrival)) = stream.peek(0) else { return Ok(None) };
             stream.consume();
             if stream.credit_due() {
                 self.credits.push_back((segment.epoch, peer, index));
             }
-            sources.push(PeerMessage { peer, sequence, bytes: expected(operand) as u32, header });
+            let Payload { bytes, posted } = arrival.payload;
+            sources.push(PeerMessage { peer, sequence, bytes, posted, header });
         }
         for (peer, operand) in peers(&what.destinations) {
             let Some(stream) = epoch.stream(peer, index) else { return Ok(None) };
@@ -166,7 +170,7 @@ impl Communicator {
             header.acknowledged = self.acknowledgements.tell(peer);
             let bytes = expected(operand) as u32;
             operation.wire_bytes += u64::from(bytes);
-            sends.push(PeerMessage { peer, sequence: header.sequence, bytes, header });
+            sends.push(PeerMessage { peer, sequence: header.sequence, bytes, posted: false, header });
         }
         let parts = match what.kind {
             StepKind::Fetch | StepKind::Store => 1,

@@ -21,6 +21,7 @@ mod failure;
 mod inquiry;
 mod message;
 mod operation;
+mod post;
 mod report;
 mod stream;
 mod switch;
@@ -29,7 +30,7 @@ pub use channel::Segment;
 pub use communicator::{Action, Communicator, Config, InFlight, PeerMessage, Receipt};
 pub use epoch::{EpochPlan, MAX_STEP_PEERS, Timeouts};
 pub use failure::Failure;
-pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION};
+pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};
 pub use operation::Call;
 
 /// Nanoseconds since some instant that the caller chose once.

@@ -166,6 +166,15 @@ pub enum Control {
     },
 }
 
+/// The payload of a frame that arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Payload {
+    /// Its length.
+    pub bytes: u32,
+    /// It lies where an [`crate::Action::Post`] said, and not in its landing slot.
+    pub posted: bool,
+}
+
 /// A message to send: header, and control message if any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {

@@ -1,5 +1,6 @@
 //! Message streams between two participants on one channel: order, credit, and what has arrived but is not consumed.
 
+use crate::message::Payload;
 use harmonaize_abi::Signature;
 
 /// What a data message says of itself.
@@ -8,7 +9,7 @@ pub(crate) struct Arrival {
     pub(crate) operation: u64,
     pub(crate) segment: u64,
     pub(crate) signature: Signature,
-    pub(crate) bytes: u32,
+    pub(crate) payload: Payload,
 }
 
 /// Both directions between this participant and one peer on one channel in one epoch. Counters wrap; differences count.
@@ -86,6 +87,16 @@ impl Stream {
         }
         let arrival = *self.arrivals.get((sequence % self.slots) as usize)?;
         Some((sequence, arrival?))
+    }
+
+    /// Whether the `ahead`-th message that is not consumed yet has arrived.
+    pub(crate) fn has_arrived(&self, ahead: u32) -> bool {
+        ahead < self.arrived.wrapping_sub(self.consumed)
+    }
+
+    /// The number of the `ahead`-th message that is not consumed yet, if the peer has credit for it.
+    pub(crate) fn expect(&self, ahead: u32) -> Option<u32> {
+        (ahead < self.slots).then(|| self.consumed.wrapping_add(ahead))
     }
 
     /// Frees the slot of the oldest message.

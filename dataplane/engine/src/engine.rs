@@ -2,15 +2,16 @@
 
 use crate::attachment::Attachment;
 use crate::command::{AttachmentId, CommunicatorId, Notice};
-use crate::execute::{Context, Deferred, Left, run, send_all};
+use crate::execute::{Context, Deferred, Left, post, run, send_all};
 use crate::member::{Member, status_of};
 use crate::table::{Key, Table};
 use crate::validate::check;
+use arrayvec::ArrayVec;
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status as Code, Submission};
-use harmonaize_core::{Action, Call, CoreError, MAX_MESSAGE, Message, Nanos, Receipt};
+use harmonaize_core::{Action, Call, CoreError, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
 use harmonaize_plan::Participant;
 use harmonaize_shm::EndError;
-use harmonaize_transport::{Event, LinkId, Transport};
+use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -150,7 +151,9 @@ impl Engine {
                         ups.push((key, epoch));
                     }
                 }
-                Event::Received { header, payload } => received(member, now, epoch, peer, header, payload),
+                Event::Received { header, payload, posted } => {
+                    received(member, now, (epoch, peer), header, payload, posted);
+                }
                 Event::Sent { token } => {
                     let (_, channel, step) = untag(token);
                     member.core.completed(now, channel, step);
@@ -255,6 +258,17 @@ impl Engine {
                     }
                     Ok(Left::Transfer(deferred)) => self.transfer(deferred),
                     Err(error) => member.break_off(&error.to_string()),
+                }
+            }
+            Action::Post { channel, step, peer, sequence } => {
+                if let Err(error) = member.reserve_staging(channel) {
+                    return member.break_off(&error.to_string());
+                }
+                let sources = ArrayVec::new();
+                let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
+                let landing = Landing { ring: channel, sequence };
+                if let Err(error) = post(&context, self.transport.as_mut(), step, peer, landing) {
+                    member.break_off(&error.to_string());
                 }
             }
             Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
@@ -365,17 +379,17 @@ pub(crate) fn watch(set: &OwnedFd, fd: BorrowedFd<'_>) -> std::io::Result<()> {
 fn received(
     member: &mut Member,
     now: Nanos,
-    epoch: u32,
-    peer: Participant,
+    (epoch, peer): (u32, Participant),
     header: &[u8],
-    payload: Option<(harmonaize_transport::Landing, u32)>,
+    payload: Option<(Landing, u32)>,
+    posted: bool,
 ) {
     let bytes = payload.map_or(0, |(_, bytes)| bytes);
     match Message::decode(header) {
         Some((header, control))
             if payload.is_none_or(|(l, _)| l.ring == header.channel && l.sequence == header.sequence) =>
         {
-            member.core.receive(now, peer, epoch, header, control, bytes);
+            member.core.receive(now, peer, epoch, header, control, Payload { bytes, posted });
         }
         _ => member.core.breach(peer),
     }

@@ -116,10 +116,30 @@ pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<Left, Ex
     match step.kind {
         StepKind::Fetch | StepKind::Store => transfer(context, step, tag, &place),
         StepKind::Move | StepKind::Reduce { .. } => {
-            compute(context.member.ranks, step, &signature, &place)?;
+            let posted = context.sources.iter().any(|message| message.posted);
+            compute(context.member.ranks, step, &signature, &place, posted)?;
             Ok(Left::Sends(send_from(step, &place)?))
         }
     }
+}
+
+/// Offers the transport the first memory destination of a step for the payload that the step will consume.
+pub(crate) fn post(
+    context: &Context<'_>,
+    transport: &mut dyn Transport,
+    step: u32,
+    peer: Participant,
+    landing: Landing,
+) -> Result<(), ExecuteError> {
+    let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
+    let signature = context.member.core.signature(segment.operation).ok_or(ExecuteError::NoSource)?;
+    let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
+    let route = context.member.links(segment.epoch).and_then(|links| links.route(peer, context.channel));
+    let to = step.destinations.iter().find(|operand| !is_peer(operand));
+    let (Some((link, _)), Some(to)) = (route, to) else { return Err(ExecuteError::NoSource) };
+    let (memory, offset, bytes) = context.place(segment, size, &signature, to)?;
+    transport.post(link, landing, Span::new(memory, offset, bytes)?);
+    Ok(())
 }
 
 type Located<'a> = (&'a Arc<Memory>, u64, u64);
@@ -142,11 +162,13 @@ fn is_peer(operand: &Operand) -> bool {
     matches!(operand.place, Place::Peer(_))
 }
 
+/// `posted`: the only source lies in the first memory destination already.
 fn compute<'a>(
     ranks: u32,
     step: &Step,
     signature: &Signature,
     place: &dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>,
+    posted: bool,
 ) -> Result<(), ExecuteError> {
     let mut sources = ArrayVec::<View<'_>, MAX_SOURCES>::new();
     for operand in &step.sources {
@@ -162,6 +184,11 @@ fn compute<'a>(
     };
     let mut passes = step.destinations.iter().filter(|operand| !is_peer(operand)).peekable();
     let mut first: Option<View<'_>> = None;
+    if let (true, Some(operand)) = (posted, passes.peek()) {
+        let (memory, offset, bytes) = place(operand)?;
+        first = Some(memory.view(offset, bytes)?);
+        passes.next();
+    }
     while passes.peek().is_some() {
         let mut destinations = ArrayVec::<ViewMut<'_>, MAX_DESTINATIONS>::new();
         for operand in passes.by_ref().take(MAX_DESTINATIONS) {

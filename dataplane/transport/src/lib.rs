@@ -76,12 +76,14 @@ pub struct Landing {
 pub enum Event<'a> {
     /// All paths are connected and authenticated: frames may be sent.
     Up,
-    /// A frame arrived; its payload, if any, lies in its slot.
+    /// A frame arrived; its payload, if any, lies in its slot, or in the span that was posted for it.
     Received {
         /// The sender's header.
         header: &'a [u8],
         /// Where the payload is and how long.
         payload: Option<(Landing, u32)>,
+        /// Whether the payload lies in the span that [`Transport::post`] gave, and not in the slot.
+        posted: bool,
     },
     /// The payload of the frame sent with this token may be overwritten (not: has been delivered).
     Sent {
@@ -142,6 +144,16 @@ pub trait Transport {
     /// Gives a link a ring to land payloads in. Before frames for it can arrive, that is before the layer above lets the
     /// peer know of it.
     fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason>;
+
+    /// Offers a span for the payload of one frame in place of its slot, which stays unused. True: the payload will lie
+    /// there if it is exactly as long as the span, and its [`Event::Received`] says so; the span may be written from now
+    /// until then, or until the link is closed or has reported [`Event::Down`], and not after. False: the payload goes to
+    /// its slot, because it has begun to arrive, the span is empty or does not fit a slot, the slot has a post already, the
+    /// ring is unknown, or the transport cannot do this.
+    fn post(&mut self, link: LinkId, landing: Landing, span: Span) -> bool {
+        let _ = (link, landing, span);
+        false
+    }
 
     /// Queues a frame. The header is copied; the payload is read until [`Event::Sent`] comes with `token` (frames without
     /// payload get no `Sent`). The whole span is sent; one of no bytes is a payload too, and gets its `Sent`.

@@ -1,4 +1,4 @@
-//! Agents in one process: a payload goes from the sender's memory straight into the receiver's slot.
+//! Agents in one process: a payload goes from the sender's memory straight into the receiver's slot, or what it posted.
 
 use crate::rings::Rings;
 use crate::timer::Timer;
@@ -48,7 +48,7 @@ impl Hub {
         fabric.endpoints.push(Endpoint { timer: Arc::clone(&timer), awake: false });
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let hub = self.clone();
-        let frame = Frame { header: [0; MAX_HEADER], header_bytes: 0, path: 0, payload: None };
+        let frame = Frame { header: [0; MAX_HEADER], header_bytes: 0, path: 0, payload: None, posted: false };
         Ok(Loopback { hub, endpoint, address, timer, links: Vec::new(), next: 0, waiting: 0, frame })
     }
 }
@@ -93,6 +93,7 @@ struct Frame {
     header_bytes: usize,
     path: u16,
     payload: Option<(Landing, u32)>,
+    posted: bool,
 }
 
 /// What a link has to report next.
@@ -187,14 +188,19 @@ impl Fabric {
             header_bytes: header.len(),
             path,
             payload: payload.as_ref().map(|(landing, _, _)| (*landing, bytes)),
+            posted: false,
         };
         if let Some(room) = frame.header.get_mut(..header.len()) {
             room.copy_from_slice(header);
         }
         let mut token = None;
         if let Some((landing, span, sent)) = payload {
-            let slot = match other.rings.slot(landing, bytes) {
-                Ok(slot) => slot,
+            let posted = other.rings.begin(landing, bytes);
+            let slot = match posted.and_then(|posted| Ok((other.rings.slot(landing, bytes)?, posted))) {
+                Ok((slot, posted)) => {
+                    frame.posted = posted.is_some();
+                    posted.as_ref().map_or(slot.pointer(), |posted| posted.view_mut().pointer())
+                }
                 Err(breach) => {
                     self.end_with(peer, breach);
                     self.end_with(link, DownReason::Closed);
@@ -203,7 +209,8 @@ impl Fabric {
             };
             // SAFETY: both views cover `bytes` bytes of live mappings that no Rust reference covers; they may overlap
             // when both ends use the same memory.
-            unsafe { std::ptr::copy(span.view().pointer(), slot.pointer(), bytes as usize) };
+            unsafe { std::ptr::copy(span.view().pointer(), slot, bytes as usize) };
+            other.rings.landed(landing);
             token = Some(sent);
         }
         *queued += 1;
@@ -354,6 +361,11 @@ impl Transport for Loopback {
         }
     }
 
+    fn post(&mut self, link: LinkId, landing: Landing, span: Span) -> bool {
+        let mut fabric = lock(&self.hub.fabric);
+        fabric.ends.get_mut(&link).is_some_and(|end| end.down.is_none() && end.rings.post(landing, span))
+    }
+
     fn send(
         &mut self,
         link: LinkId,
@@ -386,7 +398,10 @@ impl Transport for Loopback {
                 Next::Sent(token) => sink(link, Event::Sent { token }),
                 Next::Frame => {
                     let header = self.frame.header.get(..self.frame.header_bytes).unwrap_or_default();
-                    sink(link, Event::Received { header, payload: self.frame.payload });
+                    sink(
+                        link,
+                        Event::Received { header, payload: self.frame.payload, posted: self.frame.posted },
+                    );
                 }
                 Next::Down(reason) => {
                     self.next -= 1;

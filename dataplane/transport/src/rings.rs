@@ -2,10 +2,29 @@
 
 use crate::{DownReason, Landing, Ring};
 use harmonaize_abi::ViewMut;
+use harmonaize_shm::Span;
 
 /// Rings by number, sorted.
 #[derive(Debug, Default)]
-pub(crate) struct Rings(Vec<(u16, Ring)>);
+pub(crate) struct Rings(Vec<Attached>);
+
+#[derive(Debug)]
+struct Attached {
+    number: u16,
+    ring: Ring,
+    slots: Vec<Slot>,
+}
+
+/// What is known of the payloads of one slot.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    /// The last whose arrival has begun.
+    begun: Option<u32>,
+    /// The span that a payload to come shall go to instead.
+    posted: Option<(u32, Span)>,
+    /// A payload is on its way into a posted span.
+    busy: bool,
+}
 
 impl Rings {
     /// Adds a ring. Refused: a number twice, no slots, or slots that do not lie in the memory.
@@ -19,12 +38,57 @@ impl Rings {
                 ring.memory.bytes()
             )));
         }
-        match self.0.binary_search_by_key(&number, |(number, _)| *number) {
+        match self.0.binary_search_by_key(&number, |attached| attached.number) {
             Ok(_) => Err(DownReason::Protocol(format!("ring {number} is attached already"))),
             Err(at) => {
-                self.0.insert(at, (number, ring));
+                let slots = vec![Slot::default(); ring.slots as usize];
+                self.0.insert(at, Attached { number, ring, slots });
                 Ok(())
             }
+        }
+    }
+
+    fn get_mut(&mut self, landing: Landing) -> Option<(&Ring, &mut Slot)> {
+        let at = self.0.binary_search_by_key(&landing.ring, |attached| attached.number).ok()?;
+        let Attached { ring, slots, .. } = self.0.get_mut(at)?;
+        let slot = landing.sequence.checked_rem(ring.slots)?;
+        Some((ring, slots.get_mut(slot as usize)?))
+    }
+
+    /// See [`crate::Transport::post`].
+    pub(crate) fn post(&mut self, landing: Landing, span: Span) -> bool {
+        let Some((ring, slot)) = self.get_mut(landing) else { return false };
+        let fits = span.bytes() > 0 && span.bytes() <= ring.slot_bytes as usize;
+        let late = slot.begun.is_some_and(|begun| begun.wrapping_sub(landing.sequence) < u32::MAX / 2);
+        let taken = fits && !late && slot.posted.is_none();
+        if taken {
+            slot.posted = Some((landing.sequence, span));
+        }
+        taken
+    }
+
+    /// A payload of `bytes` bytes begins to arrive: the span that was posted for it, if any, or what the sender did wrong.
+    pub(crate) fn begin(&mut self, landing: Landing, bytes: u32) -> Result<Option<Span>, DownReason> {
+        self.slot(landing, bytes)?;
+        let Some((_, slot)) = self.get_mut(landing) else { return Ok(None) };
+        if slot.busy {
+            // Or a header on another path could pass for that of the payload that is still being written.
+            return Err(DownReason::Protocol(format!(
+                "two payloads at once for a slot of ring {}",
+                landing.ring
+            )));
+        }
+        slot.begun = Some(landing.sequence);
+        let posted = slot.posted.take_if(|(sequence, _)| *sequence == landing.sequence);
+        let posted = posted.map(|(_, span)| span).filter(|span| span.bytes() == bytes as usize);
+        slot.busy = posted.is_some();
+        Ok(posted)
+    }
+
+    /// The payload that has begun to arrive is there.
+    pub(crate) fn landed(&mut self, landing: Landing) {
+        if let Some((_, slot)) = self.get_mut(landing) {
+            slot.busy = false;
         }
     }
 
@@ -32,10 +96,10 @@ impl Rings {
     pub(crate) fn slot(&self, landing: Landing, bytes: u32) -> Result<ViewMut<'_>, DownReason> {
         let ring = self
             .0
-            .binary_search_by_key(&landing.ring, |(number, _)| *number)
+            .binary_search_by_key(&landing.ring, |attached| attached.number)
             .ok()
             .and_then(|at| self.0.get(at))
-            .map(|(_, ring)| ring)
+            .map(|attached| &attached.ring)
             .ok_or_else(|| DownReason::Protocol(format!("a frame for unknown ring {}", landing.ring)))?;
         if bytes > ring.slot_bytes {
             return Err(DownReason::Protocol(format!(

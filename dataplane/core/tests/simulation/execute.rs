@@ -49,7 +49,7 @@ impl World {
                     assert_eq!(message.peer, peer);
                     let location = self.landed(&context, message);
                     consumed.push(location);
-                    location
+                    self.posted(&context, step, message).unwrap_or(location)
                 }
                 _ => self.locate(&context, operand, false),
             };
@@ -83,6 +83,50 @@ impl World {
         if sends.is_empty() {
             self.step_complete(at, &context.segment, index);
         }
+    }
+
+    /// A payload to come may go to its place at once, unless it has arrived. From here on the transport may write there at
+    /// any time, so nobody else may rely on what the memory holds.
+    pub(crate) fn post(
+        &mut self,
+        at: Participant,
+        channel: u16,
+        index: u32,
+        peer: Participant,
+        sequence: u32,
+    ) {
+        let core = &self.nodes[at.0 as usize].core;
+        let segment = core.segment(channel).unwrap().clone();
+        let signature = core.signature(segment.operation).unwrap();
+        self.begin(at, channel, &segment, &signature);
+        let program = segment.program.clone();
+        let step = &program.steps[index as usize];
+        assert_eq!((&step.kind, step.sources[0].place), (&StepKind::Move, plan::Place::Peer(peer)));
+        let context = Context { at, channel, index, segment, signature };
+        let location = self.locate(&context, memory_destination(step), false);
+        self.check_write(&context, step, &location);
+        let epoch = context.segment.epoch;
+        let node = &mut self.nodes[at.0 as usize];
+        let delivered = node.delivered.get(&(epoch, peer.0, channel)).copied().unwrap_or(0);
+        if delivered > sequence || self.rng.random_bool(0.2) {
+            return;
+        }
+        let before = node.posts.insert((epoch, peer.0, channel, sequence), (location, false));
+        assert!(self.scenario.hostile.is_some() || before.is_none(), "posted twice");
+        self.write(at, &location, &vec![POISON; location.bytes]);
+    }
+
+    /// Where the payload of a message is that was posted for; the post is over.
+    fn posted(&mut self, context: &Context, step: &Step, message: &PeerMessage) -> Option<Location> {
+        let key = (context.segment.epoch, message.peer.0, context.channel, message.sequence);
+        let node = &mut self.nodes[context.at.0 as usize];
+        let post = node.posts.remove(&key);
+        let there = post.is_some_and(|(_, there)| there);
+        assert!(self.scenario.hostile.is_some() || there == message.posted, "posted, or not");
+        let (location, _) = post.filter(|_| message.posted)?;
+        let destination = self.locate(context, memory_destination(step), false);
+        assert_eq!((location.place, location.offset), (destination.place, destination.offset));
+        Some(location)
     }
 
     fn send_all(&mut self, context: &Context, step: &Step, sends: &[PeerMessage], from: Option<Location>) {
@@ -238,7 +282,7 @@ impl World {
         content
     }
 
-    fn write(&mut self, at: Participant, location: &Location, content: &[u8]) {
+    pub(crate) fn write(&mut self, at: Participant, location: &Location, content: &[u8]) {
         assert_eq!(location.bytes, content.len(), "source and destination differ in length");
         self.memory(at, location).copy_from_slice(content);
     }
@@ -382,4 +426,10 @@ impl World {
             assert!(tensor.input == input, "rank {rank}'s input of operation {operation} has changed");
         }
     }
+}
+
+/// The memory that a step writes first.
+fn memory_destination(step: &Step) -> &Operand {
+    let memory = |operand: &&Operand| !matches!(operand.place, plan::Place::Peer(_));
+    step.destinations.iter().find(memory).expect("a step that copies to memory")
 }

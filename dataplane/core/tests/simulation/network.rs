@@ -3,7 +3,7 @@
 use super::memory::POISON;
 use super::scenario::Weather;
 use super::world::{Event, Input, World};
-use harmonaize_core::{Header, Kind, Message};
+use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use std::collections::HashMap;
@@ -127,7 +127,8 @@ impl World {
         self.at(frame.arrives, Event::Deliver(frame));
     }
 
-    /// A frame arrives; its payload overwrites its landing slot whether or not the last one was consumed.
+    /// A frame arrives; its payload overwrites its landing slot whether or not the last one was consumed, or what was
+    /// posted for it.
     pub(crate) fn deliver(&mut self, frame: Frame) {
         let data = frame.payload.is_some();
         let down = self.links.get(&(frame.epoch, frame.from, frame.to)).is_some_and(|link| link.down);
@@ -143,6 +144,7 @@ impl World {
             );
             return;
         }
+        let mut posted = None;
         if let Some(payload) = frame.payload {
             let hostile = self.scenario.hostile.is_some();
             let key = (frame.epoch, frame.from.0, payload.channel);
@@ -154,11 +156,25 @@ impl World {
             assert!(hostile || !*occupied, "a message overwrites another that is not consumed yet: {key:?}");
             assert!(frame.content.len() <= slot.len(), "a message of {} bytes", frame.content.len());
             *occupied = true;
-            slot[..frame.content.len()].copy_from_slice(&frame.content);
+            *node.delivered.entry(key).or_default() += 1;
+            let key = (key.0, key.1, key.2, payload.sequence);
+            match node.posts.get_mut(&key) {
+                Some((location, there)) if location.bytes == frame.content.len() => {
+                    *there = true;
+                    posted = Some(*location);
+                }
+                _ => {
+                    node.posts.remove(&key);
+                    slot[..frame.content.len()].copy_from_slice(&frame.content);
+                }
+            }
         }
-        let bytes = frame.content.len() as u32;
-        let input =
-            Input::Frame { from: frame.from, epoch: frame.epoch, message: frame.message, payload: bytes };
+        if let Some(location) = posted {
+            self.write(frame.to, &location, &frame.content);
+            self.statistics.posted += 1;
+        }
+        let payload = core::Payload { bytes: frame.content.len() as u32, posted: posted.is_some() };
+        let input = Input::Frame { from: frame.from, epoch: frame.epoch, message: frame.message, payload };
         self.input(frame.to, input);
     }
 
@@ -214,7 +230,7 @@ impl World {
             let at = self.rng.random_range(0..message.len());
             message[at] ^= 1 << self.rng.random_range(0..8);
         }
-        let payload = self.rng.random_range(0..3) * 8;
+        let payload = core::Payload { bytes: self.rng.random_range(0..3) * 8, posted: false };
         let epoch = if self.rng.random_bool(0.9) { self.scenario.plan.epoch } else { epoch };
         self.input(to, Input::Frame { from, epoch, message, payload });
     }

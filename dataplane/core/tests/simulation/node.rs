@@ -1,5 +1,6 @@
 //! A participant and a rank as the simulator sees them.
 
+use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
 use harmonaize_core::{Communicator, Config, EpochPlan, Failure};
@@ -39,6 +40,10 @@ pub(crate) struct Node {
     pub(crate) switched: BTreeMap<u32, u64>,
     pub(crate) staging: Vec<Staging>,
     pub(crate) landing: HashMap<(u32, u32, u16), Ring>,
+    /// By epoch, peer, channel and sequence: where a payload to come goes instead of its slot, and whether it is there.
+    pub(crate) posts: BTreeMap<(u32, u32, u16, u32), (Location, bool)>,
+    /// By epoch, peer and channel: messages delivered.
+    pub(crate) delivered: HashMap<(u32, u32, u16), u32>,
     pub(crate) tracks: BTreeMap<u64, Track>,
     /// Segments done, as seen from outside.
     pub(crate) done: u64,
@@ -92,6 +97,8 @@ impl Node {
             switched: BTreeMap::new(),
             staging: (0..scenario.plan.channels).map(|_| Staging::default()).collect(),
             landing: HashMap::new(),
+            posts: BTreeMap::new(),
+            delivered: HashMap::new(),
             tracks: BTreeMap::new(),
             done: 0,
             kept: HashMap::new(),

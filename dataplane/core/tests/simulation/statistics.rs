@@ -9,6 +9,8 @@ pub(crate) struct Statistics {
     pub(crate) switches: u64,
     pub(crate) failures: u64,
     pub(crate) frames: u64,
+    /// Payloads that went straight to their place.
+    pub(crate) posted: u64,
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -21,6 +23,7 @@ impl Statistics {
         self.switches += other.switches;
         self.failures += other.failures;
         self.frames += other.frames;
+        self.posted += other.posted;
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -32,10 +35,11 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete, {} segments, {} frames, {} switches, {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete, {} segments, {} frames ({} posted), {} switches, {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.segments,
             self.frames,
+            self.posted,
             self.switches,
             self.failures,
             self.virtual_time as f64 / 1e9,

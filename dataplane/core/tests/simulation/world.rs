@@ -6,7 +6,7 @@ use super::node::{Node, Outcome, RankState};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
 use harmonaize_abi::Rank;
-use harmonaize_core::{Action, Call, CoreError, EpochPlan, Message, Nanos, Receipt};
+use harmonaize_core::{Action, Call, CoreError, EpochPlan, Message, Nanos, Payload, Receipt};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -47,7 +47,7 @@ pub(crate) struct Transfer {
 #[derive(Debug)]
 pub(crate) enum Input {
     Call(Rank),
-    Frame { from: Participant, epoch: u32, message: Vec<u8>, payload: u32 },
+    Frame { from: Participant, epoch: u32, message: Vec<u8>, payload: Payload },
     Completed { channel: u16, step: u32 },
     Down { epoch: u32, peer: Participant },
     Change(Box<EpochPlan>),
@@ -438,6 +438,10 @@ impl World {
                 self.active = self.now;
                 self.step(p, channel, step, &sources, &sends);
             }
+            Action::Post { channel, step, peer, sequence } => {
+                assert!(self.nodes[index].failure.is_none(), "a post after the end");
+                self.post(p, channel, step, peer, sequence);
+            }
             Action::Send { to, epoch, message } => {
                 let node = &self.nodes[index];
                 assert!(node.epochs.contains(&epoch), "a message on links of an epoch that is not there");
@@ -455,6 +459,8 @@ impl World {
                 assert!(self.faulty, "{p:?} fails: {failure}\n{}", self.describe());
                 self.statistics.failures += 1;
                 self.nodes[index].failure = Some((failure, self.now));
+                // Links close before a tenant hears of it.
+                self.nodes[index].posts.clear();
                 let ranks = self.scenario.group.local(p).to_vec();
                 ranks.iter().for_each(|rank| self.ranks[rank.0 as usize].refused = true);
             }
@@ -473,6 +479,10 @@ impl World {
         assert!(node.epochs.remove(&epoch), "epoch {epoch} is retired twice, or was never there");
         node.retired.insert(epoch);
         node.landing.retain(|(of, _, _), _| *of != epoch);
+        let before = node.posts.len();
+        node.posts.retain(|(of, ..), _| *of != epoch);
+        let over = before == node.posts.len() || self.scenario.hostile.is_some() || node.failure.is_some();
+        assert!(over, "a post outlives its epoch");
         let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
         self.at(at, Event::Close(p, epoch));
         self.wake(p);
@@ -487,6 +497,11 @@ impl World {
         let wire = self.nodes[p.0 as usize].wire.get(&operation).copied().unwrap_or(0);
         assert_eq!(receipt.wire_bytes, wire, "bytes sent for operation {operation}");
         self.check_kept(p, operation);
+        let posts = &mut self.nodes[p.0 as usize].posts;
+        let before = posts.len();
+        posts.retain(|_, (post, _)| post.operation != operation);
+        let over = before == posts.len() || self.scenario.hostile.is_some();
+        assert!(over, "operation {operation} ends with memory posted");
         self.end_call(rank, operation, Outcome::Complete);
     }
 

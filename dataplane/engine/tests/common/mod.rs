@@ -27,6 +27,7 @@ pub(crate) struct World {
     pub(crate) tenants: Vec<Tenant>,
     pub(crate) group: Group,
     pub(crate) tuning: Tuning,
+    pub(crate) landing_slots: u32,
 }
 
 pub(crate) fn timeouts() -> Timeouts {
@@ -40,6 +41,16 @@ impl World {
         ranks: &[Vec<u32>],
         tuning: Tuning,
     ) -> Self {
+        Self::with_sizes(transports, ranks, tuning, ARENA, 2)
+    }
+
+    pub(crate) fn with_sizes(
+        transports: Vec<Box<dyn Transport + Send>>,
+        ranks: &[Vec<u32>],
+        tuning: Tuning,
+        arena: u64,
+        landing_slots: u32,
+    ) -> Self {
         let group = Group::new(ranks.iter().map(|r| r.iter().map(|&r| Rank(r)).collect()).collect()).unwrap();
         let (mut engines, mut notices, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
         for transport in transports {
@@ -52,11 +63,11 @@ impl World {
         let mut tenants: Vec<Option<Tenant>> = (0..group.ranks()).map(|_| None).collect();
         for (engine, ranks) in engines.iter_mut().zip(ranks) {
             for &rank in ranks {
-                let (end, doorbell) = MappedEnd::create(ARENA, 64).unwrap();
-                let [arena, rings] = end.descriptors().unwrap().map(|fd| fd.try_clone_to_owned().unwrap());
+                let (end, doorbell) = MappedEnd::create(arena, 64).unwrap();
+                let [region, rings] = end.descriptors().unwrap().map(|fd| fd.try_clone_to_owned().unwrap());
                 let tenant = MappedTenant::open(
-                    [arena, rings, doorbell.as_fd().try_clone_to_owned().unwrap()],
-                    ARENA,
+                    [region, rings, doorbell.as_fd().try_clone_to_owned().unwrap()],
+                    arena,
                     64,
                 )
                 .unwrap();
@@ -65,7 +76,7 @@ impl World {
             }
         }
         let tenants = tenants.into_iter().map(Option::unwrap).collect();
-        let mut world = Self { engines, notices, addresses, tenants, group, tuning };
+        let mut world = Self { engines, notices, addresses, tenants, group, tuning, landing_slots };
         let order: Vec<u32> = (0..world.group.participants()).collect();
         for index in 0..world.engines.len() {
             let me = Participant(index as u32);
@@ -95,7 +106,7 @@ impl World {
 
     pub(crate) fn plan(&self, epoch: u32, order: &[u32]) -> EpochPlan {
         let plan = Plan::new(self.group.clone(), order.iter().map(|&p| Participant(p)).collect()).unwrap();
-        EpochPlan { epoch, plan, tuning: self.tuning, channels: 4, landing_slots: 2 }
+        EpochPlan { epoch, plan, tuning: self.tuning, channels: 4, landing_slots: self.landing_slots }
     }
 
     pub(crate) fn peers(&self, epoch: u32, me: Participant) -> Vec<Peer> {

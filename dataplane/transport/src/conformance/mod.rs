@@ -6,6 +6,7 @@
 
 mod delivery;
 mod ending;
+mod posting;
 mod stress;
 
 use crate::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
@@ -49,6 +50,11 @@ pub const CASES: &[(&str, Case)] = &[
     ("close_releases_payloads", ending::close_releases_payloads),
     ("dropped_endpoint", ending::dropped_endpoint),
     ("name_again_after_close", ending::name_again_after_close),
+    ("posted_receives", posting::posted_receives),
+    ("posted_too_late", posting::posted_too_late),
+    ("posted_wrongly", posting::posted_wrongly),
+    ("posted_at_any_time", posting::posted_at_any_time),
+    ("end_releases_posts", posting::end_releases_posts),
     ("stress", stress::stress),
 ];
 
@@ -60,6 +66,11 @@ pub fn run(name: &str, make: Maker<'_>) -> Outcome {
     }
 }
 
+/// Whether the transport takes posts at all; the cases say how, if it does.
+pub fn takes_posts(make: Maker<'_>) -> Result<bool, String> {
+    posting::takes_posts(make)
+}
+
 /// Makes a test of each case, in the module where it is used, from a function that makes a pair.
 #[macro_export]
 macro_rules! conformance {
@@ -67,10 +78,11 @@ macro_rules! conformance {
         $crate::conformance!($make; comes_up every_size order_per_path ring_wraps full_then_progress
             links_and_rings_apart wakes_the_sleeper sent_exactly_once refuses_invalid_frames late_peer absent_peer
             wrong_secret path_counts_differ same_name_twice unknown_ring oversize_payload peer_closes last_word
-            close_releases_payloads dropped_endpoint name_again_after_close stress);
+            close_releases_payloads dropped_endpoint name_again_after_close posted_receives posted_too_late
+            posted_wrongly posted_at_any_time end_releases_posts stress);
         #[test]
         fn no_case_left_out() {
-            assert_eq!($crate::conformance::CASES.len(), 22);
+            assert_eq!($crate::conformance::CASES.len(), 27);
         }
     };
     ($make:expr; $($case:ident)*) => {
@@ -96,7 +108,15 @@ use ensure;
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Up,
-    Received { header: Vec<u8>, payload: Option<(Landing, u32)> },
+    Received {
+        header: Vec<u8>,
+        payload: Option<(Landing, u32)>,
+    },
+    /// Received where it was posted.
+    Posted {
+        header: Vec<u8>,
+        payload: Option<(Landing, u32)>,
+    },
     Sent(u64),
     Down(DownReason),
 }
@@ -113,7 +133,12 @@ impl Side {
         self.transport.progress(budget, &mut |link, event| {
             let event = match event {
                 Event::Up => Seen::Up,
-                Event::Received { header, payload } => Seen::Received { header: header.to_vec(), payload },
+                Event::Received { header, payload, posted: false } => {
+                    Seen::Received { header: header.to_vec(), payload }
+                }
+                Event::Received { header, payload, posted: true } => {
+                    Seen::Posted { header: header.to_vec(), payload }
+                }
                 Event::Sent { token } => Seen::Sent(token),
                 Event::Down { reason } => Seen::Down(reason),
             };

@@ -1,9 +1,11 @@
-//! What one path takes in: heads and small payloads through a buffer, large payloads straight into their slots.
+//! What one path takes in: heads and small payloads through a buffer, large payloads straight to where they land.
 
 use super::frame::{HEAD, Kind, WIRE, Wire};
 use super::sys::{self, Piece};
 use crate::rings::Rings;
 use crate::{DownReason, Event, Landing, MAX_HEADER};
+use harmonaize_abi::ViewMut;
+use harmonaize_shm::Span;
 use std::io;
 use std::os::fd::BorrowedFd;
 use zerocopy::FromBytes;
@@ -28,12 +30,26 @@ pub(super) struct Inbox {
     large: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Current {
     landing: Landing,
+    /// Where the payload goes instead of its slot.
+    posted: Option<Span>,
     bytes: u32,
     filled: u32,
     header_bytes: usize,
+}
+
+impl Current {
+    /// The next `bytes` bytes of where the payload goes.
+    fn room<'a>(&'a self, rings: &'a Rings, bytes: usize) -> Result<ViewMut<'a>, DownReason> {
+        let all = match &self.posted {
+            Some(span) => span.view_mut(),
+            None => rings.slot(self.landing, self.bytes)?,
+        };
+        let outgrown = || DownReason::Protocol("a payload outgrew its slot".into());
+        all.range(self.filled as usize, bytes).ok_or_else(outgrown)
+    }
 }
 
 /// What a read brought.
@@ -53,7 +69,7 @@ impl Inbox {
         Self { buffer, start: 0, end: 0, current: None, header: [0; MAX_HEADER], large: false }
     }
 
-    /// One system call: into the slot of the payload that is coming in, and into the buffer behind it.
+    /// One system call: to where the payload that is coming in lands, and into the buffer behind it.
     /// Call when [`Inbox::next`] has said that it needs more.
     pub(super) fn read(
         &mut self,
@@ -64,18 +80,15 @@ impl Inbox {
         let mut slot = sys::NOTHING;
         if let Some(current) = &self.current {
             let rest = (current.bytes - current.filled) as usize;
-            let view = rings.slot(current.landing, current.bytes)?.range(current.filled as usize, rest);
-            let Some(view) = view else {
-                return Err(DownReason::Protocol("a payload outgrew its slot".into()));
-            };
-            slot = Piece { iov_base: view.pointer().cast(), iov_len: rest };
+            slot = Piece { iov_base: current.room(rings, rest)?.pointer().cast(), iov_len: rest };
         }
         let ahead = if self.large { AHEAD } else { self.buffer.len() };
         let limit = self.end.saturating_add(ahead).min(self.buffer.len());
         let room = self.buffer.get_mut(self.end..limit).unwrap_or_default();
         let room = Piece { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         let asked = slot.iov_len + room.iov_len;
-        // SAFETY: the slot lies in memory that the ring keeps alive and no reference covers; the room is ours.
+        // SAFETY: the slot or posted span lies in memory that the ring or `current` keeps alive and no reference covers;
+        // the room is ours.
         let got = match unsafe { sys::receive(socket, &mut [slot, room]) } {
             Ok(0) => return Ok(Ok(Input::End)),
             Ok(got) => got,
@@ -103,7 +116,7 @@ impl Inbox {
     /// the buffer.
     pub(super) fn next(
         &mut self,
-        rings: &Rings,
+        rings: &mut Rings,
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<bool, DownReason> {
         if self.current.is_some() {
@@ -119,13 +132,14 @@ impl Inbox {
         let used = WIRE + header_bytes;
         match kind {
             Kind::Heartbeat => {}
-            Kind::Bare => sink(Event::Received { header, payload: None }),
+            Kind::Bare => sink(Event::Received { header, payload: None, posted: false }),
             Kind::Payload(landing, bytes) => {
                 if let Some(room) = self.header.get_mut(..header_bytes) {
                     room.copy_from_slice(header);
                 }
                 self.large = bytes >= LARGE;
-                self.current = Some(Current { landing, bytes, filled: 0, header_bytes });
+                let posted = rings.begin(landing, bytes)?;
+                self.current = Some(Current { landing, posted, bytes, filled: 0, header_bytes });
                 self.start += used;
                 return self.finish(rings, sink);
             }
@@ -134,18 +148,16 @@ impl Inbox {
         Ok(true)
     }
 
-    /// Moves what the buffer has of the current payload to its slot, and gives the frame on if that was the rest.
-    fn finish(&mut self, rings: &Rings, sink: &mut dyn FnMut(Event<'_>)) -> Result<bool, DownReason> {
+    /// Moves what the buffer has of the current payload to where it lands, and gives the frame on if that was the rest.
+    fn finish(&mut self, rings: &mut Rings, sink: &mut dyn FnMut(Event<'_>)) -> Result<bool, DownReason> {
         let Some(current) = &mut self.current else { return Ok(false) };
         let here = (self.end - self.start).min((current.bytes - current.filled) as usize);
         if here > 0 {
-            let slot = rings.slot(current.landing, current.bytes)?.range(current.filled as usize, here);
-            let from = self.buffer.get(self.start..self.start + here);
-            let (Some(slot), Some(from)) = (slot, from) else {
-                return Err(DownReason::Protocol("a payload outgrew its slot".into()));
-            };
-            // SAFETY: both have `here` bytes; the slot's mapping is never referenced, and the buffer is ours alone.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), slot.pointer(), here) };
+            let slot = current.room(rings, here)?;
+            let from = self.buffer.get(self.start..self.start + here).unwrap_or_default();
+            // SAFETY: both have that many bytes; the mapping of slot or posted span is never referenced, and the buffer
+            // is ours alone.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), slot.pointer(), from.len()) };
             current.filled += here as u32;
             self.start += here;
         }
@@ -153,8 +165,10 @@ impl Inbox {
             return Ok(false);
         }
         let header = self.header.get(..current.header_bytes).unwrap_or_default();
-        sink(Event::Received { header, payload: Some((current.landing, current.bytes)) });
+        let (payload, posted) = (Some((current.landing, current.bytes)), current.posted.is_some());
+        rings.landed(current.landing);
         self.current = None;
+        sink(Event::Received { header, payload, posted });
         Ok(true)
     }
 }

@@ -172,7 +172,7 @@ impl TcpTransport {
         let Some(link) = self.links.get_mut(&id) else { return 0 };
         let Some(Slot::Ready(path)) = link.slots.get_mut(usize::from(number)) else { return 0 };
         path.in_queue = false;
-        match path.work(&link.rings, budget, &mut |event| sink(id, event)) {
+        match path.work(&mut link.rings, budget, &mut |event| sink(id, event)) {
             Err(reason) => {
                 self.down(id, reason, sink);
                 1
@@ -386,6 +386,10 @@ impl Transport for TcpTransport {
             Some(link) => link.rings.attach(ring, memory),
             None => Err(DownReason::Closed),
         }
+    }
+
+    fn post(&mut self, link: LinkId, landing: Landing, span: Span) -> bool {
+        self.links.get_mut(&link).is_some_and(|link| link.rings.post(landing, span))
     }
 
     fn send(

@@ -79,7 +79,7 @@ impl Path {
     /// At most one write, one read and `budget` frames; says how much it was.
     pub(super) fn work(
         &mut self,
-        rings: &Rings,
+        rings: &mut Rings,
         budget: usize,
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<usize, DownReason> {
@@ -115,7 +115,7 @@ impl Path {
 
     fn deliver(
         &mut self,
-        rings: &Rings,
+        rings: &mut Rings,
         frames: &mut usize,
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<usize, DownReason> {

@@ -1,0 +1,94 @@
+//! Which payloads to come may land where they belong at once, and not in their slots.
+
+use crate::channel::{Channel, Segment};
+use crate::communicator::{Action, Communicator};
+use crate::epoch::peers;
+use harmonaize_plan::{Operand, Participant, Place, Step, StepKind};
+
+/// How many steps ahead of the next to be issued are looked at.
+const AHEAD: usize = 16;
+
+/// What became of thinking of a step.
+enum Thought {
+    Post(Participant, u32),
+    /// Nothing to post, for good.
+    Never,
+    /// Perhaps once earlier steps have completed.
+    NotYet,
+}
+
+impl Communicator {
+    /// The next payload on a channel that may be posted for. Cost: a look at each of the [`AHEAD`] steps and their
+    /// predecessors that have not completed, and no allocation.
+    pub(crate) fn post(&mut self, index: u16) -> Option<Action> {
+        loop {
+            let channel = self.channels.get(usize::from(index))?;
+            let (at, segment, step) = channel.postable(AHEAD)?;
+            let thought = self.think(index, channel, at, segment, step);
+            if matches!(thought, Thought::NotYet) {
+                return None;
+            }
+            self.channels.get_mut(usize::from(index))?.thought_of(at);
+            if let Thought::Post(peer, sequence) = thought {
+                return Some(Action::Post { channel: index, step: at as u32, peer, sequence });
+            }
+        }
+    }
+
+    /// A message that a step copies to memory may lie there from its arrival on, if no earlier step has still to read or
+    /// write that memory.
+    fn think(&self, index: u16, channel: &Channel, at: usize, segment: &Segment, step: &Step) -> Thought {
+        let destination = step.destinations.iter().find(|operand| !matches!(operand.place, Place::Peer(_)));
+        let (Some((peer, _)), Some(destination)) = (peers(&step.sources).next(), destination) else {
+            return Thought::Never;
+        };
+        let (lo, hi) = (segment.lo, segment.hi);
+        if step.kind != StepKind::Move || step.committed || destination.part.elements(lo, hi).1 == 0 {
+            return Thought::Never;
+        }
+        let Some(in_place) = self.operations.get(segment.operation).map(|operation| operation.in_place)
+        else {
+            return Thought::Never;
+        };
+        let mut ahead = 0;
+        for (earlier, issued) in channel.open_before(at) {
+            let mut operands = earlier.sources.iter().chain(&earlier.destinations);
+            if operands.any(|operand| overlap(operand, destination, in_place, (lo, hi))) {
+                return Thought::NotYet;
+            }
+            let from_peer = |(from, _): &(Participant, &Operand)| !issued && *from == peer;
+            ahead += peers(&earlier.sources).filter(from_peer).count() as u32;
+        }
+        let epoch = match &self.next {
+            Some(switch) if switch.epoch.number() == segment.epoch => &switch.epoch,
+            _ => &self.current,
+        };
+        match epoch.stream_ref(peer, index) {
+            Some(stream) if stream.has_arrived(ahead) => Thought::Never,
+            Some(stream) => {
+                stream.expect(ahead).map_or(Thought::NotYet, |sequence| Thought::Post(peer, sequence))
+            }
+            None => Thought::Never,
+        }
+    }
+}
+
+/// Whether two operands of one channel's segment may share memory. In place, a rank's output is its input.
+fn overlap(one: &Operand, other: &Operand, in_place: bool, (lo, hi): (u64, u64)) -> bool {
+    let tensor = |operand: &Operand| match operand.place {
+        Place::Input(rank) => Some((rank, !in_place)),
+        Place::Output(rank) => Some((rank, false)),
+        Place::Staging(_) | Place::Peer(_) => None,
+    };
+    match (one.place, other.place) {
+        (Place::Staging(one), Place::Staging(other)) => one == other,
+        _ => {
+            let ((start, length), (from, count)) = (one.part.elements(lo, hi), other.part.elements(lo, hi));
+            tensor(one).is_some()
+                && tensor(one) == tensor(other)
+                && one.part.block == other.part.block
+                && start < from + count
+                && from < start + length
+        }
+    }
+}
