@@ -13,6 +13,7 @@ pub mod loopback;
 mod rings;
 pub mod tcp;
 mod timer;
+pub mod verbs;
 
 use harmonaize_shm::Span;
 use std::net::SocketAddr;

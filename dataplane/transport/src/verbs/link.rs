@@ -1,0 +1,235 @@
+//! A link on its way up and while it is up: what was said, what is known of the peer, and its paths.
+
+use super::exchange::{Control, PathEnd, RingEnd};
+use super::path::{Fault, Outlet, Path};
+use super::rail::{Rail, Sources};
+use crate::rings::Rings;
+use crate::{DownReason, Event, LinkId};
+use harmonaize_verbs::Region;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How far a link has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The TCP link is not up.
+    Waiting,
+    /// Parameters are on their way.
+    Exchanging,
+    /// Frames flow.
+    Up,
+}
+
+/// One link.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) id: LinkId,
+    pub(super) stage: Stage,
+    /// One per path.
+    source_ports: Vec<u16>,
+    /// Slots of each of our mailboxes.
+    slots: u32,
+    pub(super) queue_frames: usize,
+    pub(super) paths: Vec<Path>,
+    /// The peer's devices and slots, once it has said so.
+    hello: Option<(u16, u32)>,
+    ends: Vec<Option<PathEnd>>,
+    /// We are ready, the peer is.
+    ready: (bool, bool),
+    pub(super) rings: Rings,
+    /// What keeps the rings' memory open for the peer.
+    pub(super) landing: Vec<Arc<Region>>,
+    pub(super) peer_rings: Vec<RingEnd>,
+    /// Frames of the exchange that the TCP link has not taken yet.
+    pub(super) said: VecDeque<Vec<u8>>,
+    pub(super) sources: Sources,
+    /// While not up: when it has to be.
+    pub(super) deadline: Option<Instant>,
+    /// The network failed: when to say so, unless the TCP link knows better before.
+    pub(super) failing: Option<(Instant, DownReason)>,
+}
+
+/// What a frame of the exchange brought about.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nothing to tell.
+    Quiet,
+    /// The paths have been made: their descriptors are to be watched.
+    Paths,
+    /// The link is up.
+    Up,
+}
+
+impl Link {
+    pub(super) fn new(
+        id: LinkId,
+        source_ports: Vec<u16>,
+        rails: usize,
+        slots: u32,
+        queue_frames: usize,
+    ) -> Self {
+        let mut link = Self {
+            id,
+            stage: Stage::Waiting,
+            slots,
+            queue_frames,
+            paths: Vec::with_capacity(source_ports.len()),
+            hello: None,
+            ends: vec![None; source_ports.len()],
+            ready: (false, false),
+            rings: Rings::default(),
+            landing: Vec::new(),
+            peer_rings: Vec::new(),
+            said: VecDeque::new(),
+            sources: Sources::default(),
+            deadline: None,
+            failing: None,
+            source_ports,
+        };
+        let paths = link.source_ports.len() as u16;
+        link.say(&Control::Hello { paths, rails: rails as u16, slots });
+        link
+    }
+
+    /// Queues a frame of the exchange.
+    pub(super) fn say(&mut self, frame: &Control<'_>) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        self.said.push_back(bytes);
+    }
+
+    pub(super) fn flows(&self) -> bool {
+        self.stage == Stage::Up && self.failing.is_none()
+    }
+
+    /// Does what a frame of the exchange asks for.
+    pub(super) fn hear(
+        &mut self,
+        frame: &[u8],
+        rails: &mut [Rail],
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Turn, DownReason> {
+        match (Control::decode(frame)?, self.hello) {
+            (Control::Refuse(why), _) => Err(DownReason::Refused(format!("by the peer: {why}"))),
+            (Control::Hello { paths, rails: theirs, slots }, None) => {
+                self.greeted(paths, theirs, slots, rails)?;
+                Ok(Turn::Paths)
+            }
+            (Control::Path(end), Some((_, slots))) if !self.ready.0 => {
+                let known = self.ends.get_mut(usize::from(end.number)).filter(|known| known.is_none());
+                *known.ok_or_else(|| unexpected("path", end.number))? = Some(end);
+                if self.ends.iter().all(Option::is_some) {
+                    self.connect(slots)?;
+                }
+                Ok(self.turn())
+            }
+            (Control::Ready, Some(_)) if !self.ready.1 => {
+                self.ready.1 = true;
+                Ok(self.turn())
+            }
+            (Control::Ring(ring), Some((theirs, _))) => {
+                let number = ring.number;
+                if ring.places.len() != usize::from(theirs) {
+                    return Err(unexpected("places of ring", number));
+                }
+                match self.peer_rings.binary_search_by_key(&number, |ring| ring.number) {
+                    Ok(_) => return Err(unexpected("ring", number)),
+                    Err(at) => self.peer_rings.insert(at, ring),
+                }
+                self.paths.iter_mut().for_each(Path::ring_announced);
+                Ok(Turn::Quiet)
+            }
+            (Control::Want { landing, bytes }, Some(_)) => {
+                self.rings.slot(landing, bytes)?;
+                Ok(Turn::Quiet)
+            }
+            (Control::Word { path, message, total, offset, bytes }, Some(_)) if self.stage == Stage::Up => {
+                let Self { paths, rings, .. } = self;
+                let path = paths.get_mut(usize::from(path)).ok_or_else(|| unexpected("path", path))?;
+                path.drain(rings, sink);
+                if let Some(header) = path.word(message, total, offset, bytes)? {
+                    sink(received(&header));
+                }
+                Ok(Turn::Quiet)
+            }
+            (frame, _) => {
+                let stage = self.stage;
+                Err(DownReason::Protocol(format!("{frame:?} while {stage:?} in the exchange")))
+            }
+        }
+    }
+
+    /// Lets every path take what came and send what may go; says how much that was, and which path failed.
+    pub(super) fn work(
+        &mut self,
+        rails: &mut [Rail],
+        budget: usize,
+        inline_payload: usize,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<usize, (usize, Fault)> {
+        let share = (budget / self.paths.len().max(1)).max(1);
+        let mut done = 0;
+        for number in 0..self.paths.len() {
+            let Self { paths, rings, sources, peer_rings, .. } = self;
+            let Some(path) = paths.get_mut(number) else { break };
+            let mut want = None;
+            let mut outlet = Outlet { rails, sources, rings: peer_rings, want: &mut want, inline_payload };
+            let worked = path.poll(share, rings, sink).and_then(|got| Ok(got + path.flush(&mut outlet)?));
+            done += worked.map_err(|fault| (number, fault))?;
+            if let Some((landing, bytes)) = want {
+                self.say(&Control::Want { landing, bytes });
+                done += 1;
+            }
+        }
+        Ok(done)
+    }
+
+    /// The peer said what it expects: makes the paths.
+    fn greeted(&mut self, paths: u16, theirs: u16, slots: u32, rails: &[Rail]) -> Result<(), DownReason> {
+        let ours = self.source_ports.len();
+        if usize::from(paths) != ours {
+            return Err(DownReason::Refused(format!("the peer has {paths} paths, this agent {ours}")));
+        }
+        self.hello = Some((theirs, slots));
+        let spread = rails.len().min(usize::from(theirs)).max(1);
+        let ports = std::mem::take(&mut self.source_ports);
+        for (number, port) in (0_u16..).zip(&ports) {
+            let at = usize::from(number) % spread;
+            let label = if *port == 0 { 0 } else { harmonaize_verbs::flow_label(*port) };
+            let rail = rails.get(at).ok_or_else(|| DownReason::Connect("no device".into()))?;
+            let (path, end) = Path::create(rail, at, self.slots, self.queue_frames, label, number)
+                .map_err(|error| DownReason::Connect(format!("path {number}: {error}")))?;
+            self.paths.push(path);
+            self.say(&Control::Path(end));
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self, slots: u32) -> Result<(), DownReason> {
+        for (path, end) in self.paths.iter_mut().zip(self.ends.iter().flatten()) {
+            path.connect(end, slots)?;
+        }
+        self.ready.0 = true;
+        self.say(&Control::Ready);
+        Ok(())
+    }
+
+    fn turn(&mut self) -> Turn {
+        if self.ready != (true, true) {
+            return Turn::Quiet;
+        }
+        self.stage = Stage::Up;
+        self.deadline = None;
+        Turn::Up
+    }
+}
+
+/// A frame without payload.
+pub(super) fn received(header: &[u8]) -> Event<'_> {
+    Event::Received { header, payload: None, posted: false }
+}
+
+fn unexpected(what: &str, number: u16) -> DownReason {
+    DownReason::Protocol(format!("{what} {number} in the exchange: unknown, or twice"))
+}

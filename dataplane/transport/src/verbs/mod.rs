@@ -1,0 +1,480 @@
+//! Agents over RDMA: a reliable queue pair per path, with a TCP link beneath for each link.
+//!
+//! The TCP link authenticates the peer, carries the queue pairs' parameters and the addresses of rings (`exchange`), and
+//! stays as the life line: it knows when the peer's process has ended, and takes the last words that a queue pair did not get
+//! out. A frame is an RDMA WRITE of the payload into its slot, and an RDMA WRITE WITH IMMEDIATE of a message with its header
+//! into the receiver's mailbox (`mailbox`); small payloads travel in the message. Whoever writes into a mailbox holds credit
+//! for the slot, so a receive request is always there. Completion queues are polled; `prepare_sleep` arms them.
+
+mod exchange;
+mod link;
+mod mailbox;
+mod path;
+mod rail;
+mod wake;
+
+use crate::tcp::{self, TcpTransport};
+use crate::{DownReason, Event, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
+use exchange::{Control, Place, RingEnd};
+use harmonaize_shm::Span;
+use harmonaize_verbs::{Access, Devices, VerbsError};
+use link::{Link, Stage, Turn};
+use path::Fault;
+use rail::Rail;
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+use wake::{Token, Wake};
+
+/// After a queue pair failed, the TCP link has this long to say why.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// How often memory is looked for that nobody uses any more.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// While frames flow, the TCP links are looked after once in so many rounds.
+const ROUNDS: u32 = 32;
+
+/// Frames that the TCP link of each link queues, at least: parameters of all paths, and last words.
+const EXCHANGE_FRAMES: usize = 256;
+
+/// How an endpoint is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The TCP links beneath: where to listen, time-outs, and how many frames a path queues.
+    pub tcp: tcp::Config,
+    /// Devices by name, "mlx5_0", or with their port, "mlx5_0:1"; the paths of a link take turns. None: the one that has
+    /// the listening address.
+    pub devices: Vec<String>,
+    /// Entry of the ports' GID tables; none for the one with the listening address, or the first for UDP over IPv4.
+    pub gid_index: Option<u8>,
+    /// Most bytes per packet: 256, 512, 1024, 2048 or 4096; none for the port's own.
+    pub mtu: Option<usize>,
+    /// DSCP and ECN bits of packets.
+    pub traffic_class: u8,
+    /// How often a request is tried again, at most 6.
+    pub retries: u8,
+    /// How long the peer's device may take to answer before that: 4.096 us times two to this power.
+    pub timeout: u8,
+    /// Slots of a path's mailbox, 8 to 4096, rounded up to a power of two: messages under way at once.
+    pub mailbox_slots: u32,
+    /// Payloads of at most so many bytes travel in the message with the header.
+    pub inline_payload: usize,
+}
+
+impl Config {
+    /// The usual settings.
+    pub fn new(tcp: tcp::Config) -> Self {
+        Self {
+            tcp,
+            devices: Vec::new(),
+            gid_index: None,
+            mtu: None,
+            traffic_class: 0,
+            retries: 6,
+            timeout: 17,
+            mailbox_slots: 128,
+            inline_payload: 256,
+        }
+    }
+}
+
+/// Why an endpoint could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The TCP links beneath.
+    #[error(transparent)]
+    Tcp(#[from] io::Error),
+    /// A device.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// Neither a name nor a name with a port.
+    #[error("{0:?} is no device: write its name, as mlx5_0, or with its port, as mlx5_0:1")]
+    BadDevice(String),
+    /// More than a link can spread over.
+    #[error("{0} devices are more than 16")]
+    TooManyDevices(usize),
+    /// Not one that packets can have.
+    #[error("an MTU of {0} bytes: it must be 256, 512, 1024, 2048 or 4096")]
+    BadMtu(usize),
+}
+
+/// What happened on a TCP link beneath.
+#[derive(Debug)]
+enum Heard {
+    Up,
+    Frame(Vec<u8>),
+    Down(DownReason),
+}
+
+/// An endpoint over RDMA.
+#[derive(Debug)]
+pub struct VerbsTransport {
+    config: Config,
+    rails: Vec<Rail>,
+    inner: TcpTransport,
+    /// By number, which only grows.
+    links: Vec<Link>,
+    /// Whose turn it is first.
+    first: usize,
+    rounds: u32,
+    heard: VecDeque<(LinkId, Heard)>,
+    wake: Wake,
+    due: Option<Instant>,
+    sweep: Instant,
+}
+
+impl VerbsTransport {
+    /// Opens the devices and listens.
+    pub fn bind(config: Config, devices: &Devices) -> Result<Self, SetupError> {
+        let mut config = config;
+        config.mailbox_slots = mailbox::nearest_slots(config.mailbox_slots);
+        let rails = Rail::open_all(&config, devices)?;
+        let queue_frames = config.tcp.queue_frames.max(EXCHANGE_FRAMES);
+        let inner = TcpTransport::bind(tcp::Config { queue_frames, ..config.tcp.clone() })?;
+        let wake = Wake::new()?;
+        if let Some(fd) = inner.wake_fd() {
+            wake.add(fd, Token::Other)?;
+        }
+        for (at, rail) in (0_u16..).zip(&rails) {
+            wake.add(rail.device.event_fd()?, Token::Device(at))?;
+        }
+        Ok(Self {
+            config,
+            rails,
+            inner,
+            links: Vec::new(),
+            first: 0,
+            rounds: 0,
+            heard: VecDeque::new(),
+            wake,
+            due: None,
+            sweep: Instant::now(),
+        })
+    }
+
+    fn at(&self, id: LinkId) -> Option<usize> {
+        self.links.binary_search_by_key(&id, |link| link.id).ok()
+    }
+
+    fn link(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.at(id).and_then(|at| self.links.get_mut(at))
+    }
+
+    /// Lets every link move frames.
+    fn flow(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        let (mut done, count) = (0, self.links.len());
+        let mut faults = Vec::new();
+        for step in 0..count {
+            if done >= budget {
+                break;
+            }
+            let Some(link) = self.links.get_mut((self.first + step) % count) else { continue };
+            if !link.flows() {
+                continue;
+            }
+            let id = link.id;
+            let left = budget - done;
+            match link.work(&mut self.rails, left, self.config.inline_payload, &mut |event| sink(id, event)) {
+                Ok(worked) => done += worked,
+                Err((path, fault)) => faults.push((id, path, fault)),
+            }
+        }
+        self.first = (self.first + 1) % count.max(1);
+        for (id, path, fault) in faults {
+            done += 1;
+            self.fault(id, path, fault, sink);
+        }
+        done
+    }
+
+    /// A path has failed.
+    fn fault(&mut self, id: LinkId, path: usize, fault: Fault, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        match fault {
+            Fault::Breach(reason) => self.fail(id, reason, sink),
+            Fault::Network(why) => {
+                let Some(link) = self.link(id) else { return };
+                let reason = DownReason::Network(format!("path {path}: {why}"));
+                link.failing.get_or_insert((Instant::now() + GRACE, reason));
+                self.set_timer();
+            }
+        }
+    }
+
+    /// Looks after the TCP links, descriptors, and what came up there.
+    fn look_after(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        let mut done = 0;
+        for token in self.wake.ready() {
+            match token {
+                Token::Other => {}
+                Token::Path(id, number) => {
+                    if let Some(path) = self.link(id).and_then(|link| link.paths.get_mut(usize::from(number)))
+                    {
+                        path.woken();
+                    }
+                }
+                Token::Device(at) => done += self.device_event(usize::from(at)),
+            }
+        }
+        for at in 0..self.links.len() {
+            done += self.pump(at);
+        }
+        let mut heard = std::mem::take(&mut self.heard);
+        done += self.inner.progress(budget, &mut |id, event| match event {
+            Event::Up => heard.push_back((id, Heard::Up)),
+            Event::Received { header, .. } => heard.push_back((id, Heard::Frame(header.to_vec()))),
+            Event::Down { reason } => heard.push_back((id, Heard::Down(reason))),
+            Event::Sent { .. } => {}
+        });
+        while let Some((id, heard)) = heard.pop_front() {
+            self.hear(id, heard, sink);
+        }
+        self.heard = heard;
+        done + self.lost_devices(sink)
+    }
+
+    /// Hands the TCP link what the link has to say; says how many frames it took.
+    fn pump(&mut self, at: usize) -> usize {
+        let Some(link) = self.links.get_mut(at) else { return 0 };
+        let mut taken = 0;
+        while link.stage != Stage::Waiting
+            && let Some(frame) = link.said.front()
+            && self.inner.send(link.id, 0, frame, None).is_ok()
+        {
+            link.said.pop_front();
+            taken += 1;
+        }
+        taken
+    }
+
+    fn hear(&mut self, id: LinkId, heard: Heard, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        let timeout = self.config.tcp.connect_timeout;
+        let Some(at) = self.at(id) else { return };
+        let Some(link) = self.links.get_mut(at) else { return };
+        match heard {
+            Heard::Up => {
+                link.stage = Stage::Exchanging;
+                link.deadline = Some(Instant::now() + timeout);
+                self.set_timer();
+            }
+            Heard::Frame(frame) => match link.hear(&frame, &mut self.rails, &mut |event| sink(id, event)) {
+                Ok(Turn::Quiet) => {}
+                Ok(Turn::Paths) => {
+                    if let Err(error) = self.watch(at) {
+                        let reason = format!("the completion queue cannot be watched: {error}");
+                        return self.fail(id, DownReason::Connect(reason), sink);
+                    }
+                }
+                Ok(Turn::Up) => {
+                    sink(id, Event::Up);
+                    self.set_timer();
+                }
+                Err(reason) => return self.fail(id, reason, sink),
+            },
+            Heard::Down(reason) => {
+                let mut link = self.links.remove(at);
+                if link.stage == Stage::Up {
+                    for path in &mut link.paths {
+                        path.drain(&link.rings, &mut |event| sink(id, event));
+                    }
+                }
+                drop(link);
+                self.set_timer();
+                return sink(id, Event::Down { reason });
+            }
+        }
+        self.pump(at);
+    }
+
+    /// Adds the completion queues of a link's paths to what one sleeps on.
+    fn watch(&self, at: usize) -> Result<(), String> {
+        let Some(link) = self.links.get(at) else { return Ok(()) };
+        for (number, path) in (0_u16..).zip(&link.paths) {
+            let fd = path.completions().wake_fd().map_err(|error| error.to_string())?;
+            self.wake.add(fd, Token::Path(link.id, number)).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Ends a link from within, and tells the peer why if it is still on its way up.
+    fn fail(&mut self, id: LinkId, reason: DownReason, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        let Some(at) = self.at(id) else { return };
+        self.pump(at);
+        let link = self.links.remove(at);
+        if link.stage == Stage::Exchanging {
+            let mut frame = Vec::new();
+            Control::Refuse(&reason.to_string()).encode(&mut frame);
+            let _ = self.inner.send(id, 0, &frame, None);
+        }
+        drop(link);
+        self.inner.close(id);
+        self.set_timer();
+        sink(id, Event::Down { reason });
+    }
+
+    /// Takes note of what happened to a device.
+    fn device_event(&self, at: usize) -> usize {
+        let Some(rail) = self.rails.get(at) else { return 0 };
+        let mut taken = 0;
+        while let Ok(Some(event)) = rail.device.take_event() {
+            tracing::warn!(device = rail.device.name(), ?event, "RDMA device event");
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Ends the links of devices that are gone.
+    fn lost_devices(&mut self, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        let mut ended = 0;
+        for rail in 0..self.rails.len() {
+            let Some(device) = self.rails.get(rail).map(|rail| &rail.device).filter(|device| device.lost())
+            else {
+                continue;
+            };
+            let reason = DownReason::Network(format!("the RDMA device {} is gone", device.name()));
+            let uses = |link: &&Link| link.paths.iter().any(|path| path.rail == rail);
+            let ids: Vec<LinkId> = self.links.iter().filter(uses).map(|link| link.id).collect();
+            for id in ids {
+                ended += 1;
+                self.fail(id, reason.clone(), sink);
+            }
+        }
+        ended
+    }
+
+    /// Does what is due.
+    fn timers(&mut self, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        let now = Instant::now();
+        if self.sweep <= now {
+            self.sweep = now + SWEEP;
+            let Self { links, rails, .. } = self;
+            links.iter_mut().for_each(|link| link.sources.sweep(rails));
+        }
+        let timeout = self.config.tcp.connect_timeout;
+        let mut late = Vec::new();
+        for link in &self.links {
+            if let Some((_, reason)) = link.failing.as_ref().filter(|(when, _)| *when <= now) {
+                late.push((link.id, reason.clone()));
+            } else if link.deadline.is_some_and(|when| when <= now) {
+                let reason = format!("the peer did not give its queue pairs within {timeout:?}");
+                late.push((link.id, DownReason::Connect(reason)));
+            }
+        }
+        for (id, reason) in late {
+            self.fail(id, reason, sink);
+        }
+        self.set_timer();
+    }
+
+    fn set_timer(&mut self) {
+        let links = self.links.iter();
+        let due = links
+            .filter_map(|link| link.deadline.into_iter().chain(link.failing.as_ref().map(|f| f.0)).min());
+        let up = self.links.iter().any(|link| link.stage == Stage::Up);
+        self.due = due.chain(up.then_some(self.sweep)).min();
+        self.wake.at(self.due);
+    }
+}
+
+impl Transport for VerbsTransport {
+    fn local_address(&self) -> SocketAddr {
+        self.inner.local_address()
+    }
+
+    fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
+        let source_ports = introduction.source_ports;
+        let paths = source_ports.len();
+        if paths == 0 || paths > usize::from(MAX_PATHS) {
+            return Err(DownReason::Refused(format!("a link cannot have {paths} paths")));
+        }
+        if let Some(rail) = self.rails.iter().find(|rail| rail.device.lost()) {
+            return Err(DownReason::Connect(format!("the RDMA device {} is gone", rail.device.name())));
+        }
+        let first = source_ports.iter().copied().take(1).collect();
+        let id = self.inner.open(Introduction { source_ports: first, ..introduction })?;
+        let (slots, frames) = (self.config.mailbox_slots, self.config.tcp.queue_frames);
+        self.links.push(Link::new(id, source_ports, self.rails.len(), slots, frames));
+        Ok(id)
+    }
+
+    fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
+        let at = self.at(link).ok_or(DownReason::Closed)?;
+        let Some(link) = self.links.get_mut(at) else { return Err(DownReason::Closed) };
+        let mut end =
+            RingEnd { number: ring, slot_bytes: memory.slot_bytes, slots: memory.slots, places: Vec::new() };
+        let mut regions = Vec::new();
+        for rail in &mut self.rails {
+            let region = rail
+                .region(memory.memory.memory(), Access::REMOTE_WRITE)
+                .map_err(|error| DownReason::Connect(format!("ring {ring}: {error}")))?;
+            let address = region.address() + memory.memory.offset() as u64;
+            end.places.push(Place { address, rkey: region.rkey() });
+            regions.push(region);
+        }
+        link.rings.attach(ring, memory)?;
+        link.landing.append(&mut regions);
+        link.say(&Control::Ring(end));
+        self.pump(at);
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        link: LinkId,
+        path: u16,
+        header: &[u8],
+        payload: Option<(Landing, Span, u64)>,
+    ) -> Result<(), SendError> {
+        let link = self.link(link).filter(|link| link.flows()).ok_or(SendError::Down)?;
+        let path = link.paths.get_mut(usize::from(path)).ok_or(SendError::Invalid)?;
+        path.push(header, payload)
+    }
+
+    fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        let mut done = self.flow(budget, sink);
+        self.rounds = self.rounds.wrapping_add(1);
+        if done == 0 || self.rounds.is_multiple_of(ROUNDS) {
+            done += self.look_after(budget, sink);
+        }
+        if self.due.is_some_and(|due| due <= Instant::now()) {
+            self.timers(sink);
+        }
+        done
+    }
+
+    fn close(&mut self, link: LinkId) {
+        let id = link;
+        let Some(at) = self.at(id) else { return };
+        self.pump(at);
+        let link = self.links.remove(at);
+        if link.stage == Stage::Up {
+            let Link { paths, rings, .. } = link;
+            let mut frame = Vec::new();
+            for (number, mut path) in (0_u16..).zip(paths) {
+                path.drain(&rings, &mut |_| {});
+                path.into_words(|message, header| {
+                    for (offset, bytes) in path::pieces(header) {
+                        let total = header.len() as u16;
+                        frame.clear();
+                        Control::Word { path: number, message, total, offset, bytes }.encode(&mut frame);
+                        let _ = self.inner.send(id, 0, &frame, None);
+                    }
+                });
+            }
+        }
+        self.inner.close(id);
+        self.set_timer();
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        let paths = self.links.iter_mut().filter(|link| link.flows()).flat_map(|link| &mut link.paths);
+        let busy = paths.filter_map(|path| (!path.prepare_sleep()).then_some(())).count();
+        self.inner.prepare_sleep() && busy == 0
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.wake.as_fd())
+    }
+}

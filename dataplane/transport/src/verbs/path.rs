@@ -1,0 +1,518 @@
+//! One queue pair of a link: what waits to be sent, what is under way, and what arrives in the mailbox.
+
+use super::exchange::{PathEnd, Place, RingEnd, WORD};
+use super::mailbox::{Credits, HEAD, Kind, Message, SLOT};
+use super::rail::{Rail, Sources};
+use crate::rings::Rings;
+use crate::{DownReason, Event, Landing, MAX_HEADER, SendError};
+use harmonaize_shm::{Memory, Span};
+use harmonaize_verbs::{Access, Completion, CompletionQueue, Connected, Depths, Endpoint, Gid, Local, Mtu};
+use harmonaize_verbs::{QueuePair, Region, RemoteAddress, Status, Unconnected, VerbsError, Work};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Completions taken at once.
+pub(super) const POLL: usize = 32;
+
+/// What ends a path.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The peer did wrong: at once.
+    Breach(DownReason),
+    /// The network did, or the peer is gone: the TCP link may know more in a moment.
+    Network(String),
+}
+
+impl From<DownReason> for Fault {
+    fn from(reason: DownReason) -> Self {
+        Self::Breach(reason)
+    }
+}
+
+impl From<VerbsError> for Fault {
+    fn from(error: VerbsError) -> Self {
+        Self::Network(error.to_string())
+    }
+}
+
+/// A frame that waits.
+struct Frame {
+    header: [u8; MAX_HEADER],
+    header_bytes: u16,
+    payload: Option<(Landing, Span, u64)>,
+}
+
+/// A message under way.
+struct Posted {
+    number: u32,
+    /// Its header's length, if it is a frame without payload.
+    word: Option<u16>,
+    token: Option<u64>,
+}
+
+/// What a path needs of its link to send.
+pub(super) struct Outlet<'a> {
+    pub(super) rails: &'a mut [Rail],
+    pub(super) sources: &'a mut Sources,
+    /// The peer's rings, sorted.
+    pub(super) rings: &'a [RingEnd],
+    /// Set to what the peer must be asked for.
+    pub(super) want: &'a mut Option<(Landing, u32)>,
+    pub(super) inline_payload: usize,
+}
+
+enum Pair {
+    Unconnected(QueuePair<Unconnected>),
+    Connected(QueuePair<Connected>),
+    Gone,
+}
+
+/// One path.
+pub(super) struct Path {
+    /// Which of the devices.
+    pub(super) rail: usize,
+    pair: Pair,
+    completions: Arc<CompletionQueue>,
+    /// Our mailbox, and behind it as many slots for messages under way.
+    slots: Arc<Region>,
+    count: u32,
+    their_mailbox: Place,
+    their_count: u32,
+    credits: Credits,
+    outbox: VecDeque<Frame>,
+    queue_frames: usize,
+    posted: VecDeque<Posted>,
+    batch: Vec<Work>,
+    inline_bytes: usize,
+    /// Taken from the queue and not looked at yet.
+    taken: Vec<Completion>,
+    next_out: u32,
+    next_in: u32,
+    /// The peer has been asked for the first frame's ring.
+    asked: bool,
+    armed: bool,
+    /// Last words of the peer came beside the path: nothing more comes on it.
+    ended: bool,
+    word: Vec<u8>,
+}
+
+impl std::fmt::Debug for Path {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Path").field(&(self.rail, self.next_out, self.next_in)).finish()
+    }
+}
+
+impl Path {
+    /// A queue pair with `count` slots of mailbox, and its parameters for the peer.
+    pub(super) fn create(
+        rail: &Rail,
+        at: usize,
+        count: u32,
+        queue_frames: usize,
+        flow_label: u32,
+        number: u16,
+    ) -> Result<(Self, PathEnd), VerbsError> {
+        // The memory that a peer writes into, and never the tenants'.
+        let memory = Memory::private(2 * count as usize * SLOT).map_err(|_| VerbsError::NotRegistered)?;
+        let slots = Region::register(&rail.domain, &memory, Access::REMOTE_WRITE)?;
+        let completions = CompletionQueue::create(&rail.device, 3 * count)?;
+        let pair = create_pair(rail, &completions, count, flow_label)?;
+        let endpoint = pair.endpoint();
+        let end = PathEnd {
+            number,
+            queue_pair: endpoint.number,
+            packet_sequence: endpoint.psn,
+            gid: endpoint.gid.0,
+            lid: endpoint.lid,
+            mtu: endpoint.mtu.bytes() as u16,
+            mailbox: Place { address: slots.address(), rkey: slots.rkey() },
+        };
+        let path = Self {
+            rail: at,
+            inline_bytes: pair.depths().inline_bytes as usize,
+            pair: Pair::Unconnected(pair),
+            completions,
+            slots,
+            count,
+            their_mailbox: end.mailbox,
+            their_count: count,
+            credits: Credits::new(count, count),
+            outbox: VecDeque::with_capacity(queue_frames),
+            queue_frames,
+            posted: VecDeque::with_capacity(count as usize),
+            batch: Vec::with_capacity(2 * count as usize),
+            taken: Vec::with_capacity(POLL),
+            next_out: 0,
+            next_in: 0,
+            asked: false,
+            armed: false,
+            ended: false,
+            word: Vec::new(),
+        };
+        Ok((path, end))
+    }
+
+    /// Joins the queue pair to the peer's, whose mailbox has `their_count` slots.
+    pub(super) fn connect(&mut self, end: &PathEnd, their_count: u32) -> Result<(), DownReason> {
+        let Some(mtu) = Mtu::from_bytes(end.mtu.into()) else {
+            return Err(DownReason::Protocol(format!("path {}: an MTU of {} bytes", end.number, end.mtu)));
+        };
+        let Pair::Unconnected(mut pair) = std::mem::replace(&mut self.pair, Pair::Gone) else {
+            return Err(DownReason::Protocol(format!("path {} is connected already", end.number)));
+        };
+        let (gid, lid) = (Gid(end.gid), end.lid);
+        let remote = Endpoint { number: end.queue_pair, psn: end.packet_sequence, gid, mtu, lid };
+        let failed = |error: VerbsError| DownReason::Connect(format!("path {}: {error}", end.number));
+        pair.post_receives(self.count).map_err(failed)?;
+        self.pair = Pair::Connected(pair.connect(&remote).map_err(failed)?);
+        self.their_mailbox = end.mailbox;
+        self.their_count = their_count;
+        self.credits = Credits::new(self.count, their_count);
+        Ok(())
+    }
+
+    /// What one sleeps on.
+    pub(super) fn completions(&self) -> &CompletionQueue {
+        &self.completions
+    }
+
+    /// Asks to be woken; false if something has completed meanwhile.
+    pub(super) fn prepare_sleep(&mut self) -> bool {
+        if !self.armed {
+            self.armed = self.completions.arm().is_ok();
+        }
+        let before = self.taken.len();
+        let quiet = self.completions.poll(&mut self.taken, POLL.saturating_sub(before)).is_ok();
+        self.armed && quiet && self.taken.is_empty()
+    }
+
+    /// The completion queue's descriptor was readable.
+    pub(super) fn woken(&mut self) {
+        if self.completions.take_events().is_ok() {
+            self.armed = false;
+        }
+    }
+
+    /// Queues a frame.
+    pub(super) fn push(
+        &mut self,
+        header: &[u8],
+        payload: Option<(Landing, Span, u64)>,
+    ) -> Result<(), SendError> {
+        let header_bytes = u16::try_from(header.len()).map_err(|_| SendError::Invalid)?;
+        let mut frame = Frame { header: [0; MAX_HEADER], header_bytes, payload };
+        frame.header.get_mut(..header.len()).ok_or(SendError::Invalid)?.copy_from_slice(header);
+        if frame.payload.as_ref().is_some_and(|(_, span, _)| u32::try_from(span.bytes()).is_err()) {
+            return Err(SendError::Invalid);
+        }
+        if self.outbox.len() >= self.queue_frames {
+            return Err(SendError::Full);
+        }
+        self.outbox.push_back(frame);
+        Ok(())
+    }
+
+    /// A ring became known, for which the first frame may have waited.
+    pub(super) fn ring_announced(&mut self) {
+        self.asked = false;
+    }
+
+    /// Sends what may go, and credit where it is due; says how many messages went. Costs a copy of each header and small
+    /// payload, and one call of the library.
+    pub(super) fn flush(&mut self, outlet: &mut Outlet<'_>) -> Result<usize, Fault> {
+        let mut sent = 0;
+        while self.credits.frame()
+            && self.posted.len() < self.count as usize
+            && let Some(frame) = self.outbox.front()
+        {
+            let Some(kind) = frame.kind(outlet, &mut self.asked) else { break };
+            let Some(frame) = self.outbox.pop_front() else { break };
+            self.take_frame(frame, kind, outlet)?;
+            sent += 1;
+        }
+        if self.credits.must_return() && self.posted.len() < self.count as usize {
+            self.post(Kind::Credit, &[], None)?;
+            sent += 1;
+        }
+        if let Some(last) = self.batch.pop() {
+            self.batch.push(last.signalled());
+            let Pair::Connected(pair) = &mut self.pair else { return Err(gone()) };
+            pair.post(&mut self.batch)?;
+        }
+        Ok(sent)
+    }
+
+    /// Adds a frame to the batch.
+    fn take_frame(&mut self, frame: Frame, kind: Kind, outlet: &mut Outlet<'_>) -> Result<(), Fault> {
+        let header = frame.header.get(..usize::from(frame.header_bytes)).unwrap_or(&[]);
+        let Some((landing, span, token)) = frame.payload else {
+            return self.post(kind, header, None);
+        };
+        if let Kind::Landed(..) = kind {
+            let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
+            let region = outlet.sources.region(outlet.rails, self.rail, span.memory())?;
+            self.batch.push(Work::write(Local::new(&region, span)?, to));
+            return self.post(kind, header, Some((token, None)));
+        }
+        self.post(kind, header, Some((token, Some(&span))))
+    }
+
+    /// Adds a message to the batch: `token` comes back when it is done; a span is copied behind the header.
+    fn post(
+        &mut self,
+        kind: Kind,
+        header: &[u8],
+        payload: Option<(u64, Option<&Span>)>,
+    ) -> Result<(), Fault> {
+        let header_bytes = header.len() as u16;
+        let number = self.next_out;
+        let message = Message { number, kind, header_bytes, credits: self.credits.spend() };
+        let memory = self.slots.memory();
+        let local = u64::from(self.count + (number & (self.count - 1))) * SLOT as u64;
+        let wrong = |error: harmonaize_shm::MemoryError| Fault::Network(error.to_string());
+        memory.write(local, message.head().as_bytes()).map_err(wrong)?;
+        memory.write(local + HEAD as u64, header).map_err(wrong)?;
+        if let Some((_, Some(span))) = payload {
+            let at = local + (HEAD + header.len()) as u64;
+            let to = memory.view_mut(at, span.bytes() as u64).map_err(wrong)?;
+            // SAFETY: both views have as many bytes, of different mappings, and are never referenced.
+            unsafe { std::ptr::copy_nonoverlapping(span.view().pointer(), to.pointer(), to.bytes()) };
+        }
+        let from = Span::new(memory, local, message.bytes() as u64).map_err(wrong)?;
+        let place = u64::from(number & (self.their_count - 1)) * SLOT as u64;
+        let Place { address, rkey } = self.their_mailbox;
+        let to = RemoteAddress { address: address.wrapping_add(place), rkey };
+        let mut work = Work::write_with_immediate(Local::new(&self.slots, from)?, to, number).token(1);
+        if message.bytes() <= self.inline_bytes {
+            work = work.inline();
+        }
+        self.batch.push(work);
+        self.next_out = number.wrapping_add(1);
+        let word = (kind == Kind::Bare).then_some(header_bytes);
+        self.posted.push_back(Posted { number, word, token: payload.map(|(token, _)| token) });
+        Ok(())
+    }
+
+    /// Looks at what completed, at most `most`, and reports it; says how much that was.
+    pub(super) fn poll(
+        &mut self,
+        most: usize,
+        rings: &Rings,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<usize, Fault> {
+        if self.taken.is_empty() {
+            self.completions.poll(&mut self.taken, most.min(POLL))?;
+        }
+        let mut taken = std::mem::take(&mut self.taken);
+        let count = taken.len();
+        let outcome = taken.iter().try_for_each(|completion| {
+            if completion.status() != Status::Success {
+                return Err(failed(&taken));
+            }
+            self.completed(completion, rings, sink)
+        });
+        taken.clear();
+        self.taken = taken;
+        outcome?;
+        if count > 0
+            && let Pair::Connected(pair) = &mut self.pair
+        {
+            let missing = self.count.saturating_sub(pair.receives());
+            if missing > 0 {
+                pair.post_receives(missing)?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Reports all that has completed.
+    pub(super) fn drain(&mut self, rings: &Rings, sink: &mut dyn FnMut(Event<'_>)) {
+        // A peer that is gone sends no more than the mailbox holds; one that is not must not hold us up.
+        for _ in 0..self.count {
+            if !matches!(self.poll(POLL, rings, sink), Ok(1..)) {
+                break;
+            }
+        }
+    }
+
+    fn completed(
+        &mut self,
+        completion: &Completion,
+        rings: &Rings,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<(), Fault> {
+        let Pair::Connected(pair) = &mut self.pair else { return Err(gone()) };
+        let mut messages = 0;
+        pair.settle(completion, |token| messages += token)?;
+        for _ in 0..messages {
+            let Some(posted) = self.posted.pop_front() else { break };
+            if let Some(token) = posted.token {
+                sink(Event::Sent { token });
+            }
+        }
+        if completion.is_receive() && !self.ended {
+            self.arrived(completion.immediate(), rings, sink)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the next message of the mailbox.
+    fn arrived(
+        &mut self,
+        immediate: Option<u32>,
+        rings: &Rings,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<(), Fault> {
+        let number = self.next_in;
+        if immediate != Some(number) {
+            let found = immediate.map_or("none".into(), |number| number.to_string());
+            return Err(DownReason::Protocol(format!("message {found} where {number} was due")).into());
+        }
+        let mut slot = [0; SLOT];
+        let at = u64::from(number & (self.count - 1)) * SLOT as u64;
+        let wrong = |error: harmonaize_shm::MemoryError| Fault::Network(error.to_string());
+        let (head, rest) = slot.split_at_mut(HEAD);
+        self.slots.memory().read(at, head).map_err(wrong)?;
+        let message = Message::read(head, number)?;
+        let rest = rest.get_mut(..message.bytes() - HEAD).unwrap_or_default();
+        self.slots.memory().read(at + HEAD as u64, rest).map_err(wrong)?;
+        let (header, carried) = rest.split_at_checked(message.header_bytes.into()).unwrap_or_default();
+        self.next_in = number.wrapping_add(1);
+        self.credits.read(message.credits)?;
+        let payload = match message.kind {
+            Kind::Credit => return Ok(()),
+            Kind::Bare => None,
+            Kind::Landed(landing, bytes) => {
+                rings.slot(landing, bytes)?;
+                Some((landing, bytes))
+            }
+            Kind::Carried(landing, bytes) => {
+                let to = rings.slot(landing, bytes)?;
+                let bytes_there = carried.len().min(to.bytes());
+                // SAFETY: as many bytes lie in both; the slot is never referenced, and `carried` is not part of it.
+                unsafe { std::ptr::copy_nonoverlapping(carried.as_ptr(), to.pointer(), bytes_there) };
+                Some((landing, bytes))
+            }
+        };
+        sink(Event::Received { header, payload, posted: false });
+        Ok(())
+    }
+
+    /// Takes a piece of a last word; the whole word once it is complete and new.
+    pub(super) fn word(
+        &mut self,
+        message: u32,
+        total: u16,
+        offset: u16,
+        bytes: &[u8],
+    ) -> Result<Option<Vec<u8>>, DownReason> {
+        if offset == 0 {
+            self.word.clear();
+        }
+        if self.word.len() != usize::from(offset) {
+            return Err(DownReason::Protocol(format!("a piece at {offset} of a last word")));
+        }
+        self.word.extend_from_slice(bytes);
+        if self.word.len() < usize::from(total) {
+            return Ok(None);
+        }
+        self.ended = true;
+        let word = std::mem::take(&mut self.word);
+        if message.wrapping_sub(self.next_in) > u32::MAX / 2 {
+            return Ok(None);
+        }
+        self.next_in = message.wrapping_add(1);
+        Ok(Some(word))
+    }
+
+    /// Destroys the queue pair, which releases all payloads; then hands out the headers, with their messages' numbers, that
+    /// may not have got out.
+    pub(super) fn into_words(mut self, mut word: impl FnMut(u32, &[u8])) {
+        self.pair = Pair::Gone;
+        self.batch.clear();
+        for posted in &self.posted {
+            let Some(bytes) = posted.word else { continue };
+            let mut header = [0; MAX_HEADER];
+            let at = u64::from(self.count + (posted.number & (self.count - 1))) * SLOT as u64 + HEAD as u64;
+            if let Some(header) = header.get_mut(..bytes.into())
+                && self.slots.memory().read(at, header).is_ok()
+            {
+                word(posted.number, header);
+            }
+        }
+        let mut number = self.next_out;
+        for frame in self.outbox.iter().filter(|frame| frame.payload.is_none()) {
+            word(number, frame.header.get(..frame.header_bytes.into()).unwrap_or(&[]));
+            number = number.wrapping_add(1);
+        }
+    }
+}
+
+/// A queue pair with as much inline data as the device allows. A frame is two work requests at most.
+fn create_pair(
+    rail: &Rail,
+    completions: &Arc<CompletionQueue>,
+    count: u32,
+    flow_label: u32,
+) -> Result<QueuePair<Unconnected>, VerbsError> {
+    let route = harmonaize_verbs::Path { flow_label, ..rail.route };
+    let create = |inline_bytes| {
+        let depths = Depths { sends: 2 * count, receives: count, inline_bytes };
+        QueuePair::create(&rail.domain, completions, depths, route)
+    };
+    create(220).or_else(|first| create(60).or_else(|_| create(0)).map_err(|_| first))
+}
+
+impl Frame {
+    /// How it is to travel; none: it must wait for its ring.
+    fn kind(&self, outlet: &mut Outlet<'_>, asked: &mut bool) -> Option<Kind> {
+        let Some((landing, span, _)) = &self.payload else { return Some(Kind::Bare) };
+        let bytes = span.bytes() as u32;
+        let whole = HEAD + usize::from(self.header_bytes) + span.bytes();
+        if span.bytes() <= outlet.inline_payload && whole <= SLOT {
+            return Some(Kind::Carried(*landing, bytes));
+        }
+        let ring = ring(outlet.rings, landing.ring);
+        if ring.is_some_and(|ring| bytes <= ring.slot_bytes) {
+            return Some(Kind::Landed(*landing, bytes));
+        }
+        if !*asked {
+            *outlet.want = Some((*landing, bytes));
+            *asked = true;
+        }
+        None
+    }
+}
+
+fn ring(rings: &[RingEnd], number: u16) -> Option<&RingEnd> {
+    rings.binary_search_by_key(&number, |ring| ring.number).ok().and_then(|at| rings.get(at))
+}
+
+/// Where the payload goes.
+fn slot_address(rings: &[RingEnd], landing: Landing, rail: usize) -> Option<RemoteAddress> {
+    let ring = ring(rings, landing.ring)?;
+    let place = ring.places.get(rail)?;
+    let slot = landing.sequence.checked_rem(ring.slots)?;
+    let offset = u64::from(slot).wrapping_mul(ring.slot_bytes.into());
+    Some(RemoteAddress { address: place.address.wrapping_add(offset), rkey: place.rkey })
+}
+
+fn gone() -> Fault {
+    Fault::Network("the queue pair is gone".into())
+}
+
+/// What failed first: requests after it are flushed, and may complete before it.
+fn failed(taken: &[Completion]) -> Fault {
+    let bad = |completion: &&Completion| completion.status() != Status::Success;
+    let cause = |completion: &&Completion| completion.status() != Status::WorkRequestFlushed;
+    let first = taken.iter().filter(bad).find(cause).or_else(|| taken.iter().find(bad));
+    let (status, code) = first.map_or((Status::Fatal, 0), |first| (first.status(), first.vendor_code()));
+    Fault::Network(format!("{status} (code {code:#x})"))
+}
+
+/// The frames of a last word.
+pub(super) fn pieces(header: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let empty = header.is_empty().then_some(header);
+    empty.into_iter().chain(header.chunks(WORD)).zip(0_u16..).map(|(piece, at)| (at * WORD as u16, piece))
+}
