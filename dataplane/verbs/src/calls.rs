@@ -105,7 +105,8 @@ pub(crate) struct Registered {
     pub(crate) remote_key: u32,
 }
 
-/// A queue pair in raw terms; the depths and inline bytes may be more than asked for.
+/// A queue pair in raw terms; the inline bytes may be more than asked for. The depths are those asked for even where the
+/// device has more, for completion queues are sized by them.
 pub(crate) struct Created {
     pub(crate) handle: Handle,
     pub(crate) number: u32,

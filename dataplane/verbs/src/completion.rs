@@ -126,7 +126,6 @@ pub struct Completion {
     pub(crate) bytes: u32,
     pub(crate) number: u32,
     pub(crate) source: u32,
-    pub(crate) grh: bool,
 }
 
 impl Completion {

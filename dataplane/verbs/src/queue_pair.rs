@@ -21,14 +21,15 @@ pub enum Unconnected {}
 #[derive(Debug)]
 pub enum Connected {}
 
-/// How much a queue pair may have outstanding. Created queues have at least this.
+/// How much a queue pair may have outstanding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depths {
     /// Work requests in the send queue.
     pub sends: u32,
     /// Work requests in the receive queue.
     pub receives: u32,
-    /// Bytes of a request with inline data; a device that has less refuses.
+    /// Bytes of a request with inline data; a device that has less refuses, and one that has more says so in
+    /// [`QueuePair::depths`].
     pub inline_bytes: u32,
 }
 
@@ -116,7 +117,7 @@ pub struct Endpoint {
 /// What a work request holds until it is done.
 #[derive(Debug)]
 struct Held {
-    local: [Option<Local>; crate::calls::GATHER],
+    _local: [Option<Local>; crate::calls::GATHER],
     token: u64,
 }
 
@@ -350,7 +351,7 @@ impl QueuePair<Connected> {
         let taken = posted.map_or_else(|refused| refused.taken, |()| work.len()).min(work.len());
         for work in work.drain(..taken) {
             let local = if work.is_inline() { [const { None }; crate::calls::GATHER] } else { work.local };
-            self.held.push_back(Held { local, token: work.token });
+            self.held.push_back(Held { _local: local, token: work.token });
         }
         posted.map_err(|refused| device.failed(Call::PostSend, self.words(), refused.errno))
     }

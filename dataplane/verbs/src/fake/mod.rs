@@ -1,10 +1,19 @@
 //! Devices inside the process: a fabric that moves the bytes itself, records the calls, and breaks on demand.
+//!
+//! Nothing is retried and nothing takes time: a request is carried out when it is posted (or released), in order. Where a
+//! device would retry until it gives up, the fake gives up at once.
 
-use crate::real::Libibverbs;
-use crate::{Call, Devices, Status};
+mod calls;
+mod execute;
+mod objects;
+mod state;
+
+use crate::{AsyncEvent, Call, Devices, Status};
+use calls::FakeCalls;
 use rustix::io::Errno;
+use state::{Device, World, ring};
 use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,9 +22,9 @@ pub enum Fault {
     Fail(Call, Errno),
     /// The next work request of the device's send queues completes so, and its queue pair goes to the error state.
     Complete(Status),
-    /// The device is gone: an event says so, every call fails.
+    /// The device is gone: an event says so, every call fails, everyone who sleeps on it wakes.
     DeviceLost,
-    /// The port is down, for requests too, until [`Fault::PortUp`].
+    /// The port is down, and requests to and from it fail, until [`Fault::PortUp`].
     PortDown,
     /// The port is active again.
     PortUp,
@@ -23,50 +32,97 @@ pub enum Fault {
     NoQueuePairsLeft,
 }
 
-/// A call as the fake saw it.
+/// A call as the fake saw it. Polling is not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// Which.
     pub call: Call,
     /// Number of the queue pair, or 0.
     pub queue_pair: u32,
-    /// Work requests of a post, bytes of a registration; else 0.
+    /// Work requests of a post, bytes of a registration, entries of a completion queue; else 0.
     pub count: u64,
     /// Whether it succeeded.
     pub succeeded: bool,
 }
 
-/// A network of fake devices, each with one port. Threads may share it.
-#[derive(Clone, Debug)]
-pub struct Fabric {
-    calls: Arc<Libibverbs>,
+/// The fabric's state under its lock.
+#[derive(Debug, Default)]
+struct Shared(Mutex<World>);
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-impl Default for Fabric {
-    fn default() -> Self {
-        Self::new()
-    }
+/// A network of fake devices, each with one port. Threads may share it.
+#[derive(Clone, Debug, Default)]
+pub struct Fabric {
+    shared: Arc<Shared>,
 }
 
 impl Fabric {
     /// Without devices.
     pub fn new() -> Self {
-        Self { calls: Arc::new(Libibverbs) }
+        Self::default()
     }
 
-    /// Adds a device: port 1, Ethernet, MTU 4096, GID 0 link-local of RoCE v1, GID 1 the address with RoCE v2.
-    pub fn add(&self, _name: &str, _address: Ipv4Addr) {}
+    /// Adds a device: port 1, Ethernet, MTU 4096, GID 0 link-local of RoCE v1, GID 1 the address with RoCE v2. It fails
+    /// where the process has no descriptor left.
+    pub fn add(&self, name: &str, address: Ipv4Addr) -> Result<(), Errno> {
+        self.shared.lock().devices.insert(name.to_owned(), Device::new(address.into())?);
+        Ok(())
+    }
 
     /// Its devices.
     pub fn devices(&self) -> Devices {
-        Devices { calls: Arc::clone(&self.calls) as _ }
+        Devices { calls: Arc::new(FakeCalls(Arc::clone(&self.shared))) }
     }
 
     /// Breaks something on a device.
-    pub fn inject(&self, _device: &str, _fault: Fault) {}
+    pub fn inject(&self, device: &str, fault: Fault) {
+        let mut world = self.shared.lock();
+        let Some(device) = world.devices.get_mut(device) else { return };
+        match fault {
+            Fault::Fail(..) | Fault::Complete(_) => device.faults.push_back(fault),
+            Fault::DeviceLost => {
+                device.lost = true;
+                device.tell(AsyncEvent::DeviceFatal);
+                device.queues.values().for_each(|queue| ring(&queue.wake));
+            }
+            Fault::PortDown => {
+                device.up = false;
+                device.tell(AsyncEvent::PortDown(1));
+            }
+            Fault::PortUp => {
+                device.up = true;
+                device.tell(AsyncEvent::PortActive(1));
+            }
+            Fault::NoQueuePairsLeft => device.no_pairs = true,
+        }
+    }
+
+    /// Holds back the device's work requests, as a slow device does, until [`Self::release`].
+    pub fn hold(&self, device: &str) {
+        if let Some(device) = self.shared.lock().devices.get_mut(device) {
+            device.held = true;
+        }
+    }
+
+    /// Carries out what was held back.
+    pub fn release(&self, device: &str) {
+        let mut world = self.shared.lock();
+        let Some(found) = world.devices.get_mut(device) else { return };
+        found.held = false;
+        let pairs: Vec<u32> = found.pairs.keys().copied().collect();
+        for pair in pairs {
+            execute::run(&mut world, device, pair);
+        }
+    }
 
     /// The calls on a device so far, and forgets them.
-    pub fn take_calls(&self, _device: &str) -> Vec<Recorded> {
-        Vec::new()
+    pub fn take_calls(&self, device: &str) -> Vec<Recorded> {
+        let mut world = self.shared.lock();
+        world.devices.get_mut(device).map(|device| std::mem::take(&mut device.calls)).unwrap_or_default()
     }
 }
