@@ -9,6 +9,20 @@ use std::process::{Command, Stdio};
 /// What the emulation needs: `ip` and `tc`. The rest (util-linux) is essential in Debian.
 pub const EMULATION: &[&str] = &["iproute2"];
 
+/// What the virtual machine with SoftRoCE needs: its emulator, and what is packed into the guest.
+pub const SOFTROCE: &[&str] = &[
+    "qemu-system-x86",
+    "ibverbs-utils",
+    "ibverbs-providers",
+    "perftest",
+    "iproute2",
+    "iputils-ping",
+    "busybox-static",
+    "binutils",
+    "xz-utils",
+    "zstd",
+];
+
 /// A cargo tool and the version that the project uses.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {
@@ -61,7 +75,7 @@ impl Consent {
 
 /// Installs those of the Debian packages that are missing, after saying which.
 pub fn require(packages: &[&str], consent: Consent) -> Result<()> {
-    let missing: Vec<&str> = packages.iter().copied().filter(|package| !installed(package)).collect();
+    let missing = missing(packages);
     if missing.is_empty() {
         return Ok(());
     }
@@ -78,6 +92,11 @@ pub fn require(packages: &[&str], consent: Consent) -> Result<()> {
     };
     workspace::run(apt().arg("update"))?;
     workspace::run(apt().args(["install", "--yes", "--no-install-recommends"]).args(&missing))
+}
+
+/// Those of the Debian packages that are not installed.
+pub fn missing<'a>(packages: &[&'a str]) -> Vec<&'a str> {
+    packages.iter().copied().filter(|package| !installed(package)).collect()
 }
 
 fn installed(package: &str) -> bool {

@@ -15,6 +15,7 @@ const EXAMPLES: &str = "Examples:
   cargo xtask demo                         two tenants on four emulated hosts, with a report
   cargo xtask test --yes                   every test; installs what is missing without asking
   cargo xtask emulate fabric.toml          the fabric of a topology file, until Ctrl-C
+  cargo xtask softroce test --yes          the tests that need an RDMA device, in a virtual machine
   cargo xtask bench shaped --json out.json one suite of benchmarks
   cargo xtask ci                           what a change must pass";
 
@@ -28,6 +29,8 @@ enum Task {
     Ci(crate::ci::Args),
     /// Run the simulation with rotating seeds for as long as asked
     Soak(crate::soak::Args),
+    /// Run the tests that need an RDMA device, on emulated hosts in a virtual machine
+    Softroce(crate::softroce::Args),
     /// Build the fabric that a topology file describes, with control and agents, and keep it up
     Emulate(crate::emulate::Args),
     /// Run a suite of benchmarks and compare each with its bar
@@ -43,6 +46,7 @@ pub fn main() -> ExitCode {
         Task::Test(args) => crate::test::run(&args),
         Task::Ci(args) => crate::ci::run(&args),
         Task::Soak(args) => crate::soak::run(&args),
+        Task::Softroce(args) => crate::softroce::run(&args),
         Task::Emulate(args) => crate::emulate::run(&args),
         Task::Bench(args) => crate::bench::run(&args),
         Task::Tidy(args) => crate::tidy::run(&args),

@@ -118,7 +118,7 @@ fn passed_on(pipe: impl Read, to_stderr: bool) -> Count {
 }
 
 /// The counts in a closing line of nextest or of libtest.
-fn closing(line: &str) -> Option<Count> {
+pub(crate) fn closing(line: &str) -> Option<Count> {
     let line = line.trim();
     let nextest = line.starts_with("Summary") && line.contains("run:");
     if !nextest && !line.starts_with("test result:") {

@@ -1,0 +1,427 @@
+//! `cargo xtask softroce`: verbs for real, on SoftRoCE devices of emulated hosts in a small virtual machine.
+
+use crate::packages::{self, Consent};
+use crate::test::{Count, closing};
+use crate::vm::initramfs::Initramfs;
+use crate::vm::job::{self, Job, Mark, Server, Step};
+use crate::vm::kernel::Kernel;
+use crate::vm::machine::{Machine, Verdict};
+use crate::vm::{self, AMD64, programs};
+use crate::workspace;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+mod suites;
+
+/// The emulated guest's architecture.
+const ARCHITECTURE: &vm::Architecture = &AMD64;
+const MEMORY_MIB: u32 = 1024;
+const PROCESSORS: u32 = 2;
+/// The boot, the hosts and the way out, on top of the steps' own limits.
+const AROUND: Duration = Duration::from_secs(60);
+/// How long a machine without a job may take when it is tried whether the processor can run guests.
+const PROBE: Duration = Duration::from_secs(10);
+
+const MODULES: &[&str] =
+    &["rdma_rxe", "ib_uverbs", "rdma_ucm", "veth", "bridge", "sch_netem", "sch_tbf", "sch_red"];
+const PROGRAMS: &[&str] = &[
+    "busybox",
+    "ip",
+    "tc",
+    "rdma",
+    "ping",
+    "ibv_devices",
+    "ibv_devinfo",
+    "ibv_rc_pingpong",
+    "ibv_ud_pingpong",
+    "ib_write_bw",
+    "ib_send_lat",
+];
+
+/// What `cargo xtask softroce` takes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask softroce test --yes          what CI runs; installs what is missing without asking
+  cargo xtask softroce test --only smoke   the devices alone, without this project's tests
+  cargo xtask softroce shell --hosts 2     a shell in the guest, with two hosts")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Run the tests that need a device, then some of them again with lost packets
+    Test(TestArgs),
+    /// Open a shell in a guest whose hosts are built
+    Shell(Guest),
+}
+
+/// What a guest is given.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Guest {
+    /// Install missing packages without asking
+    #[arg(long)]
+    pub yes: bool,
+    /// Emulated hosts, each with a device
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=16))]
+    pub hosts: u32,
+    /// Run the guest on the processor itself, where a short trial shows that this works
+    #[arg(long)]
+    pub kvm: bool,
+}
+
+/// What the tests take.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TestArgs {
+    #[command(flatten)]
+    guest: Guest,
+    /// Run the steps alone whose names begin with one of these, for example smoke, verbs, transport, loss
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    only: Vec<String>,
+}
+
+impl TestArgs {
+    /// All tests, as in CI.
+    pub(crate) fn all(yes: bool) -> Self {
+        Self { guest: Guest { yes, hosts: 4, kvm: false }, only: Vec::new() }
+    }
+}
+
+/// Runs the task.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.action {
+        Action::Test(args) => test(args),
+        Action::Shell(guest) => shell(guest),
+    }
+}
+
+/// Runs the tests, or says why this machine cannot.
+pub(crate) fn test(args: &TestArgs) -> Result<()> {
+    if let Some(reason) = missing() {
+        println!("SKIPPED: the tests on SoftRoCE: {reason}.");
+        return Ok(());
+    }
+    let begun = Instant::now();
+    let (kernel, mut tree) = prepare(&args.guest)?;
+    let mut steps = suites::smoke(args.guest.hosts);
+    steps.extend(suites::project(&mut tree, args.guest.hosts)?);
+    steps.retain(|step| args.only.is_empty() || args.only.iter().any(|name| step.name.starts_with(name)));
+    if steps.is_empty() {
+        bail!("no step's name begins with {}", args.only.join(" or "));
+    }
+    let limit = steps.iter().map(|step| Duration::from_secs(step.limit_s)).sum::<Duration>() + AROUND;
+    let expected: Vec<String> = steps.iter().map(|step| step.name.clone()).collect();
+    let job = Job { hosts: args.guest.hosts, steps, shell: false };
+    let image = Image::write(&mut tree, &job, "test")?;
+    println!(
+        "Booting {} with {} hosts and {} steps; prepared in {:.1} s.",
+        kernel.version(),
+        job.hosts,
+        job.steps.len(),
+        begun.elapsed().as_secs_f64()
+    );
+    let mut report = Report::default();
+    let verdict = machine(&kernel, &image.0, args.guest.kvm).run(limit, |line| report.line(line))?;
+    println!("{}", report.table());
+    println!("In all {:.1} s.", begun.elapsed().as_secs_f64());
+    report.judge(&verdict, &expected)
+}
+
+fn shell(guest: &Guest) -> Result<()> {
+    if let Some(reason) = missing() {
+        bail!("{reason}");
+    }
+    let (kernel, mut tree) = prepare(guest)?;
+    suites::project(&mut tree, guest.hosts)?;
+    let job = Job { hosts: guest.hosts, steps: Vec::new(), shell: true };
+    let image = Image::write(&mut tree, &job, "shell")?;
+    machine(&kernel, &image.0, guest.kvm).interact()
+}
+
+/// Why this machine cannot run the guest at all.
+fn missing() -> Option<String> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Some("the guest runs this machine's programs, which have to be x86-64 Linux's".into());
+    }
+    if Command::new("dpkg-query").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return Some("the guest is made from Debian's packages, and this machine has no dpkg".into());
+    }
+    let absent = packages::missing(packages::SOFTROCE);
+    if !absent.is_empty() && !rustix::process::geteuid().is_root() {
+        let list = absent.join(" ");
+        return Some(format!(
+            "{list} not installed, and installing needs root: `sudo apt-get install {list}`"
+        ));
+    }
+    None
+}
+
+/// The kernel, and a tree with everything but the job.
+fn prepare(guest: &Guest) -> Result<(Kernel, Initramfs)> {
+    packages::require(packages::SOFTROCE, Consent::from_flag(guest.yes))?;
+    let kernel = Kernel::prepare(ARCHITECTURE)?;
+    if guest.kvm {
+        probe(&kernel)?;
+    }
+    let mut tree = base(&kernel)?;
+    PROGRAMS.iter().try_for_each(|name| programs::add_installed(&mut tree, ARCHITECTURE, name))?;
+    programs::add_verbs(&mut tree, ARCHITECTURE)?;
+    tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
+    tree.file("/etc/hosts", "127.0.0.1 localhost\n");
+    for name in applets()?.lines() {
+        tree.link(&format!("/usr/lib/applets/{name}"), "/usr/bin/busybox");
+    }
+    tree.link("/usr/bin/sh", "busybox");
+    load(&mut tree, kernel.modules(MODULES)?);
+    Ok((kernel, tree))
+}
+
+/// A tree with the first process alone.
+fn base(kernel: &Kernel) -> Result<Initramfs> {
+    let init = executables(&["build", "--package", "xtask", "--bin", "init"], &["init"])?;
+    let (_, init) = init.first().context("cargo built no init")?;
+    let mut tree = Initramfs::default();
+    programs::add(&mut tree, ARCHITECTURE, init, "/init")?;
+    load(&mut tree, kernel.modules(&[])?);
+    Ok(tree)
+}
+
+fn load(tree: &mut Initramfs, modules: Vec<(String, Vec<u8>)>) {
+    let mut order = String::new();
+    for (name, contents) in modules {
+        order.push_str(&format!("{name}\n"));
+        tree.file(&format!("{}/{name}.ko", job::MODULES), contents);
+    }
+    tree.file(&format!("{}/order", job::MODULES), order);
+}
+
+fn applets() -> Result<String> {
+    let output = Command::new("busybox").arg("--list").output().context("cannot start busybox")?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Boots a guest without a job on the processor itself: that `/dev/kvm` is there says little.
+fn probe(kernel: &Kernel) -> Result<()> {
+    let image = Image::write(&mut base(kernel)?, &Job::default(), "probe")?;
+    let verdict = machine(kernel, &image.0, true).run(PROBE, |_| {})?;
+    if verdict != Verdict::Done(0) {
+        bail!("--kvm does not work here: a guest without a job did not end well: {verdict:?}; leave it out");
+    }
+    Ok(())
+}
+
+fn machine<'a>(kernel: &'a Kernel, initramfs: &'a Path, kvm: bool) -> Machine<'a> {
+    Machine {
+        architecture: ARCHITECTURE,
+        kernel,
+        initramfs,
+        memory_mib: MEMORY_MIB,
+        processors: PROCESSORS,
+        kvm,
+    }
+}
+
+/// An archive of a run, removed when dropped.
+struct Image(PathBuf);
+
+impl Image {
+    fn write(tree: &mut Initramfs, job: &Job, name: &str) -> Result<Self> {
+        tree.file(job::PATH, serde_json::to_vec(job)?);
+        let image = Self(vm::folder().join(format!("{name}-{}.cpio", std::process::id())));
+        tree.write(&image.0)?;
+        Ok(image)
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            eprintln!("warning: {} stays: {error}", self.0.display());
+        }
+    }
+}
+
+/// Calls cargo, and returns those of the named targets that it built, with their programs.
+fn executables(arguments: &[&str], targets: &[&str]) -> Result<Vec<(String, PathBuf)>> {
+    let mut cargo = workspace::cargo();
+    cargo.args(arguments).args(["--message-format", "json-render-diagnostics"]);
+    let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("`{}` ended with {}", workspace::describe(&cargo), output.status);
+    }
+    Ok(built(&String::from_utf8_lossy(&output.stdout), targets))
+}
+
+fn built(messages: &str, targets: &[&str]) -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    for message in messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
+        let text = |pointer: &str| message.pointer(pointer).and_then(serde_json::Value::as_str);
+        let (Some(name), Some(path)) = (text("/target/name"), text("/executable")) else { continue };
+        if targets.contains(&name) {
+            found.push((name.to_owned(), PathBuf::from(path)));
+        }
+    }
+    found
+}
+
+/// What the guest has said so far.
+#[derive(Debug, Default)]
+struct Report {
+    /// The step that runs, and what its tests counted.
+    current: Option<(String, Count)>,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Row {
+    name: String,
+    outcome: String,
+    fine: bool,
+    seconds: f64,
+    count: Count,
+}
+
+impl Report {
+    /// Takes a line of the console, and passes it on.
+    fn line(&mut self, line: &str) {
+        match Mark::find(line) {
+            Some(Mark::Begin(name)) => {
+                println!("== {name}");
+                self.current = Some((name, Count::default()));
+            }
+            Some(Mark::End { name, status, seconds }) => {
+                let counted = self.current.take().filter(|(current, _)| *current == name);
+                let count = counted.map(|(_, count)| count).unwrap_or_default();
+                self.rows.push(Row {
+                    name,
+                    outcome: status.to_string(),
+                    fine: status.fine(),
+                    seconds,
+                    count,
+                });
+            }
+            Some(Mark::Halt(_)) => {}
+            None => {
+                if let (Some((_, count)), Some(more)) = (&mut self.current, closing(line)) {
+                    count.passed += more.passed;
+                    count.failed += more.failed;
+                }
+                if !line.is_empty() {
+                    println!("{line}");
+                }
+            }
+        }
+    }
+
+    fn table(&self) -> String {
+        let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(4);
+        let mut lines = vec![format!("\n{:<width$} {:>8}  {:<10} tests", "step", "seconds", "result")];
+        for row in &self.rows {
+            let result = if row.fine { "passed".to_owned() } else { format!("FAILED ({})", row.outcome) };
+            let Count { passed, failed } = row.count;
+            let tests = match passed + failed {
+                0 => String::new(),
+                _ => format!("{passed} passed, {failed} failed"),
+            };
+            let line = format!("{:<width$} {:>8.2}  {result:<10} {tests}", row.name, row.seconds);
+            lines.push(line.trim_end().to_owned());
+        }
+        lines.join("\n")
+    }
+
+    /// Fails unless the guest ended by itself, every expected step ended, and all of them well.
+    fn judge(&self, verdict: &Verdict, expected: &[String]) -> Result<()> {
+        let at = self.current.as_ref().map_or("between two steps", |(name, _)| name);
+        let failed: Vec<&str> =
+            self.rows.iter().filter(|row| !row.fine).map(|row| row.name.as_str()).collect();
+        match verdict {
+            Verdict::TimedOut => bail!("the guest ran past its time limit, at: {at}"),
+            Verdict::Died(how) => bail!("the guest died, at: {at}; {how}"),
+            Verdict::Done(0) if failed.is_empty() => {}
+            Verdict::Done(_) => bail!("failed: {}", failed.join(", ")),
+        }
+        if let Some(absent) = expected.iter().find(|name| self.rows.iter().all(|row| row.name != **name)) {
+            bail!("the guest never ran {absent}");
+        }
+        let (passed, failed) =
+            self.rows.iter().fold((0, 0), |sum, row| (sum.0 + row.count.passed, sum.1 + row.count.failed));
+        println!("{} steps passed; {passed} tests passed, {failed} failed", expected.len());
+        if failed > 0 { bail!("tests failed") } else { Ok(()) }
+    }
+}
+
+/// A step with a server: both are one program, and the client is told of the server by `client`.
+fn pair(
+    name: String,
+    program: &[&str],
+    server: &[&str],
+    client: &[&str],
+    port: u16,
+    limit: Duration,
+) -> Step {
+    let words = |more: &[&str]| [program, more].concat().into_iter().map(str::to_owned).collect();
+    Step {
+        name,
+        command: words(client),
+        server: Some(Server { command: words(server), port }),
+        limit_s: limit.as_secs(),
+        ..Step::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(lines: &[&str]) -> Report {
+        let mut report = Report::default();
+        lines.iter().for_each(|line| report.line(line));
+        report
+    }
+
+    const GOOD: &[&str] = &[
+        "@@ end modules 0 0.50",
+        "@@ begin verbs",
+        "test a ... ok",
+        "test result: ok. 3 passed; 0 failed; 0 ignored",
+        "@@ end verbs 0 1.00",
+    ];
+
+    fn judged(lines: &[&str], verdict: &Verdict) -> String {
+        let expected = ["verbs".to_owned()];
+        report(lines).judge(verdict, &expected).map_or_else(|error| error.to_string(), |()| "passed".into())
+    }
+
+    #[test]
+    fn a_run_passes_when_everything_expected_ended_well() {
+        assert_eq!(judged(GOOD, &Verdict::Done(0)), "passed");
+        assert_eq!(report(GOOD).rows[1].count, Count { passed: 3, failed: 0 });
+        let expected = "\nstep     seconds  result     tests\nmodules     0.50  passed\n\
+                        verbs       1.00  passed     3 passed, 0 failed";
+        assert_eq!(report(GOOD).table(), expected);
+    }
+
+    #[test]
+    fn every_other_end_is_a_failure() {
+        assert_eq!(judged(&GOOD[..1], &Verdict::Done(0)), "the guest never ran verbs");
+        assert!(judged(&GOOD[..3], &Verdict::TimedOut).ends_with("at: verbs"));
+        assert!(judged(GOOD, &Verdict::Died("killed".into())).contains("killed"));
+        let bad = ["@@ begin verbs", "@@ end verbs signal-9 2.00"];
+        assert_eq!(judged(&bad, &Verdict::Done(1)), "failed: verbs");
+        assert_eq!(judged(&bad, &Verdict::Done(0)), "failed: verbs");
+        let quiet = ["@@ begin verbs", "test result: FAILED. 1 passed; 2 failed", "@@ end verbs 0 2.00"];
+        assert_eq!(judged(&quiet, &Verdict::Done(0)), "tests failed");
+    }
+
+    #[test]
+    fn programs_are_found_in_cargos_messages() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"device"},"executable":"/t/device-1"}
+{"reason":"compiler-artifact","target":{"name":"device"},"executable":null}
+{"reason":"compiler-artifact","target":{"name":"other"},"executable":"/t/other"}
+{"reason":"build-finished","success":true}"#;
+        assert_eq!(built(messages, &["device"]), [("device".to_owned(), PathBuf::from("/t/device-1"))]);
+    }
+}

@@ -1,0 +1,160 @@
+//! The guest's files, and the archive that the kernel unpacks (newc; Linux, Documentation/driver-api/early-userspace).
+
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+const FOLDER: u32 = 0o040_755;
+const FILE: u32 = 0o100_644;
+const PROGRAM: u32 = 0o100_755;
+const LINK: u32 = 0o120_777;
+
+/// Folders that stand for those in `/usr`, as in Debian.
+const MERGED: &[&str] = &["bin", "sbin", "lib", "lib64"];
+
+/// The tree of files; paths are absolute paths of the guest.
+#[derive(Debug)]
+pub struct Initramfs {
+    entries: BTreeMap<String, (u32, Vec<u8>)>,
+}
+
+impl Default for Initramfs {
+    fn default() -> Self {
+        let mut tree = Self { entries: BTreeMap::new() };
+        for name in MERGED {
+            tree.folder(&format!("/usr/{name}"));
+            tree.entries.insert((*name).to_owned(), (LINK, format!("usr/{name}").into_bytes()));
+        }
+        for name in ["dev", "etc", "proc", "root", "run", "sys", "tmp", "var"] {
+            tree.folder(&format!("/{name}"));
+        }
+        tree
+    }
+}
+
+impl Initramfs {
+    /// Adds an empty folder, and those above it.
+    pub fn folder(&mut self, path: &str) {
+        let mut above = String::new();
+        for part in inside(path).split('/').filter(|part| !part.is_empty()) {
+            if !above.is_empty() {
+                above.push('/');
+            }
+            above.push_str(part);
+            self.entries.entry(above.clone()).or_insert((FOLDER, Vec::new()));
+        }
+    }
+
+    /// Adds a file that nobody runs.
+    pub fn file(&mut self, path: &str, contents: impl Into<Vec<u8>>) {
+        self.put(path, FILE, contents.into());
+    }
+
+    /// Adds a program.
+    pub fn program(&mut self, path: &str, contents: impl Into<Vec<u8>>) {
+        self.put(path, PROGRAM, contents.into());
+    }
+
+    /// Adds a symbolic link.
+    pub fn link(&mut self, path: &str, to: &str) {
+        self.put(path, LINK, to.as_bytes().to_vec());
+    }
+
+    /// Whether there is such an entry.
+    pub fn has(&self, path: &str) -> bool {
+        self.entries.contains_key(&inside(path))
+    }
+
+    fn put(&mut self, path: &str, mode: u32, contents: Vec<u8>) {
+        let path = inside(path);
+        if let Some((above, _)) = path.rsplit_once('/') {
+            self.folder(above);
+        }
+        self.entries.insert(path, (mode, contents));
+    }
+
+    /// Writes the archive to a file, and returns its length in bytes.
+    pub fn write(&self, path: &Path) -> Result<u64> {
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut output = BufWriter::new(file);
+        self.archive(&mut output).with_context(|| format!("cannot write {}", path.display()))?;
+        output.flush()?;
+        Ok(std::fs::metadata(path)?.len())
+    }
+
+    fn archive(&self, output: &mut impl Write) -> Result<()> {
+        for (number, (path, (mode, contents))) in (1_u32..).zip(&self.entries) {
+            entry(output, number, path, *mode, contents)?;
+        }
+        entry(output, 0, "TRAILER!!!", 0, &[])
+    }
+}
+
+/// A path as the archive has it: without a leading slash, in `/usr` where that stands for it.
+fn inside(path: &str) -> String {
+    let path = path.trim_matches('/');
+    match path.split_once('/') {
+        Some((first, _)) if MERGED.contains(&first) => format!("usr/{path}"),
+        _ => path.to_owned(),
+    }
+}
+
+/// One entry: a header of 6 + 13 x 8 digits, the name with its end, the contents, both padded to 4 bytes.
+fn entry(output: &mut impl Write, number: u32, name: &str, mode: u32, contents: &[u8]) -> Result<()> {
+    let Ok(length) = u32::try_from(contents.len()) else { bail!("{name} is too long for the archive") };
+    let name_length = u32::try_from(name.len() + 1)?;
+    let fields = [number, mode, 0, 0, 1, 0, length, 0, 0, 0, 0, name_length, 0];
+    let mut header = String::from("070701");
+    for field in fields {
+        header.push_str(&format!("{field:08X}"));
+    }
+    header.push_str(name);
+    header.push('\0');
+    output.write_all(header.as_bytes())?;
+    pad(output, header.len())?;
+    output.write_all(contents)?;
+    pad(output, contents.len())
+}
+
+fn pad(output: &mut impl Write, length: usize) -> Result<()> {
+    let zeros: &[u8] = match length % 4 {
+        1 => &[0; 3],
+        2 => &[0; 2],
+        3 => &[0; 1],
+        _ => &[],
+    };
+    Ok(output.write_all(zeros)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_newc_to_the_byte() {
+        let mut bytes = Vec::new();
+        entry(&mut bytes, 7, "etc/x", FILE, b"hello").unwrap();
+        let mut expected = b"07070100000007000081A400000000000000000000000100000000".to_vec();
+        expected.extend_from_slice(b"0000000500000000000000000000000000000000");
+        expected.extend_from_slice(b"0000000600000000etc/x\0hello\0\0\0");
+        assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(&expected));
+        assert_eq!(bytes.len() % 4, 0);
+    }
+
+    #[test]
+    fn the_archive_has_folders_before_what_is_in_them() {
+        let mut tree = Initramfs::default();
+        tree.program("/bin/tool", "x");
+        tree.link("/a/b/c", "../d");
+        assert!(tree.has("/usr/bin/tool") && tree.has("/bin/tool") && !tree.has("/usr/bin/other"));
+        let names: Vec<&String> = tree.entries.keys().collect();
+        let at = |name: &str| names.iter().position(|other| *other == name).unwrap();
+        assert!(at("a") < at("a/b") && at("a/b") < at("a/b/c"));
+        assert!(at("usr") < at("usr/bin") && at("usr/bin") < at("usr/bin/tool"));
+        let mut bytes = Vec::new();
+        tree.archive(&mut bytes).unwrap();
+        assert!(bytes.windows(10).any(|window| window == b"TRAILER!!!"));
+    }
+}

@@ -1,0 +1,190 @@
+//! One run of a virtual machine: its emulator, its console's lines, its end within a time limit.
+
+use super::Architecture;
+use super::job::Mark;
+use super::kernel::Kernel;
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// A machine that is ready to start.
+#[derive(Debug)]
+pub struct Machine<'a> {
+    /// The processor and what goes with it.
+    pub architecture: &'a Architecture,
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// The archive with the guest's files.
+    pub initramfs: &'a Path,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub processors: u32,
+    /// Use the processor itself instead of emulating one.
+    pub kvm: bool,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// The guest said how many of its steps had failed, and ended by itself.
+    Done(u32),
+    /// The emulator ended otherwise.
+    Died(String),
+    /// It ran past its limit and was ended.
+    TimedOut,
+}
+
+/// The status with which the debug port makes the emulator end: `value << 1 | 1`; anything even is not the guest's word.
+fn told(code: Option<i32>) -> Option<u32> {
+    let code = u32::try_from(code?).ok()?;
+    (code & 1 == 1).then_some(code >> 1)
+}
+
+impl Machine<'_> {
+    fn command(&self) -> Command {
+        // The emulator does not outlive us, however we end.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", self.architecture.emulator]);
+        command.args(self.architecture.machine);
+        if self.kvm {
+            command.args(["-accel", "kvm", "-cpu", "host"]);
+        } else {
+            command.args(["-accel", "tcg,thread=multi", "-cpu", "max"]);
+        }
+        command.args(["-smp", &self.processors.to_string(), "-m", &self.memory_mib.to_string()]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        if self.architecture.debug_exit {
+            command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
+        }
+        command.arg("-kernel").arg(self.kernel.image()).arg("-initrd").arg(self.initramfs);
+        let console = self.architecture.console;
+        // Only what ends the kernel is printed; the guest shows the rest when a step has failed.
+        command.arg("-append");
+        command.arg(format!("console={console} quiet loglevel=1 panic=-1 oops=panic mitigations=off"));
+        command
+    }
+
+    /// Runs it, and gives every line of its console, without the line's end, to `on_line`.
+    pub fn run(&self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Verdict> {
+        let deadline = Instant::now() + limit;
+        let mut command = self.command();
+        command.args(["-serial", "stdio"]).stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().context("cannot start the emulator")?;
+        let output = child.stdout.take().context("the emulator has no output")?;
+        let mut emulator = Emulator(child);
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || read_lines(output, &sender));
+        let mut failed = None;
+        loop {
+            match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    if let Some(Mark::Halt(count)) = Mark::find(&line) {
+                        failed = Some(count);
+                    }
+                    on_line(&line);
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => return Ok(Verdict::TimedOut),
+            }
+        }
+        let Some(status) = emulator.wait_until(deadline)? else { return Ok(Verdict::TimedOut) };
+        Ok(self.verdict(failed, status))
+    }
+
+    /// The guest's word counts when the console and the emulator's status agree.
+    fn verdict(&self, printed: Option<u32>, status: ExitStatus) -> Verdict {
+        let agreed = if self.architecture.debug_exit {
+            printed.filter(|failed| told(status.code()) == Some((*failed).min(LARGEST)))
+        } else {
+            printed.filter(|_| status.success())
+        };
+        match agreed {
+            Some(failed) => Verdict::Done(failed),
+            None => Verdict::Died(format!("the emulator ended with {status}, the guest said {printed:?}")),
+        }
+    }
+
+    /// Runs it with our terminal as its console, until it powers off.
+    pub fn interact(&self) -> Result<()> {
+        let mut command = self.command();
+        command.args(["-serial", "mon:stdio"]);
+        let status = command.status().context("cannot start the emulator")?;
+        if status.success() || told(status.code()).is_some() {
+            Ok(())
+        } else {
+            bail!("the emulator ended with {status}")
+        }
+    }
+}
+
+/// The largest count that fits the emulator's status.
+pub const LARGEST: u32 = 127;
+
+fn read_lines(output: impl Read, lines: &mpsc::Sender<String>) {
+    for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        if lines.send(line.trim_end_matches('\r').to_owned()).is_err() {
+            return;
+        }
+    }
+}
+
+/// The emulator's process, which leads a group of its own; dropping it ends the group.
+struct Emulator(Child);
+
+impl Emulator {
+    fn wait_until(&mut self, deadline: Instant) -> Result<Option<ExitStatus>> {
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(Some(status));
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        if let Some(group) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            // An error means that it is gone already; the wait tells.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        if let Err(error) = self.0.wait() {
+            eprintln!("warning: the emulator may still run: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_odd_statuses_are_the_guests() {
+        assert_eq!(told(Some(1)), Some(0));
+        assert_eq!(told(Some(5)), Some(2));
+        assert_eq!(told(Some(255)), Some(LARGEST));
+        assert_eq!(told(Some(0)), None, "a panic");
+        assert_eq!(told(None), None, "a signal");
+    }
+
+    #[test]
+    fn lines_lose_their_ends_alone() {
+        let (sender, lines) = mpsc::channel();
+        read_lines(&b"a b\r\n\n c"[..], &sender);
+        drop(sender);
+        assert_eq!(lines.iter().collect::<Vec<_>>(), ["a b", "", " c"]);
+    }
+}
