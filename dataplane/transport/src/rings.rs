@@ -115,3 +115,28 @@ impl Rings {
             .ok_or_else(|| DownReason::Protocol(format!("ring {} is smaller than its slots", landing.ring)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_shm::Memory;
+
+    /// As if one path were still writing to a posted span when another brings a frame that names the same slot.
+    #[test]
+    fn a_slot_has_one_payload_at_a_time_while_posted_memory_is_written() {
+        let memory = Memory::private(4096).unwrap();
+        let span = |offset, bytes| Span::new(&memory, offset, bytes).unwrap();
+        let mut rings = Rings::default();
+        rings.attach(3, Ring { memory: span(0, 2048), slot_bytes: 1024, slots: 2 }).unwrap();
+        let landing = |sequence| Landing { ring: 3, sequence };
+        assert!(rings.post(landing(0), span(2048, 500)));
+        assert_eq!(rings.begin(landing(0), 500).unwrap().map(|span| span.bytes()), Some(500));
+        for again in [0, 2] {
+            let refused = rings.begin(landing(again), 500);
+            assert!(matches!(refused, Err(DownReason::Protocol(_))), "{again}: {refused:?}");
+        }
+        assert!(rings.begin(landing(1), 500).unwrap().is_none());
+        rings.landed(landing(0));
+        assert!(rings.begin(landing(2), 500).unwrap().is_none());
+    }
+}

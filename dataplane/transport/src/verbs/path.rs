@@ -308,7 +308,7 @@ impl Path {
         let count = taken.len();
         let outcome = taken.iter().try_for_each(|completion| {
             if completion.status() != Status::Success {
-                return Err(failed(&taken));
+                return Err(self.cause(completion, &taken));
             }
             self.completed(completion, rings, sink)
         });
@@ -324,6 +324,19 @@ impl Path {
             }
         }
         Ok(count)
+    }
+
+    /// What failed: requests besides the one at fault are flushed, and may complete before it.
+    fn cause(&self, first: &Completion, taken: &[Completion]) -> Fault {
+        let at_fault =
+            |one: &Completion| !matches!(one.status(), Status::Success | Status::WorkRequestFlushed);
+        let words = |one: &Completion| format!("{} (code {:#x})", one.status(), one.vendor_code());
+        let mut more = Vec::new();
+        if !at_fault(first) {
+            let _ = self.completions.poll(&mut more, 3 * self.count as usize);
+        }
+        let others = taken.iter().chain(&more);
+        Fault::Network(words(std::iter::once(first).chain(others).find(|one| at_fault(one)).unwrap_or(first)))
     }
 
     /// Reports all that has completed.
@@ -500,15 +513,6 @@ fn slot_address(rings: &[RingEnd], landing: Landing, rail: usize) -> Option<Remo
 
 fn gone() -> Fault {
     Fault::Network("the queue pair is gone".into())
-}
-
-/// What failed first: requests after it are flushed, and may complete before it.
-fn failed(taken: &[Completion]) -> Fault {
-    let bad = |completion: &&Completion| completion.status() != Status::Success;
-    let cause = |completion: &&Completion| completion.status() != Status::WorkRequestFlushed;
-    let first = taken.iter().filter(bad).find(cause).or_else(|| taken.iter().find(bad));
-    let (status, code) = first.map_or((Status::Fatal, 0), |first| (first.status(), first.vendor_code()));
-    Fault::Network(format!("{status} (code {code:#x})"))
 }
 
 /// The frames of a last word.

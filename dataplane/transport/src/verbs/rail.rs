@@ -8,6 +8,9 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
+/// How often a region holds its mapping: itself, and the implementation's object under it.
+const HOLDS: usize = 2;
+
 /// A port of a device, opened.
 #[derive(Debug)]
 pub(super) struct Rail {
@@ -121,7 +124,7 @@ impl Sources {
     pub(super) fn sweep(&mut self, rails: &[Rail]) {
         self.0.retain(|_, region| {
             let regions: usize = rails.iter().map(|rail| rail.regions_of(region.memory())).sum();
-            Arc::strong_count(region.memory()) > regions
+            Arc::strong_count(region.memory()) > HOLDS * regions
         });
     }
 }

@@ -1,0 +1,287 @@
+//! The RDMA transport conforms, on devices of this process, and ends its links when those break.
+
+use harmonaize_shm::{Memory, Span};
+use harmonaize_transport::tcp::{self, TcpTransport};
+use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
+use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, Transport};
+use harmonaize_verbs::fake::{Fabric, Fault};
+use harmonaize_verbs::{Call, Status, VerbsError};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+const ADDRESSES: [Ipv4Addr; 4] = [
+    Ipv4Addr::new(10, 0, 0, 1),
+    Ipv4Addr::new(10, 0, 0, 2),
+    Ipv4Addr::new(10, 0, 1, 1),
+    Ipv4Addr::new(10, 0, 1, 2),
+];
+
+fn tcp() -> tcp::Config {
+    tcp::Config {
+        connect_timeout: Duration::from_secs(1),
+        handshake_timeout: Duration::from_millis(300),
+        ..tcp::Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+    }
+}
+
+fn config(devices: &[&str]) -> Config {
+    Config { devices: devices.iter().map(|name| (*name).to_owned()).collect(), ..Config::new(tcp()) }
+}
+
+/// A fabric with two devices for each of two agents.
+fn fabric() -> Fabric {
+    let fabric = Fabric::new();
+    for (name, address) in ["a0", "b0", "a1", "b1"].into_iter().zip(ADDRESSES) {
+        fabric.add(name, address).unwrap();
+    }
+    fabric
+}
+
+fn end(fabric: &Fabric, config: Config) -> VerbsTransport {
+    VerbsTransport::bind(config, &fabric.devices()).unwrap()
+}
+
+fn pair() -> Result<[Box<dyn Transport>; 2], String> {
+    let fabric = fabric();
+    Ok([Box::new(end(&fabric, config(&["a0"]))), Box::new(end(&fabric, config(&["b0:1"])))])
+}
+
+harmonaize_transport::conformance!(pair);
+
+/// The suite again with two devices at one end and one at the other, and mailboxes of different sizes, small ones.
+mod spread {
+    use super::*;
+
+    fn pair() -> Result<[Box<dyn Transport>; 2], String> {
+        let fabric = fabric();
+        let a = Config { mailbox_slots: 8, inline_payload: 0, ..config(&["a0", "a1"]) };
+        let b = Config { mailbox_slots: 16, mtu: Some(1024), ..config(&["b0", "b1"]) };
+        Ok([Box::new(end(&fabric, a)), Box::new(end(&fabric, b))])
+    }
+
+    harmonaize_transport::conformance!(pair);
+}
+
+/// What happened at one end, without payloads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Seen {
+    Up,
+    Received(Vec<u8>, Option<u32>),
+    Sent(u64),
+    Down(DownReason),
+}
+
+fn turn(end: &mut dyn Transport, seen: &mut Vec<Seen>) {
+    end.progress(64, &mut |_, event| {
+        seen.push(match event {
+            Event::Up => Seen::Up,
+            Event::Received { header, payload, .. } => {
+                Seen::Received(header.to_vec(), payload.map(|(_, bytes)| bytes))
+            }
+            Event::Sent { token } => Seen::Sent(token),
+            Event::Down { reason } => Seen::Down(reason),
+        });
+    });
+}
+
+/// Drives both ends until `enough` of what they saw.
+fn until(ends: [&mut dyn Transport; 2], seen: &mut [Vec<Seen>; 2], enough: impl Fn(&[Vec<Seen>; 2]) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let [a, b] = ends;
+    let [at_a, at_b] = seen;
+    loop {
+        turn(a, at_a);
+        turn(b, at_b);
+        let now = [at_a.clone(), at_b.clone()];
+        if enough(&now) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{now:?}");
+    }
+}
+
+fn introduction(peer: SocketAddr, initiate: bool, paths: usize) -> Introduction {
+    Introduction { name: [1; 16], secret: [2; 32], peer, initiate, source_ports: vec![0; paths] }
+}
+
+fn open(a: &mut dyn Transport, b: &mut dyn Transport, paths: usize) -> [LinkId; 2] {
+    let (to_b, to_a) =
+        (introduction(b.local_address(), true, paths), introduction(a.local_address(), false, paths));
+    [a.open(to_b).unwrap(), b.open(to_a).unwrap()]
+}
+
+fn up(a: &mut dyn Transport, b: &mut dyn Transport, paths: usize) -> [LinkId; 2] {
+    let links = open(a, b, paths);
+    let mut seen = [vec![], vec![]];
+    until([a, b], &mut seen, |seen| seen.iter().all(|seen| !seen.is_empty()));
+    assert_eq!(seen, [vec![Seen::Up], vec![Seen::Up]]);
+    links
+}
+
+fn span(bytes: usize) -> Span {
+    Span::new(&Memory::private(bytes).unwrap(), 0, bytes as u64).unwrap()
+}
+
+fn ring(slot_bytes: u32, slots: u32) -> Ring {
+    Ring { memory: span(slot_bytes as usize * slots as usize), slot_bytes, slots }
+}
+
+fn down(seen: &[Seen]) -> Option<&DownReason> {
+    seen.iter().find_map(|seen| if let Seen::Down(reason) = seen { Some(reason) } else { None })
+}
+
+fn both_down(seen: &[Vec<Seen>; 2]) -> bool {
+    seen.iter().all(|seen| down(seen).is_some())
+}
+
+#[test]
+fn a_failed_completion_ends_the_link_and_says_what_it_was() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let [to_b, at_b] = up(&mut a, &mut b, 2);
+    b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
+    fabric.inject("a0", Fault::Complete(Status::TransportRetriesExceeded));
+    let landing = Landing { ring: 0, sequence: 0 };
+    a.send(to_b, 1, b"lost", Some((landing, span(1 << 16), 7))).unwrap();
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    let Some(DownReason::Network(reason)) = down(&seen[0]) else { panic!("{seen:?}") };
+    assert!(reason.contains("path 1") && reason.contains("retry counter exceeded"), "{reason}");
+    assert_eq!(seen[0].len(), 1, "{seen:?}");
+    assert!(matches!(down(&seen[1]), Some(DownReason::Closed | DownReason::Network(_))), "{seen:?}");
+    // The devices are whole: the next link works.
+    up(&mut a, &mut b, 2);
+}
+
+#[test]
+fn a_lost_device_ends_its_links_and_lets_no_more_come() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    up(&mut a, &mut b, 1);
+    fabric.inject("a0", Fault::DeviceLost);
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    let Some(DownReason::Network(reason)) = down(&seen[0]) else { panic!("{seen:?}") };
+    assert!(reason.contains("a0"), "{reason}");
+    let again = a.open(introduction(b.local_address(), true, 1));
+    assert!(matches!(&again, Err(DownReason::Connect(reason)) if reason.contains("a0")), "{again:?}");
+}
+
+#[test]
+fn no_queue_pair_left_keeps_the_link_down_and_both_ends_know_why() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    fabric.inject("a0", Fault::NoQueuePairsLeft);
+    open(&mut a, &mut b, 1);
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    let Some(DownReason::Connect(here)) = down(&seen[0]) else { panic!("{seen:?}") };
+    assert!(here.contains("no queue pair left on a0"), "{here}");
+    let Some(DownReason::Refused(there)) = down(&seen[1]) else { panic!("{seen:?}") };
+    assert!(there.contains("no queue pair left on a0"), "{there}");
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_a_typed_error() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let [to_b, at_b] = up(&mut a, &mut b, 1);
+    let refused = Fault::Fail(Call::Register, rustix::io::Errno::NOMEM);
+    fabric.inject("b0", refused);
+    let attached = b.attach_ring(at_b, 0, ring(1 << 16, 2));
+    assert!(
+        matches!(&attached, Err(DownReason::Connect(why)) if why.contains("RLIMIT_MEMLOCK")),
+        "{attached:?}"
+    );
+    b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
+    fabric.inject("a0", refused);
+    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    assert!(
+        matches!(down(&seen[0]), Some(DownReason::Network(why)) if why.contains("RLIMIT_MEMLOCK")),
+        "{seen:?}"
+    );
+}
+
+/// A last word that waits behind payloads goes by the TCP link, whole and once, though its queue pair is gone.
+#[test]
+fn last_words_overtake_payloads_that_will_not_go() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let [to_b, at_b] = up(&mut a, &mut b, 1);
+    b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
+    a.send(to_b, 0, &[1; 3], None).unwrap();
+    for sequence in 0..8 {
+        let payload = (Landing { ring: 0, sequence }, span(1 << 16), u64::from(sequence));
+        a.send(to_b, 0, b"payload", Some(payload)).unwrap();
+    }
+    let word: Vec<u8> = (0..512).map(|i| (i % 251) as u8).collect();
+    a.send(to_b, 0, &word, None).unwrap();
+    a.send(to_b, 0, b"", None).unwrap();
+    a.close(to_b);
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, |seen| down(&seen[1]).is_some());
+    let expected = [
+        Seen::Received(vec![1; 3], None),
+        Seen::Received(word, None),
+        Seen::Received(vec![], None),
+        Seen::Down(DownReason::Closed),
+    ];
+    assert_eq!(seen, [vec![], expected.to_vec()]);
+}
+
+/// A peer without RDMA is told apart, and so is one that says nothing.
+#[test]
+fn plain_tcp_is_refused() {
+    let fabric = fabric();
+    for (speaks, expected) in [(true, "speaks TCP"), (false, "did not give its queue pairs")] {
+        let mut a = end(&fabric, config(&["a0"]));
+        let mut b = TcpTransport::bind(tcp()).unwrap();
+        let [_, at_b] = open(&mut a, &mut b, 1);
+        let mut seen = [vec![], vec![]];
+        until([&mut a, &mut b], &mut seen, |seen| seen[1].contains(&Seen::Up));
+        if speaks {
+            b.send(at_b, 0, b"hello from plain TCP", None).unwrap();
+        }
+        until([&mut a, &mut b], &mut seen, both_down);
+        let reason = down(&seen[0]).unwrap().to_string();
+        assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+#[test]
+fn memory_is_let_go_when_nobody_else_has_it() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let [to_b, at_b] = up(&mut a, &mut b, 1);
+    b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
+    let memory = Memory::private(1 << 16).unwrap();
+    let weak = std::sync::Arc::downgrade(&memory);
+    let payload = Span::new(&memory, 0, 1 << 16).unwrap();
+    drop(memory);
+    a.send(to_b, 0, b"", Some((Landing { ring: 0, sequence: 0 }, payload, 7))).unwrap();
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, |seen| seen[0].contains(&Seen::Sent(7)) && seen[1].len() == 1);
+    until([&mut a, &mut b], &mut seen, |_| weak.upgrade().is_none());
+    assert_eq!(seen, [vec![Seen::Sent(7)], vec![Seen::Received(vec![], Some(1 << 16))]]);
+}
+
+#[test]
+fn what_cannot_be_set_up_is_named() {
+    let devices = fabric().devices();
+    let bind = |config: Config| VerbsTransport::bind(config, &devices).unwrap_err();
+    let error = bind(config(&["mlx5_7"]));
+    assert!(
+        matches!(&error, SetupError::Verbs(VerbsError::NoSuchDevice { name, .. }) if name == "mlx5_7"),
+        "{error}"
+    );
+    let error = bind(config(&["a0:x"]));
+    assert!(matches!(error, SetupError::BadDevice(_)), "{error}");
+    let error = bind(Config { mtu: Some(1500), ..config(&["a0"]) });
+    assert!(matches!(error, SetupError::BadMtu(1500)), "{error}");
+    let error = bind(Config { gid_index: Some(77), ..config(&["a0"]) });
+    assert!(matches!(error, SetupError::Verbs(VerbsError::NoSuchGid { index: 77, .. })), "{error}");
+    let error = bind(config(&[]));
+    assert!(matches!(error, SetupError::Verbs(VerbsError::NoSuchAddress { .. })), "{error}");
+}
