@@ -19,7 +19,7 @@ pub struct Args {
     /// Install missing packages and tools without asking
     #[arg(long)]
     pub yes: bool,
-    /// Run these stages alone: fmt, tidy, clippy, deny, doc, test, softroce, bench, demo
+    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, softroce, bench, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -28,6 +28,7 @@ type Stage = fn(&Args) -> Result<()>;
 
 /// The stages, quick ones first.
 const STAGES: &[(&str, Stage)] = &[
+    ("packages", |args| packages::require(packages::RDMA, Consent::from_flag(args.yes))),
     ("fmt", |_| cargo(&["fmt", "--all", "--", "--check"])),
     ("tidy", |_| tidy::run(&tidy::Args {})),
     ("clippy", |_| {

@@ -54,7 +54,8 @@ pub struct Args {
 
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
-    packages::require(packages::EMULATION, Consent::from_flag(args.yes))?;
+    let needed = [packages::EMULATION, packages::RDMA].concat();
+    packages::require(&needed, Consent::from_flag(args.yes))?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;

@@ -9,6 +9,10 @@ use std::process::{Command, Stdio};
 /// What the emulation needs: `ip` and `tc`. The rest (util-linux) is essential in Debian.
 pub const EMULATION: &[&str] = &["iproute2"];
 
+/// What building needs: the headers of the verbs, what reads them for the bindings, and the devices' drivers.
+pub const RDMA: &[&str] =
+    &["libibverbs-dev", "librdmacm-dev", "libclang-14-dev", "ibverbs-providers", "pkg-config"];
+
 /// What the virtual machine with SoftRoCE needs: its emulator, and what is packed into the guest.
 pub const SOFTROCE: &[&str] = &[
     "qemu-system-x86",

@@ -33,6 +33,7 @@ pub struct Count {
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
+    packages::require(packages::RDMA, consent)?;
     if crate::fabric::privileged() {
         packages::require(packages::EMULATION, consent)?;
     } else {
