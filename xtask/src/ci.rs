@@ -2,7 +2,7 @@
 
 use crate::packages::{self, Consent};
 use crate::workspace::{self, Binaries, Profile};
-use crate::{softroce, test, tidy};
+use crate::{aarch64, softroce, test, tidy};
 use anyhow::{Result, bail};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub struct Args {
     /// Install missing packages and tools without asking
     #[arg(long)]
     pub yes: bool,
-    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, softroce, bench, demo
+    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, softroce, aarch64, bench, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -44,6 +44,7 @@ const STAGES: &[(&str, Stage)] = &[
     }),
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
     ("softroce", |args| softroce::test(&softroce::TestArgs::all(args.yes))),
+    ("aarch64", |args| aarch64::run(&aarch64::Args { yes: args.yes, cargo: Vec::new() })),
     ("bench", |_| {
         Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
         // Optimised, as it is used: its training would crawl otherwise.

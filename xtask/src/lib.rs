@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod aarch64;
 pub mod bench;
 pub mod ci;
 pub mod demo;

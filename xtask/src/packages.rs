@@ -27,6 +27,11 @@ pub const SOFTROCE: &[&str] = &[
     "zstd",
 ];
 
+/// What building for aarch64 needs beside what is unpacked under `target`: linker, C library, emulator, and what reads the
+/// C headers for bindings.
+pub const AARCH64: &[&str] =
+    &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static", "libclang-14-dev", "pkg-config"];
+
 /// A cargo tool and the version that the project uses.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {

@@ -35,6 +35,8 @@ enum Task {
     Emulate(crate::emulate::Args),
     /// Run a suite of benchmarks and compare each with its bar
     Bench(crate::bench::Args),
+    /// Build for the offload unit's architecture, and run tests of the result under emulation
+    Aarch64(crate::aarch64::Args),
     /// Check the project's invariants by reading the tree
     Tidy(crate::tidy::Args),
 }
@@ -49,6 +51,7 @@ pub fn main() -> ExitCode {
         Task::Softroce(args) => crate::softroce::run(&args),
         Task::Emulate(args) => crate::emulate::run(&args),
         Task::Bench(args) => crate::bench::run(&args),
+        Task::Aarch64(args) => crate::aarch64::run(&args),
         Task::Tidy(args) => crate::tidy::run(&args),
     };
     match done {

@@ -1,0 +1,60 @@
+//! `cargo xtask aarch64`: builds for the offload unit's architecture, and runs tests of the result under emulation.
+
+pub mod archive;
+pub mod toolchain;
+
+use crate::packages::Consent;
+use crate::workspace;
+use anyhow::Result;
+use std::time::Instant;
+use toolchain::{Prepared, Toolchain};
+
+/// What `cargo xtask aarch64` takes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask aarch64 --yes                      build and test; installs what is missing
+  cargo xtask aarch64 -- test -p harmonaize-plan any call of cargo for that architecture
+  cargo xtask aarch64 -- build --release -p harmonaize-agent
+                                                 the agent for an offload unit")]
+pub struct Args {
+    /// Install missing packages without asking
+    #[arg(long)]
+    pub yes: bool,
+    /// A call of cargo to make instead
+    #[arg(last = true)]
+    pub cargo: Vec<String>,
+}
+
+/// Packages whose tests run under emulation, in one call: cargo unifies features over what a call names.
+///
+/// `kernels` has code of this architecture alone, `abi` lays out bytes that both architectures read, `shm` relies on the
+/// order in which memory is seen.
+const TESTED: &[&str] = &["harmonaize-kernels", "harmonaize-abi", "harmonaize-shm"];
+
+/// Runs the task.
+pub fn run(args: &Args) -> Result<()> {
+    let begun = Instant::now();
+    let toolchain = match Toolchain::prepare(Consent::from_flag(args.yes))? {
+        Prepared::Ready(toolchain) => toolchain,
+        Prepared::Impossible(why) => {
+            eprintln!("SKIPPED: nothing is built or tested for aarch64: {why}.");
+            return Ok(());
+        }
+    };
+    println!("{} is ready after {:.0} s", toolchain.version(), begun.elapsed().as_secs_f64());
+    if !args.cargo.is_empty() {
+        return workspace::run(toolchain.cargo().args(&args.cargo));
+    }
+    let built = Instant::now();
+    workspace::run(toolchain.cargo().args(["build", "--locked", "--quiet"]))?;
+    println!("the workspace is built after {:.0} s", built.elapsed().as_secs_f64());
+    let tested = Instant::now();
+    let mut tests = toolchain.cargo();
+    tests.args(["test", "--locked", "--quiet", "--no-fail-fast", "--lib", "--bins", "--tests"]);
+    TESTED.iter().for_each(|package| {
+        tests.args(["--package", package]);
+    });
+    workspace::run(&mut tests)?;
+    println!("its tests have passed after {:.0} s", tested.elapsed().as_secs_f64());
+    Ok(())
+}

@@ -1,0 +1,399 @@
+//! The cross toolchain: Debian's compiler with the arm64 standard library, and the C libraries that crates link.
+
+use super::archive::{self, Archive};
+use crate::packages::{self, Consent};
+use crate::workspace;
+use anyhow::{Context, Result, bail};
+use std::cmp::Ordering;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use toml::{Table, Value};
+
+/// The target, as the compiler names it.
+pub const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// Where Debian's cross compiler keeps the C library of the target.
+const CROSS: &str = "/usr/aarch64-linux-gnu";
+/// Debian's folder of the target's libraries.
+const LIBRARIES: &str = "aarch64-linux-gnu";
+/// The C libraries that crates link, with what those need and the provider of SoftRoCE; Debian's names, for arm64.
+const LINKED: &[&str] = &[
+    "libibverbs-dev",
+    "libibverbs1",
+    "ibverbs-providers",
+    "librdmacm-dev",
+    "librdmacm1",
+    "libnl-3-dev",
+    "libnl-3-200",
+    "libnl-route-3-dev",
+    "libnl-route-3-200",
+];
+/// The file that says that a folder is whole: what was asked for, then the packages that must be installed beside it.
+const MARK: &str = "whole";
+
+/// What came of the preparation.
+#[derive(Debug)]
+pub enum Prepared {
+    /// Everything is there.
+    Ready(Toolchain),
+    /// This machine cannot have it; why.
+    Impossible(String),
+}
+
+/// A toolchain that is ready to be used, unpacked under `target/aarch64`.
+#[derive(Debug)]
+pub struct Toolchain {
+    version: String,
+    sysroot: PathBuf,
+    config: PathBuf,
+}
+
+impl Toolchain {
+    /// Finds what an earlier run left, or fetches it from Debian's archive; installs what only root can.
+    pub fn prepare(consent: Consent) -> Result<Prepared> {
+        if let Some(why) = impossible() {
+            return Ok(Prepared::Impossible(why));
+        }
+        let least = rust_version(&fs::read_to_string(workspace::root().join("Cargo.toml"))?)?;
+        let mut lists = None;
+        let rust = Tree {
+            home: folder().join("rust"),
+            key: "rustc-web",
+            asked: "compiler",
+            size: 150,
+            contents: compiler,
+        };
+        let linked = LINKED.join(" ");
+        let sysroot = Tree {
+            home: folder().join("sysroot"),
+            key: "libibverbs-dev",
+            asked: &linked,
+            size: 2,
+            contents: libraries,
+        };
+        let Some((version, rust, needs)) = rust.find(&mut lists)? else {
+            return Ok(Prepared::Impossible("Debian's package lists do not name rustc-web".into()));
+        };
+        if minor(&version) < Some(least) {
+            let (major, minor) = least;
+            let why =
+                format!("Debian's rustc-web is {version}, and the workspace needs Rust {major}.{minor}");
+            return Ok(Prepared::Impossible(why));
+        }
+        let Some((_, sysroot, _)) = sysroot.find(&mut lists)? else {
+            return Ok(Prepared::Impossible("Debian's package lists do not name libibverbs-dev".into()));
+        };
+        let mut installed = packages::AARCH64.to_vec();
+        installed.extend(needs.iter().map(String::as_str));
+        if !packages::missing(&installed).is_empty() && !rustix::process::geteuid().is_root() {
+            let missing = packages::missing(&installed).join(" ");
+            return Ok(Prepared::Impossible(format!("it needs root to install {missing}")));
+        }
+        packages::require(&installed, consent)?;
+        let config = folder().join("config.toml");
+        write(&config, &settings(&write_compiler(&rust)?, &sysroot).to_string(), 0o644)?;
+        Ok(Prepared::Ready(Self { version: format!("rustc-web {version}"), sysroot, config }))
+    }
+
+    /// The compiler's package and version.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Debian's arm64 libraries that the programs link, laid out as in a system's root; the C library is not among them.
+    pub fn sysroot(&self) -> &Path {
+        &self.sysroot
+    }
+
+    /// The folder of the target's C library and loader (`lib/` in it).
+    pub fn c_library(&self) -> &Path {
+        Path::new(CROSS)
+    }
+
+    /// The folder where cargo leaves programs of the dev profile.
+    pub fn programs(&self) -> PathBuf {
+        folder().join("build").join(TARGET).join("debug")
+    }
+
+    /// A cargo call for the target, in the workspace's root.
+    pub fn cargo(&self) -> Command {
+        let mut cargo = workspace::cargo();
+        // Each of these would win over the configuration.
+        for variable in ["RUSTC", "RUSTC_WRAPPER", "RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_TARGET_DIR"]
+        {
+            cargo.env_remove(variable);
+        }
+        cargo.arg("--config").arg(&self.config);
+        cargo
+    }
+}
+
+/// The folder of everything that is kept for the architecture.
+pub fn folder() -> PathBuf {
+    workspace::target().join("aarch64")
+}
+
+/// Why this machine cannot have the toolchain, whatever is installed.
+fn impossible() -> Option<String> {
+    let architecture = std::env::consts::ARCH;
+    if architecture == "aarch64" {
+        return Some("this machine is of that architecture; `cargo xtask test` tests it".into());
+    }
+    if architecture != "x86_64" {
+        return Some(format!(
+            "Debian's cross compiler is taken for amd64, and this machine is {architecture}"
+        ));
+    }
+    let debian = ["/usr/bin/apt-get", "/usr/bin/dpkg-deb"].iter().all(|program| Path::new(program).is_file());
+    (!debian).then(|| "it comes from Debian's packages, and this machine has no apt".into())
+}
+
+/// A folder of unpacked packages, kept by the version of one of them.
+struct Tree<'a> {
+    /// Where the versions of it lie.
+    home: PathBuf,
+    /// The package whose version counts.
+    key: &'a str,
+    /// What is asked for: a tree that was made for something else is not used.
+    asked: &'a str,
+    /// Roughly how much there is to download.
+    size: u32,
+    contents: fn(&Archive, &str) -> Result<Contents>,
+}
+
+struct Contents {
+    unpacked: Vec<String>,
+    installed: Vec<String>,
+}
+
+impl Tree<'_> {
+    /// Version, folder and packages to be installed: from an earlier run unless the machine's package lists name a newer
+    /// version. None when the archive has no such package.
+    fn find(&self, lists: &mut Option<Archive>) -> Result<Option<(String, PathBuf, Vec<String>)>> {
+        let mut kept = self.newest()?;
+        if let (Some(version), Some(known)) = (&kept, archive::known(self.key))
+            && archive::compare(version, &known)? == Ordering::Less
+        {
+            kept = None;
+        }
+        let version = match kept {
+            Some(version) => version,
+            None => {
+                let archive = match lists.take() {
+                    Some(archive) => archive,
+                    None => Archive::fetch(folder().join("apt"))?,
+                };
+                let archive = lists.insert(archive);
+                let Some(version) = archive.candidate(self.key)? else { return Ok(None) };
+                if !self.whole(&version) {
+                    self.fetch(archive, &version)?;
+                }
+                version
+            }
+        };
+        let folder = self.folder(&version);
+        let mark = fs::read_to_string(folder.join(MARK))?;
+        Ok(Some((version, folder, mark.lines().skip(1).map(str::to_owned).collect())))
+    }
+
+    fn folder(&self, version: &str) -> PathBuf {
+        self.home.join(version)
+    }
+
+    fn whole(&self, version: &str) -> bool {
+        let mark = fs::read_to_string(self.folder(version).join(MARK));
+        mark.is_ok_and(|mark| mark.lines().next() == Some(self.asked))
+    }
+
+    fn newest(&self) -> Result<Option<String>> {
+        let mut newest: Option<String> = None;
+        for entry in fs::read_dir(&self.home).into_iter().flatten() {
+            let version = entry?.file_name().to_string_lossy().into_owned();
+            let newer = match &newest {
+                Some(newest) => archive::compare(&version, newest)? == Ordering::Greater,
+                None => true,
+            };
+            if newer && self.whole(&version) {
+                newest = Some(version);
+            }
+        }
+        Ok(newest)
+    }
+
+    /// Unpacks the packages into a folder that appears whole or not at all.
+    fn fetch(&self, archive: &Archive, version: &str) -> Result<()> {
+        let folder = self.folder(version);
+        let part = folder.with_file_name(format!("part-{}", std::process::id()));
+        let contents = (self.contents)(archive, version)?;
+        eprintln!(
+            "Fetching {} {version} and what belongs to it (some {} MB; not installed).",
+            self.key, self.size
+        );
+        if part.exists() {
+            fs::remove_dir_all(&part)?;
+        }
+        archive.unpack(&contents.unpacked, &part)?;
+        let mut mark = vec![self.asked.to_owned()];
+        mark.extend(contents.installed);
+        fs::write(part.join(MARK), mark.join("\n"))?;
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
+        }
+        fs::rename(&part, &folder).with_context(|| format!("cannot put {} in its place", folder.display()))
+    }
+}
+
+/// The compiler with the standard libraries of both architectures; the library of LLVM that it loads has to be installed.
+fn compiler(archive: &Archive, version: &str) -> Result<Contents> {
+    let Some((major, minor)) = minor(version) else { bail!("rustc-web has an odd version: {version}") };
+    let shared = format!("libstd-rust-web-{major}.{minor}");
+    let mut installed = archive.depends(&shared, version)?;
+    installed.retain(|name| name.starts_with("libllvm"));
+    let names = ["rustc-web", &shared, "libstd-rust-web-dev", "libstd-rust-web-dev:arm64"];
+    Ok(Contents { unpacked: names.iter().map(|name| format!("{name}={version}")).collect(), installed })
+}
+
+fn libraries(_: &Archive, _: &str) -> Result<Contents> {
+    let unpacked = LINKED.iter().map(|package| format!("{package}:arm64")).collect();
+    Ok(Contents { unpacked, installed: Vec::new() })
+}
+
+/// Writes the program that starts the unpacked compiler, and returns its path.
+fn write_compiler(rust: &Path) -> Result<PathBuf> {
+    let program = rust.join("rustc");
+    let quoted = format!("'{}'", rust.display().to_string().replace('\'', r"'\''"));
+    let script = format!(
+        "#!/bin/sh\nLD_LIBRARY_PATH={quoted}/usr/lib/x86_64-linux-gnu exec {quoted}/usr/bin/rustc \"$@\"\n"
+    );
+    write(&program, &script, 0o755)?;
+    Ok(program)
+}
+
+/// Writes a file unless it is so already: cargo looks at the compiler's time of change.
+fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
+    if fs::read_to_string(path).is_ok_and(|found| found == text) {
+        return Ok(());
+    }
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    Ok(())
+}
+
+/// Cargo's configuration for the target.
+fn settings(compiler: &Path, sysroot: &Path) -> Table {
+    let text = |path: &Path| Value::String(path.display().to_string());
+    let list = |items: Vec<String>| Value::Array(items.into_iter().map(Value::String).collect());
+    let inside = |path: &str| sysroot.join(path).display().to_string();
+    let [usr, root] = [format!("usr/lib/{LIBRARIES}"), format!("lib/{LIBRARIES}")].map(|path| inside(&path));
+    let include = inside("usr/include");
+    let build = Table::from_iter([
+        ("rustc".into(), text(compiler)),
+        ("target".into(), TARGET.into()),
+        ("target-dir".into(), text(&folder().join("build"))),
+    ]);
+    let search = [
+        format!("-Lnative={usr}"),
+        format!("-Clink-arg=-Wl,-rpath-link,{usr}"),
+        format!("-Clink-arg=-Wl,-rpath-link,{root}"),
+    ];
+    let emulator = [
+        "qemu-aarch64-static".into(),
+        "-L".into(),
+        CROSS.into(),
+        "-E".into(),
+        format!("LD_LIBRARY_PATH={usr}:{root}"),
+    ];
+    let target = Table::from_iter([
+        ("linker".into(), "aarch64-linux-gnu-gcc".into()),
+        ("rustflags".into(), list(search.into())),
+        ("runner".into(), list(emulator.into())),
+    ]);
+    let underscored = TARGET.replace('-', "_");
+    let environment = Table::from_iter([
+        (format!("PKG_CONFIG_ALLOW_CROSS_{underscored}"), "1".into()),
+        (format!("PKG_CONFIG_SYSROOT_DIR_{underscored}"), text(sysroot)),
+        (format!("PKG_CONFIG_LIBDIR_{underscored}"), format!("{usr}/pkgconfig").into()),
+        (
+            format!("BINDGEN_EXTRA_CLANG_ARGS_{underscored}"),
+            format!("--target={LIBRARIES} '-I{include}' -I{CROSS}/include").into(),
+        ),
+    ]);
+    // The dependencies are built for tests under emulation; optimising them takes longer than it saves.
+    let dependencies = Table::from_iter([("opt-level".into(), 0.into())]);
+    let packages = Table::from_iter([("*".into(), Value::Table(dependencies))]);
+    let profile =
+        Table::from_iter([("debug".into(), false.into()), ("package".into(), Value::Table(packages))]);
+    Table::from_iter([
+        ("build".into(), Value::Table(build)),
+        ("target".into(), Value::Table(Table::from_iter([(TARGET.into(), Value::Table(target))]))),
+        ("env".into(), Value::Table(environment)),
+        ("profile".into(), Value::Table(Table::from_iter([("dev".into(), Value::Table(profile))]))),
+    ])
+}
+
+/// The compiler's version in a package's: `1.96.0+dfsg1` is 1.96.
+fn minor(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// The oldest compiler that the workspace's manifest allows.
+fn rust_version(manifest: &str) -> Result<(u32, u32)> {
+    let manifest: Table = manifest.parse()?;
+    let version =
+        manifest.get("workspace").and_then(|table| table.get("package")?.get("rust-version")?.as_str());
+    version.and_then(minor).context("the workspace's manifest gives no rust-version")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_their_first_two_numbers() {
+        assert_eq!(minor("1.96.0+dfsg1-1~deb12u2"), Some((1, 96)));
+        assert_eq!(minor("1.95"), Some((1, 95)));
+        assert!(minor("1.85.0+dfsg3-1~deb12u3") < Some((1, 95)));
+        assert_eq!(minor("odd"), None);
+        assert_eq!(rust_version("[workspace.package]\nrust-version = \"1.95\"").unwrap(), (1, 95));
+        assert!(rust_version("[workspace]").is_err());
+    }
+
+    #[test]
+    fn the_settings_survive_odd_paths() {
+        let settings = settings(Path::new("/a b/\"c\"/rustc"), Path::new("/a b/root"));
+        let read: Table = settings.to_string().parse().unwrap();
+        assert_eq!(read["build"]["rustc"].as_str(), Some("/a b/\"c\"/rustc"));
+        assert_eq!(read["build"]["target"].as_str(), Some(TARGET));
+        assert_eq!(read["target"][TARGET]["linker"].as_str(), Some("aarch64-linux-gnu-gcc"));
+        let runner: Vec<_> = read["target"][TARGET]["runner"].as_array().unwrap().iter().collect();
+        assert_eq!(runner[0].as_str(), Some("qemu-aarch64-static"));
+        assert_eq!(
+            runner[4].as_str(),
+            Some("LD_LIBRARY_PATH=/a b/root/usr/lib/aarch64-linux-gnu:/a b/root/lib/aarch64-linux-gnu")
+        );
+    }
+
+    #[test]
+    fn a_tree_counts_once_it_is_whole_and_as_asked() {
+        let home = tempfile::tempdir().unwrap();
+        let tree = |asked: &'static str| Tree {
+            home: home.path().to_path_buf(),
+            key: "x",
+            asked,
+            size: 0,
+            contents: libraries,
+        };
+        let version = "1.2-3";
+        let folder = home.path().join(version);
+        fs::create_dir_all(&folder).unwrap();
+        assert!(!tree("a b").whole(version));
+        fs::write(folder.join(MARK), "a b\nlibllvm22\n").unwrap();
+        assert!(tree("a b").whole(version));
+        assert!(!tree("a b c").whole(version));
+        assert_eq!(tree("a b").newest().unwrap().as_deref(), Some(version));
+        fs::create_dir_all(home.path().join("1.3-1")).unwrap();
+        assert_eq!(tree("a b").newest().unwrap().as_deref(), Some(version), "the newer one is not whole");
+    }
+}
