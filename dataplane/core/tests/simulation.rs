@@ -96,7 +96,8 @@ fn well(world: &World) {
 
 #[test]
 fn clean() {
-    family("clean", 150, false, |seed| Scenario::new(seed, 1), well);
+    let sum = family("clean", 150, false, |seed| Scenario::new(seed, 1), well);
+    assert!(sum.posted > 0, "no payload went straight to its place");
 }
 
 #[test]

@@ -2,14 +2,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod common;
+mod counting;
 
 use common::{World, call};
+use counting::Counting;
 use harmonaize_abi::{Collective, Status};
 use harmonaize_engine::{Command, CommunicatorId, Notice};
 use harmonaize_plan::{Participant, Tuning};
 use harmonaize_transport::Transport;
 use harmonaize_transport::loopback::Hub;
 use harmonaize_transport::tcp::{Config, TcpTransport};
+use std::sync::atomic::Ordering;
 
 fn small() -> Tuning {
     Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 }
@@ -168,4 +171,21 @@ fn different_calls_end_the_communicator_at_both() {
     world.submit(0, call(Collective::AllReduce, 100, 1, 0, 4096, 0));
     world.submit(1, call(Collective::AllReduce, 101, 1, 0, 4096, 0));
     assert!(world.completions().iter().all(|c| c.status == Status::Mismatch.code()));
+}
+
+#[test]
+fn what_is_only_copied_lands_in_its_place() {
+    for transports in [loopback, tcp] {
+        let (counted, counts): (Vec<_>, Vec<_>) = transports(2).into_iter().map(Counting::around).unzip();
+        let mut world = World::new(counted, &[vec![0], vec![1]], small());
+        let elements = 50_000;
+        for to in [16 << 20, 0] {
+            let before: Vec<u64> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+            allreduce(&mut world, 2, elements, 0, to);
+            for (count, before) in counts.iter().zip(before) {
+                // Half of the elements come reduced, and only after what they wait for was sent.
+                assert_eq!(count.load(Ordering::Relaxed) - before, elements as u64 * 8 / 2);
+            }
+        }
+    }
 }

@@ -1,0 +1,67 @@
+//! A transport that counts what landed where it was posted.
+
+use harmonaize_shm::Span;
+use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) struct Counting {
+    inner: Box<dyn Transport + Send>,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Counting {
+    /// With the count of bytes.
+    pub(crate) fn around(inner: Box<dyn Transport + Send>) -> (Box<dyn Transport + Send>, Arc<AtomicU64>) {
+        let bytes = Arc::new(AtomicU64::new(0));
+        (Box::new(Self { inner, bytes: Arc::clone(&bytes) }), bytes)
+    }
+}
+
+impl Transport for Counting {
+    fn local_address(&self) -> SocketAddr {
+        self.inner.local_address()
+    }
+
+    fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
+        self.inner.open(introduction)
+    }
+
+    fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
+        self.inner.attach_ring(link, ring, memory)
+    }
+
+    fn post(&mut self, link: LinkId, landing: Landing, span: Span) -> bool {
+        self.inner.post(link, landing, span)
+    }
+
+    fn send(
+        &mut self,
+        link: LinkId,
+        path: u16,
+        header: &[u8],
+        payload: Option<(Landing, Span, u64)>,
+    ) -> Result<(), SendError> {
+        self.inner.send(link, path, header, payload)
+    }
+
+    fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        let bytes = &self.bytes;
+        self.inner.progress(budget, &mut |link, event| {
+            if let Event::Received { payload: Some((_, length)), posted: true, .. } = event {
+                bytes.fetch_add(length.into(), Ordering::Relaxed);
+            }
+            sink(link, event);
+        })
+    }
+
+    fn close(&mut self, link: LinkId) {
+        self.inner.close(link);
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
+    }
+}
