@@ -137,7 +137,7 @@ impl Memory {
 
     /// Address of the first byte in this process, for devices that are told addresses.
     pub fn address(&self) -> u64 {
-        self.base.addr() as u64
+        self.base.expose_provenance() as u64
     }
 
     /// First byte, page-aligned.

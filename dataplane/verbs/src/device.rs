@@ -269,7 +269,8 @@ impl Device {
 
     /// The error for a failed call, which may say that the device is gone.
     pub(crate) fn failed(&self, call: Call, object: impl Into<String>, errno: Errno) -> VerbsError {
-        if matches!(errno, Errno::IO | Errno::NODEV) {
+        // What the kernel answers to whoever still holds a device that was taken away.
+        if errno == Errno::IO {
             self.lost.store(true, Ordering::Release);
         }
         if self.lost() {

@@ -51,10 +51,12 @@ impl Work {
         Self::new(Verb::Read, Some(into), from)
     }
 
-    /// A second piece of memory, after the first.
+    /// A second piece of memory, after the first. There is no third.
     #[must_use]
     pub fn and(mut self, more: Local) -> Self {
-        if let Some(free) = self.local.iter_mut().find(|local| local.is_none()) {
+        let free = self.local.iter_mut().find(|local| local.is_none());
+        debug_assert!(free.is_some(), "a work request gathers two pieces");
+        if let Some(free) = free {
             *free = Some(more);
         }
         self

@@ -9,7 +9,7 @@ use crate::{
     PortState, Status,
 };
 use harmonaize_shm::Memory;
-use objects::{AddressHandle, Channel, Context, Domain, Queue, QueuePair, Region, object};
+use objects::{AddressHandle, Channel, Context, Domain, Queue, QueuePair, Region, made, object};
 use rdma_sys::{
     ibv_access_flags, ibv_ah_attr, ibv_async_event, ibv_device_attr, ibv_event_type, ibv_gid, ibv_port_attr,
     ibv_port_state, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_wc,
@@ -273,8 +273,10 @@ impl Calls for Libibverbs {
     fn domain(&self, context: &Handle) -> Result<Handle, Errno> {
         let open = object::<Context>(context)?;
         // SAFETY: the context is open, and stays so while the domain holds it.
-        let raw = unsafe { rdma_sys::ibv_alloc_pd(open.raw()) };
-        Ok(Arc::new(Domain::new(raw, Arc::clone(context))?))
+        unsafe {
+            let raw = made(rdma_sys::ibv_alloc_pd(open.raw()))?;
+            Ok(Arc::new(Domain::new(raw, Arc::clone(context))))
+        }
     }
 
     fn register(&self, domain: &Handle, memory: &Arc<Memory>, access: Access) -> Result<Registered, Errno> {
@@ -282,8 +284,10 @@ impl Calls for Libibverbs {
         let address = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
         // SAFETY: the mapping lives while the region holds it, so the device reaches only memory that is mapped, and no
         // reference to its bytes ever exists.
-        let raw = unsafe { rdma_sys::ibv_reg_mr(of.raw(), address, memory.bytes(), flags(access) as c_int) };
-        let region = Region::new(raw, Arc::clone(domain), Arc::clone(memory))?;
+        let region = unsafe {
+            let raw = rdma_sys::ibv_reg_mr(of.raw(), address, memory.bytes(), flags(access) as c_int);
+            Region::new(made(raw)?, Arc::clone(domain), Arc::clone(memory))
+        };
         let (local_key, remote_key) = region.keys();
         Ok(Registered { handle: Arc::new(region), local_key, remote_key })
     }
@@ -293,14 +297,17 @@ impl Calls for Libibverbs {
         let open = object::<Context>(context).map_err(of(Call::CreateCompletionQueue))?;
         let entries = c_int::try_from(entries).map_err(|_| (Call::CreateCompletionQueue, Errno::INVAL))?;
         // SAFETY: the context is open, and stays so while the channel holds it.
-        let raw = unsafe { rdma_sys::ibv_create_comp_channel(open.raw()) };
-        let channel = Channel::new(raw, Arc::clone(context)).map_err(of(Call::CreateChannel))?;
+        let channel = unsafe {
+            let raw = made(rdma_sys::ibv_create_comp_channel(open.raw())).map_err(of(Call::CreateChannel))?;
+            Channel::new(raw, Arc::clone(context))
+        };
         rustix::fs::fcntl_setfl(channel.fd(), rustix::fs::OFlags::NONBLOCK)
             .map_err(of(Call::CreateChannel))?;
         // SAFETY: context and channel live while the queue holds the channel.
-        let raw =
-            unsafe { rdma_sys::ibv_create_cq(open.raw(), entries, std::ptr::null_mut(), channel.raw(), 0) };
-        let queue = Queue::new(raw, channel).map_err(of(Call::CreateCompletionQueue))?;
+        let queue = unsafe {
+            let raw = rdma_sys::ibv_create_cq(open.raw(), entries, std::ptr::null_mut(), channel.raw(), 0);
+            Queue::new(made(raw).map_err(of(Call::CreateCompletionQueue))?, channel)
+        };
         let entries = queue.entries();
         Ok((Arc::new(queue), entries))
     }
@@ -381,11 +388,12 @@ impl Calls for Libibverbs {
             Kind::Reliable => ibv_qp_type::IBV_QPT_RC,
             Kind::Datagram => ibv_qp_type::IBV_QPT_UD,
         };
-        // SAFETY: domain and queue live while the pair holds them.
-        let raw = unsafe { rdma_sys::ibv_create_qp(of.raw(), &raw mut asked) };
+        // SAFETY: domain and queue live; the call reads what is asked for, and writes there what it gave.
+        let raw = made(unsafe { rdma_sys::ibv_create_qp(of.raw(), &raw mut asked) })?;
         let depths = Depths { inline_bytes: asked.cap.max_inline_data, ..*depths };
         let scratch = Mutex::new(post::Scratch::with_room(&depths));
-        let pair = QueuePair::new(raw, kind, scratch, Arc::clone(domain), Arc::clone(queue))?;
+        // SAFETY: the pair was made above, from these.
+        let pair = unsafe { QueuePair::new(raw, kind, scratch, Arc::clone(domain), Arc::clone(queue)) };
         let number = pair.number();
         Ok(Created { handle: Arc::new(pair), number, depths })
     }
@@ -411,8 +419,10 @@ impl Calls for Libibverbs {
         let of = object::<Domain>(domain)?;
         let mut to = address(gid, 0, path);
         // SAFETY: the domain lives while the handle holds it; the call reads the attributes.
-        let raw = unsafe { rdma_sys::ibv_create_ah(of.raw(), &raw mut to) };
-        Ok(Arc::new(AddressHandle::new(raw, Arc::clone(domain))?))
+        unsafe {
+            let raw = made(rdma_sys::ibv_create_ah(of.raw(), &raw mut to))?;
+            Ok(Arc::new(AddressHandle::new(raw, Arc::clone(domain))))
+        }
     }
 
     fn attach(&self, pair: &Handle, group: Gid) -> Result<(), Errno> {
@@ -439,9 +449,12 @@ fn port_attributes(context: &Context, number: u8) -> Result<ibv_port_attr, Errno
     }
 }
 
-/// The name of an open device.
-fn device_name(device: *mut rdma_sys::ibv_device) -> String {
-    // SAFETY: the device is of a list, or of a context, that lives; its name is a C string inside it.
+/// A device's name.
+///
+/// # Safety
+/// The device must be of a list, or of a context, that lives.
+unsafe fn device_name(device: *mut rdma_sys::ibv_device) -> String {
+    // SAFETY: the device lives; its name is a C string inside it.
     let name = unsafe {
         let name = rdma_sys::ibv_get_device_name(device);
         if name.is_null() {

@@ -7,6 +7,7 @@ use harmonaize_shm::Memory;
 use rdma_sys::{ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_mr, ibv_pd, ibv_qp};
 use rustix::io::Errno;
 use std::any::Any;
+use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -16,12 +17,17 @@ pub(super) fn object<T: Any>(handle: &Handle) -> Result<&T, Errno> {
     handle.downcast_ref().ok_or(Errno::INVAL)
 }
 
-fn made<T>(raw: *mut T) -> Result<NonNull<T>, Errno> {
+/// What the library made, or why not: to be called straight after it, while errno is the call's.
+pub(super) fn made<T>(raw: *mut T) -> Result<NonNull<T>, Errno> {
     NonNull::new(raw).ok_or_else(errno)
 }
 
+/// A device of a list that lives for `'a`.
+#[derive(Clone, Copy)]
+pub(super) struct Listed<'a>(*mut ibv_device, PhantomData<&'a ()>);
+
 /// Shows `f` the devices with their names. The list ends with the call; contexts opened in it stay.
-pub(super) fn with_devices<T>(f: impl FnOnce(&[(String, *mut ibv_device)]) -> T) -> Result<T, Errno> {
+pub(super) fn with_devices<T>(f: impl FnOnce(&[(String, Listed<'_>)]) -> T) -> Result<T, Errno> {
     let mut found = 0;
     // SAFETY: the call allocates a list of `found` devices, or gives null.
     let list = unsafe { rdma_sys::ibv_get_device_list(&raw mut found) };
@@ -35,7 +41,8 @@ pub(super) fn with_devices<T>(f: impl FnOnce(&[(String, *mut ibv_device)]) -> T)
     let devices = (0..usize::try_from(found).unwrap_or(0)).map(|at| {
         // SAFETY: `at` is within the list, which is freed only below.
         let device = unsafe { list.add(at).read() };
-        (device_name(device), device)
+        // SAFETY: the device is of the list.
+        (unsafe { device_name(device) }, Listed(device, PhantomData))
     });
     let devices: Vec<_> = devices.collect();
     let result = f(&devices);
@@ -53,10 +60,9 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// `device` must be of a list that lives.
-    pub(super) fn open(device: *mut ibv_device) -> Result<Self, Errno> {
-        // SAFETY: only `with_devices` has devices to give, and only while its list lives.
-        made(unsafe { rdma_sys::ibv_open_device(device) }).map(Self)
+    pub(super) fn open(device: Listed<'_>) -> Result<Self, Errno> {
+        // SAFETY: the device's list lives.
+        made(unsafe { rdma_sys::ibv_open_device(device.0) }).map(Self)
     }
 
     pub(super) fn raw(&self) -> *mut ibv_context {
@@ -70,7 +76,7 @@ impl Context {
 
     pub(super) fn name(&self) -> String {
         // SAFETY: the context lives, and with it its device.
-        device_name(unsafe { (*self.0.as_ptr()).device })
+        unsafe { device_name((*self.0.as_ptr()).device) }
     }
 }
 
@@ -97,9 +103,10 @@ macro_rules! owned {
         unsafe impl Sync for $name {}
 
         impl $name {
-            /// `raw` must be what the library just made, or null with errno set.
-            pub(super) fn new(raw: *mut $raw, $($field: $kind),*) -> Result<Self, Errno> {
-                Ok(Self { raw: made(raw)?, $($field),* })
+            /// # Safety
+            /// The library must have made `raw` from what the other arguments hold, and nobody else may destroy it.
+            pub(super) unsafe fn new(raw: NonNull<$raw>, $($field: $kind),*) -> Self {
+                Self { raw, $($field),* }
             }
 
             #[allow(dead_code, reason = "not every kind of object is an argument of a call")]
