@@ -1,4 +1,5 @@
 //! The RDMA transport conforms, on devices of this process, and ends its links when those break.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, TcpTransport};
