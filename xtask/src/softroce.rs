@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 mod suites;
+mod verdicts;
 
 /// The emulated guest's architecture.
 const ARCHITECTURE: &vm::Architecture = &AMD64;
@@ -78,7 +79,7 @@ pub struct Guest {
 pub struct TestArgs {
     #[command(flatten)]
     guest: Guest,
-    /// Run the steps alone whose names begin with one of these, for example smoke, verbs, transport, loss
+    /// Run the steps alone whose names begin with one of these, for example machine, smoke, verbs, transport, loss
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     only: Vec<String>,
 }
@@ -87,6 +88,10 @@ impl TestArgs {
     /// All tests, as in CI.
     pub(crate) fn all(yes: bool) -> Self {
         Self { guest: Guest { yes, hosts: 4, kvm: false }, only: Vec::new() }
+    }
+
+    fn wants(&self, step: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| step.starts_with(name))
     }
 }
 
@@ -106,10 +111,18 @@ pub(crate) fn test(args: &TestArgs) -> Result<()> {
     }
     let begun = Instant::now();
     let (kernel, mut tree) = prepare(&args.guest)?;
+    if args.wants("machine") {
+        println!("== machine");
+        verdicts::check(&kernel, args.guest.kvm).context("the machine's own test failed")?;
+        println!("failing steps, a dying kernel and an endless guest are told apart");
+    }
     let mut steps = suites::smoke(args.guest.hosts);
     steps.extend(suites::project(&mut tree, args.guest.hosts)?);
-    steps.retain(|step| args.only.is_empty() || args.only.iter().any(|name| step.name.starts_with(name)));
+    steps.retain(|step| args.wants(&step.name));
     if steps.is_empty() {
+        if args.wants("machine") {
+            return Ok(());
+        }
         bail!("no step's name begins with {}", args.only.join(" or "));
     }
     let limit = steps.iter().map(|step| Duration::from_secs(step.limit_s)).sum::<Duration>() + AROUND;
@@ -247,7 +260,7 @@ impl Drop for Image {
 /// Calls cargo, and returns those of the named targets that it built, with their programs.
 fn executables(arguments: &[&str], targets: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     let mut cargo = workspace::cargo();
-    cargo.args(arguments).args(["--message-format", "json-render-diagnostics"]);
+    cargo.args(arguments).args(["--quiet", "--message-format", "json-render-diagnostics"]);
     let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     if !output.status.success() {
         bail!("`{}` ended with {}", workspace::describe(&cargo), output.status);
@@ -270,9 +283,11 @@ fn built(messages: &str, targets: &[&str]) -> Vec<(String, PathBuf)> {
 /// What the guest has said so far.
 #[derive(Debug, Default)]
 struct Report {
-    /// The step that runs, and what its tests counted.
-    current: Option<(String, Count)>,
+    /// The step that runs, and what its tests counted, if it is a test program.
+    current: Option<(String, Option<Count>)>,
     rows: Vec<Row>,
+    /// Tests that found something missing and did nothing: in this guest nothing may be missing.
+    skipped: u64,
 }
 
 #[derive(Debug, PartialEq)]
@@ -290,24 +305,30 @@ impl Report {
         match Mark::find(line) {
             Some(Mark::Begin(name)) => {
                 println!("== {name}");
-                self.current = Some((name, Count::default()));
+                self.current = Some((name, None));
             }
             Some(Mark::End { name, status, seconds }) => {
                 let counted = self.current.take().filter(|(current, _)| *current == name);
-                let count = counted.map(|(_, count)| count).unwrap_or_default();
+                let count = counted.and_then(|(_, count)| count);
+                // A filter that matches nothing any more would pass for ever.
+                let idle = count == Some(Count::default());
                 self.rows.push(Row {
                     name,
-                    outcome: status.to_string(),
-                    fine: status.fine(),
+                    outcome: if idle { "no tests".to_owned() } else { status.to_string() },
+                    fine: status.fine() && !idle,
                     seconds,
-                    count,
+                    count: count.unwrap_or_default(),
                 });
             }
             Some(Mark::Halt(_)) => {}
             None => {
                 if let (Some((_, count)), Some(more)) = (&mut self.current, closing(line)) {
+                    let count = count.get_or_insert_default();
                     count.passed += more.passed;
                     count.failed += more.failed;
+                }
+                if line.contains("SKIPPED") {
+                    self.skipped += 1;
                 }
                 if !line.is_empty() {
                     println!("{line}");
@@ -349,6 +370,9 @@ impl Report {
         let (passed, failed) =
             self.rows.iter().fold((0, 0), |sum, row| (sum.0 + row.count.passed, sum.1 + row.count.failed));
         println!("{} steps passed; {passed} tests passed, {failed} failed", expected.len());
+        if self.skipped > 0 {
+            bail!("{} tests skipped themselves, and this guest has all that they need", self.skipped);
+        }
         if failed > 0 { bail!("tests failed") } else { Ok(()) }
     }
 }
@@ -414,6 +438,11 @@ mod tests {
         assert_eq!(judged(&bad, &Verdict::Done(0)), "failed: verbs");
         let quiet = ["@@ begin verbs", "test result: FAILED. 1 passed; 2 failed", "@@ end verbs 0 2.00"];
         assert_eq!(judged(&quiet, &Verdict::Done(0)), "tests failed");
+        let idle = ["@@ begin verbs", "test result: ok. 0 passed; 0 failed", "@@ end verbs 0 2.00"];
+        assert_eq!(judged(&idle, &Verdict::Done(0)), "failed: verbs");
+        let mut skipped = GOOD.to_vec();
+        skipped.insert(2, "SKIPPED a: no device");
+        assert!(judged(&skipped, &Verdict::Done(0)).starts_with("1 tests skipped"));
     }
 
     #[test]

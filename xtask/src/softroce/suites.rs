@@ -86,14 +86,19 @@ pub(super) fn project(tree: &mut Initramfs, hosts: u32) -> Result<Vec<Step>> {
         let Some(path) = path else { bail!("cargo built no test {} of {}", suite.target, suite.package) };
         let program = format!("/usr/bin/{}-{}", suite.name, suite.target);
         programs::add(tree, ARCHITECTURE, path, &program)?;
-        steps.push(Step::new(suite.name, &[&program], suite.limit));
+        steps.push(Step::new(suite.name, &[&program, "--nocapture"], suite.limit));
         if let Some(tests) = suite.with_loss {
-            again.push(Step::new(&format!("loss-{}", suite.name), &[&program, tests], suite.limit));
+            again.push(Step::new(
+                &format!("loss-{}", suite.name),
+                &[&program, "--nocapture", tests],
+                suite.limit,
+            ));
         }
     }
     if !again.is_empty() {
         steps.extend(lossy(hosts));
         steps.extend(again);
+        steps.push(lost());
     }
     Ok(steps)
 }
@@ -105,6 +110,15 @@ fn lossy(hosts: u32) -> impl Iterator<Item = Step> {
         let words = ["tc", "-n", "sw", "qdisc", "add", "dev", &port, "root", "netem", "loss", "1%"];
         Step::new(&format!("loss-on-{port}"), &words, Duration::from_secs(10))
     })
+}
+
+/// Fails unless packets were lost: a test of recovery that had nothing to recover from has shown nothing.
+fn lost() -> Step {
+    let script = "/usr/bin/tc -n sw -s qdisc show | grep -A1 netem | grep -o 'dropped [0-9]*'; \
+                  /usr/bin/tc -n sw -s qdisc show | grep -A1 netem | grep -q 'dropped [1-9]'";
+    let mut step = Step::new("loss-counted", &["/usr/bin/sh", "-c", script], Duration::from_secs(10));
+    step.environment.insert("PATH".into(), "/usr/bin:/usr/lib/applets".into());
+    step
 }
 
 /// Packages and names of the workspace's integration tests.
