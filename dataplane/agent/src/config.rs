@@ -24,8 +24,28 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// TCP congestion control by name, else the system's.
     pub congestion: Option<String>,
+    /// Links to other agents go over RDMA; none: over TCP. All agents of a communicator must do the same.
+    pub verbs: Option<Verbs>,
     /// Tenants and their sockets.
     pub tenants: Vec<TenantSocket>,
+}
+
+/// How links go over RDMA. What is left out is found out, or as usual.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Verbs {
+    /// Devices, "mlx5_0" or with their port "mlx5_0:1"; none: the one that has the address of `listen`.
+    pub devices: Vec<String>,
+    /// Entry of the ports' GID tables.
+    pub gid_index: Option<u8>,
+    /// Most bytes per packet: 256, 512, 1024, 2048 or 4096.
+    pub mtu: Option<usize>,
+    /// DSCP and ECN bits of packets.
+    pub traffic_class: Option<u8>,
+    /// How often a device repeats a request that is not answered, at most 6.
+    pub retries: Option<u8>,
+    /// How long it waits for the answer: 4.096 us times two to this power, 1 to 31.
+    pub timeout: Option<u8>,
 }
 
 /// What is wrong with a configuration file.
@@ -67,6 +87,7 @@ struct File {
     peer_timeout: Option<Nanos>,
     connect_timeout: Option<Nanos>,
     congestion: Option<String>,
+    verbs: Option<Verbs>,
     #[serde(default)]
     tenant: Vec<FileTenant>,
 }
@@ -105,6 +126,17 @@ impl Config {
                 file.listen
             )));
         }
+        let verbs = file.verbs.as_ref();
+        if let Some(retries) = verbs.and_then(|verbs| verbs.retries).filter(|retries| *retries > 6) {
+            return Err(value(format!(
+                "`retries` of [verbs] is {retries}; at most 6 (7 would mean for ever)"
+            )));
+        }
+        if let Some(timeout) =
+            verbs.and_then(|verbs| verbs.timeout).filter(|timeout| !(1..=31).contains(timeout))
+        {
+            return Err(value(format!("`timeout` of [verbs] is {timeout}; 1 to 31 (0 would mean for ever)")));
+        }
         for (index, tenant) in file.tenant.iter().enumerate() {
             if file.tenant.iter().take(index).any(|t| t.name == tenant.name || t.socket == tenant.socket) {
                 return Err(value(format!("tenant `{}`: name or socket is there twice", tenant.name)));
@@ -123,6 +155,7 @@ impl Config {
             peer_timeout: or(file.peer_timeout, Duration::from_secs(5)),
             connect_timeout: or(file.connect_timeout, Duration::from_secs(10)),
             congestion: file.congestion,
+            verbs: file.verbs,
             tenants: file.tenant.into_iter().map(FileTenant::socket).collect(),
         })
     }
@@ -166,6 +199,19 @@ mod tests {
         assert_eq!(config.spin, Duration::from_micros(20));
         assert_eq!(config.peer_timeout, Duration::from_secs(5));
         assert_eq!(config.tenants[0].quota.arena_bytes, 256 << 20);
+    }
+
+    #[test]
+    fn a_table_asks_for_rdma() {
+        let parse = |text: &str| Config::parse(Path::new("agent.toml"), &format!("{GOOD}{text}"));
+        assert_eq!(parse("").unwrap().verbs, None);
+        assert_eq!(parse("[verbs]\n").unwrap().verbs, Some(Verbs::default()));
+        let full = "[verbs]\ndevices = [\"mlx5_0:1\"]\ngid_index = 3\nmtu = 4096\ntraffic_class = 106\nretries = 6\n";
+        let verbs = parse(full).unwrap().verbs.unwrap();
+        assert_eq!((verbs.devices, verbs.gid_index), (vec!["mlx5_0:1".to_owned()], Some(3)));
+        assert!(parse("[verbs]\nretries = 7\n").unwrap_err().to_string().contains("at most 6"));
+        assert!(parse("[verbs]\ntimeout = 0\n").unwrap_err().to_string().contains("1 to 31"));
+        assert!(parse("[verbs]\ngid = 7\n").unwrap_err().to_string().contains("line 5"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use anyhow::Context;
 use harmonaize_engine::{Engine, start};
 use harmonaize_transport::Transport;
 use harmonaize_transport::tcp::{Config as TcpConfig, TcpTransport};
+use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -35,24 +36,40 @@ pub fn signalled() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Runs an agent until `stop` completes, then ends its communicators in order.
-///
-/// # Errors
-/// If an address or socket cannot be had; says which.
-pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+/// The way to other agents that the configuration asks for.
+fn bind(config: &Config) -> anyhow::Result<Box<dyn Transport + Send>> {
     let tcp = TcpConfig {
         peer_timeout: config.peer_timeout,
         connect_timeout: config.connect_timeout,
         congestion: config.congestion.clone(),
         ..TcpConfig::new(config.listen)
     };
-    let transport = TcpTransport::bind(tcp)
-        .with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
+    let Some(asked) = &config.verbs else { return Ok(Box::new(TcpTransport::bind(tcp)?)) };
+    let usual = VerbsConfig::new(tcp);
+    let verbs = VerbsConfig {
+        devices: asked.devices.clone(),
+        gid_index: asked.gid_index,
+        mtu: asked.mtu,
+        traffic_class: asked.traffic_class.unwrap_or(usual.traffic_class),
+        retries: asked.retries.unwrap_or(usual.retries),
+        timeout: asked.timeout.unwrap_or(usual.timeout),
+        ..usual
+    };
+    Ok(Box::new(VerbsTransport::bind(verbs, &Devices::of_host())?))
+}
+
+/// Runs an agent until `stop` completes, then ends its communicators in order.
+///
+/// # Errors
+/// If an address or socket cannot be had; says which.
+pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let transport =
+        bind(&config).with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
     let address = transport.local_address();
     let (notices, mut heard) = mpsc::unbounded_channel();
     // The receiver outlives the engine but for the end of the process.
     let notify = Box::new(move |notice| drop(notices.send(notice)));
-    let engine = Engine::new(Box::new(transport), notify).context("cannot create the engine")?;
+    let engine = Engine::new(transport, notify).context("cannot create the engine")?;
     let (engine, thread) = start(engine, config.spin).context("cannot start the engine's thread")?;
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);

@@ -110,6 +110,7 @@ fn agent(host: &str, control: SocketAddr, socket: &Path) -> oneshot::Sender<()> 
         spin: Duration::from_micros(50),
         peer_timeout: LIMIT,
         connect_timeout: LIMIT,
+        verbs: None,
         congestion: None,
         tenants: vec![tenant],
     };
