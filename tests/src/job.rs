@@ -116,15 +116,26 @@ pub fn run<T: Send>(
     access: impl Fn(u32) -> Access + Sync,
     work: impl Fn(&Worker) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
+    run_with(sockets, job, per_host, |rank| options(access(rank), 192), work)
+}
+
+/// The same with the options of each rank.
+pub fn run_with<T: Send>(
+    sockets: &[PathBuf],
+    job: &str,
+    per_host: u32,
+    options: impl Fn(u32) -> AttachOptions + Sync,
+    work: impl Fn(&Worker) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
     let ranks = sockets.len() as u32 * per_host;
     std::thread::scope(|scope| {
-        let (access, work) = (&access, &work);
+        let (options, work) = (&options, &work);
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
                 let socket = sockets.get((rank / per_host) as usize);
                 scope.spawn(move || {
                     let socket = socket.context("no such host")?;
-                    let worker = Worker::join(socket, job, rank, ranks, options(access(rank), 192))?;
+                    let worker = Worker::join(socket, job, rank, ranks, options(rank))?;
                     work(&worker)
                 })
             })

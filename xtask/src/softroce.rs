@@ -18,7 +18,7 @@ mod verdicts;
 
 /// The emulated guest's architecture.
 const ARCHITECTURE: &vm::Architecture = &AMD64;
-const MEMORY_MIB: u32 = 1024;
+const MEMORY_MIB: u32 = 1536;
 const PROCESSORS: u32 = 2;
 /// The boot, the hosts and the way out, on top of the steps' own limits.
 const AROUND: Duration = Duration::from_secs(60);

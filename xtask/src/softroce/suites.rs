@@ -4,10 +4,13 @@ use super::{ARCHITECTURE, executables, pair};
 use crate::vm::initramfs::Initramfs;
 use crate::vm::job::Step;
 use crate::vm::programs;
-use crate::workspace;
+use crate::workspace::{self, Binaries, Profile};
 use anyhow::{Context, Result, bail};
 use std::process::Stdio;
 use std::time::Duration;
+
+/// Where the guest has control and agent.
+const BINARIES: &str = "/usr/lib/harmonaize";
 
 /// A ping-pong takes under a second; the rest is for a machine that is busy.
 const SMOKE_LIMIT: Duration = Duration::from_secs(30);
@@ -21,6 +24,8 @@ struct Suite {
     limit: Duration,
     /// The tests that run again with lost packets, by a part of their names.
     with_loss: Option<&'static str>,
+    /// Whether it starts control and agents.
+    deploys: bool,
 }
 
 const SUITES: &[Suite] = &[
@@ -30,6 +35,7 @@ const SUITES: &[Suite] = &[
         target: "device",
         limit: Duration::from_secs(120),
         with_loss: None,
+        deploys: false,
     },
     Suite {
         name: "transport",
@@ -37,6 +43,15 @@ const SUITES: &[Suite] = &[
         target: "verbs_device",
         limit: Duration::from_secs(180),
         with_loss: Some("stress"),
+        deploys: false,
+    },
+    Suite {
+        name: "collectives",
+        package: "harmonaize-tests",
+        target: "softroce",
+        limit: Duration::from_secs(180),
+        with_loss: Some("every_collective"),
+        deploys: true,
     },
 ];
 
@@ -86,14 +101,21 @@ pub(super) fn project(tree: &mut Initramfs, hosts: u32) -> Result<Vec<Step>> {
         let Some(path) = path else { bail!("cargo built no test {} of {}", suite.target, suite.package) };
         let program = format!("/usr/bin/{}-{}", suite.name, suite.target);
         programs::add(tree, ARCHITECTURE, path, &program)?;
-        steps.push(Step::new(suite.name, &[&program, "--nocapture"], suite.limit));
-        if let Some(tests) = suite.with_loss {
-            again.push(Step::new(
-                &format!("loss-{}", suite.name),
-                &[&program, "--nocapture", tests],
-                suite.limit,
-            ));
+        let mut step = Step::new(suite.name, &[&program, "--nocapture"], suite.limit);
+        if suite.deploys {
+            let binaries = Binaries::build(Profile::Dev)?;
+            for name in ["harmonaize-agent", "harmonaize-control"] {
+                programs::add(tree, ARCHITECTURE, &binaries.path(name)?, &format!("{BINARIES}/{name}"))?;
+            }
+            step.environment.insert("HARMONAIZE_BINARIES".into(), BINARIES.into());
         }
+        if let Some(tests) = suite.with_loss {
+            let mut step = step.clone();
+            step.name = format!("loss-{}", suite.name);
+            step.command.push(tests.into());
+            again.push(step);
+        }
+        steps.push(step);
     }
     if !again.is_empty() {
         steps.extend(lossy(hosts));
