@@ -319,11 +319,15 @@ fn settings(compiler: &Path, sysroot: &Path) -> Table {
             format!("--target={LIBRARIES} '-I{include}' -I{CROSS}/include").into(),
         ),
     ]);
-    // The dependencies are built for tests under emulation; optimising them takes longer than it saves.
-    let dependencies = Table::from_iter([("opt-level".into(), 0.into())]);
-    let packages = Table::from_iter([("*".into(), Value::Table(dependencies))]);
-    let profile =
-        Table::from_iter([("debug".into(), false.into()), ("package".into(), Value::Table(packages))]);
+    // Quick to build: what little runs under emulation gains by optimised kernels (the workspace's own profile) and random
+    // inputs alone.
+    let level = |level: i64| Value::Table(Table::from_iter([("opt-level".into(), level.into())]));
+    let packages = Table::from_iter([("*".into(), level(0)), ("proptest".into(), level(2))]);
+    let profile = Table::from_iter([
+        ("debug".into(), false.into()),
+        ("incremental".into(), false.into()),
+        ("package".into(), Value::Table(packages)),
+    ]);
     Table::from_iter([
         ("build".into(), Value::Table(build)),
         ("target".into(), Value::Table(Table::from_iter([(TARGET.into(), Value::Table(target))]))),
