@@ -1,5 +1,5 @@
-//! Messages on the Unix socket between a tenant's process and its agent: the handshake that opens an attachment, then
-//! joining and leaving communicators and asking why an operation failed.
+//! Messages between a tenant's process and its agent, over a Unix socket or, after a [proof](Knock), over TCP: the handshake
+//! that opens an attachment, then joining and leaving communicators and asking why an operation failed.
 //!
 //! A message is a little-endian `u32` length (of what follows, at most [`MAX_MESSAGE`]) and a postcard encoding. The
 //! first message each way opens with [`MAGIC`] and the sender's version, in that order and for ever, so that any two
@@ -10,6 +10,12 @@ use crate::{ABI_VERSION, Rank, Signature, Status};
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+mod offer;
+mod proof;
+
+pub use offer::{Offer, PairEnd, Registered};
+pub use proof::{Challenge, Knock, MIN_SECRET, Proven, Response, Secret};
 
 /// Opens the first message each way.
 pub const MAGIC: [u8; 8] = *b"harmoniz";
@@ -31,6 +37,9 @@ pub enum Access {
     /// Nothing is mapped: descriptors and tensor bytes travel over a stream socket, the one descriptor that comes with
     /// [`Welcome`].
     Remote,
+    /// Nothing is mapped: descriptors and tensors are written and read over a queue pair. No descriptors come with
+    /// [`Welcome`]; a [`PairEnd`] follows it.
+    Rdma,
 }
 
 impl Access {
@@ -39,6 +48,7 @@ impl Access {
         match self {
             Self::Mapped => 3,
             Self::Remote => 1,
+            Self::Rdma => 0,
         }
     }
 }
@@ -72,7 +82,7 @@ pub enum RefusalKind {
     Version,
     /// The first message was no hello.
     Malformed,
-    /// The connecting user is not one of the tenant's.
+    /// The connecting user or address is not one of the tenant's, or did not prove to be.
     User,
     /// The tenant has as many attachments as it may have.
     Attachments,
@@ -312,7 +322,7 @@ pub fn decode<T: DeserializeOwned>(message: &[u8]) -> Result<T, MessageError> {
     decoded(message)
 }
 
-/// A first message ([`Hello`], or the answer to it) with its length, ready to be written.
+/// A first message ([`Knock`] or [`Hello`], or the answer to it) with its length, ready to be written.
 pub fn encode_first(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
     let mut opening = [0; 10];
     let (magic, version) = opening.split_at_mut(MAGIC.len());

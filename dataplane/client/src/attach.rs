@@ -63,6 +63,7 @@ impl Client {
                 let [socket] = descriptors.try_into().map_err(unexpected)?;
                 Box::new(RemoteTenant::open(socket, bytes, entries)?)
             }
+            Access::Rdma => return Err(Error::Protocol("built without the feature `rdma`".into())),
         };
         let pool = Pool::new(Arc::clone(end.memory()));
         Ok(Self { shared: Arc::new(Shared::new(end, session, options.spin)?), pool })

@@ -197,6 +197,10 @@ fn create(
             kind: RefusalKind::Access,
             text: "remote attachments are not offered here; attach mapped".into(),
         }),
+        Access::Rdma => Err(Refused {
+            kind: RefusalKind::Access,
+            text: "attachments over RDMA are not offered here; attach mapped".into(),
+        }),
     }
 }
 
