@@ -2,14 +2,15 @@
 
 use crate::packages::{self, Consent};
 use crate::test::{Count, closing};
-use crate::vm::initramfs::Initramfs;
-use crate::vm::job::{self, Job, Mark, Server, Step};
+use crate::vm::initramfs::{Image, Initramfs};
+use crate::vm::job::{Job, Mark, Server, Step};
 use crate::vm::kernel::Kernel;
 use crate::vm::machine::{Machine, Verdict};
-use crate::vm::{self, AMD64, programs};
-use crate::workspace;
+use crate::vm::programs::{self, Userland};
+use crate::vm::{self, AMD64};
+use crate::workspace::{cargo, executables};
 use anyhow::{Context, Result, bail};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -137,7 +138,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<()> {
         begun.elapsed().as_secs_f64()
     );
     let mut report = Report::default();
-    let verdict = machine(&kernel, &image.0, args.guest.kvm).run(limit, |line| report.line(line))?;
+    let verdict = machine(&kernel, image.path(), args.guest.kvm).run(limit, |line| report.line(line))?;
     println!("{}", report.table());
     println!("In all {:.1} s.", begun.elapsed().as_secs_f64());
     report.judge(&verdict, &expected)
@@ -151,7 +152,7 @@ fn shell(guest: &Guest) -> Result<()> {
     suites::project(&mut tree, guest.hosts)?;
     let job = Job { hosts: guest.hosts, steps: Vec::new(), shell: true };
     let image = Image::write(&mut tree, &job, "shell")?;
-    machine(&kernel, &image.0, guest.kvm).interact()
+    machine(&kernel, image.path(), guest.kvm).interact()
 }
 
 /// Why this machine cannot run the guest at all.
@@ -180,35 +181,26 @@ fn prepare(guest: &Guest) -> Result<(Kernel, Initramfs)> {
         probe(&kernel)?;
     }
     let mut tree = base(&kernel)?;
-    PROGRAMS.iter().try_for_each(|name| programs::add_installed(&mut tree, ARCHITECTURE, name))?;
-    programs::add_verbs(&mut tree, ARCHITECTURE)?;
+    PROGRAMS.iter().try_for_each(|name| programs::add_installed(&mut tree, &Userland::here(), name))?;
+    programs::add_verbs(&mut tree, &Userland::here())?;
     tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
     tree.file("/etc/hosts", "127.0.0.1 localhost\n");
     for name in applets()?.lines() {
         tree.link(&format!("/usr/lib/applets/{name}"), "/usr/bin/busybox");
     }
     tree.link("/usr/bin/sh", "busybox");
-    load(&mut tree, kernel.modules(MODULES)?);
+    tree.modules(kernel.modules(MODULES)?);
     Ok((kernel, tree))
 }
 
 /// A tree with the first process alone.
 fn base(kernel: &Kernel) -> Result<Initramfs> {
-    let init = executables(&["build", "--package", "xtask", "--bin", "init"], &["init"])?;
+    let init = executables(cargo().args(["build", "--package", "xtask", "--bin", "init"]), &["init"])?;
     let (_, init) = init.first().context("cargo built no init")?;
     let mut tree = Initramfs::default();
-    programs::add(&mut tree, ARCHITECTURE, init, "/init")?;
-    load(&mut tree, kernel.modules(&[])?);
+    programs::add(&mut tree, &Userland::here(), init, "/init")?;
+    tree.modules(kernel.modules(&[])?);
     Ok(tree)
-}
-
-fn load(tree: &mut Initramfs, modules: Vec<(String, Vec<u8>)>) {
-    let mut order = String::new();
-    for (name, contents) in modules {
-        order.push_str(&format!("{name}\n"));
-        tree.file(&format!("{}/{name}.ko", job::MODULES), contents);
-    }
-    tree.file(&format!("{}/order", job::MODULES), order);
 }
 
 fn applets() -> Result<String> {
@@ -219,7 +211,7 @@ fn applets() -> Result<String> {
 /// Boots a guest without a job on the processor itself: that `/dev/kvm` is there says little.
 fn probe(kernel: &Kernel) -> Result<()> {
     let image = Image::write(&mut base(kernel)?, &Job::default(), "probe")?;
-    let verdict = machine(kernel, &image.0, true).run(PROBE, |_| {})?;
+    let verdict = machine(kernel, image.path(), true).run(PROBE, |_| {})?;
     if verdict != Verdict::Done(0) {
         bail!("--kvm does not work here: a guest without a job did not end well: {verdict:?}; leave it out");
     }
@@ -235,49 +227,6 @@ fn machine<'a>(kernel: &'a Kernel, initramfs: &'a Path, kvm: bool) -> Machine<'a
         processors: PROCESSORS,
         kvm,
     }
-}
-
-/// An archive of a run, removed when dropped.
-struct Image(PathBuf);
-
-impl Image {
-    fn write(tree: &mut Initramfs, job: &Job, name: &str) -> Result<Self> {
-        tree.file(job::PATH, serde_json::to_vec(job)?);
-        let image = Self(vm::folder().join(format!("{name}-{}.cpio", std::process::id())));
-        tree.write(&image.0)?;
-        Ok(image)
-    }
-}
-
-impl Drop for Image {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.0) {
-            eprintln!("warning: {} stays: {error}", self.0.display());
-        }
-    }
-}
-
-/// Calls cargo, and returns those of the named targets that it built, with their programs.
-fn executables(arguments: &[&str], targets: &[&str]) -> Result<Vec<(String, PathBuf)>> {
-    let mut cargo = workspace::cargo();
-    cargo.args(arguments).args(["--quiet", "--message-format", "json-render-diagnostics"]);
-    let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("`{}` ended with {}", workspace::describe(&cargo), output.status);
-    }
-    Ok(built(&String::from_utf8_lossy(&output.stdout), targets))
-}
-
-fn built(messages: &str, targets: &[&str]) -> Vec<(String, PathBuf)> {
-    let mut found = Vec::new();
-    for message in messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
-        let text = |pointer: &str| message.pointer(pointer).and_then(serde_json::Value::as_str);
-        let (Some(name), Some(path)) = (text("/target/name"), text("/executable")) else { continue };
-        if targets.contains(&name) {
-            found.push((name.to_owned(), PathBuf::from(path)));
-        }
-    }
-    found
 }
 
 /// What the guest has said so far.
@@ -443,14 +392,5 @@ mod tests {
         let mut skipped = GOOD.to_vec();
         skipped.insert(2, "SKIPPED a: no device");
         assert!(judged(&skipped, &Verdict::Done(0)).starts_with("1 tests skipped"));
-    }
-
-    #[test]
-    fn programs_are_found_in_cargos_messages() {
-        let messages = r#"{"reason":"compiler-artifact","target":{"name":"device"},"executable":"/t/device-1"}
-{"reason":"compiler-artifact","target":{"name":"device"},"executable":null}
-{"reason":"compiler-artifact","target":{"name":"other"},"executable":"/t/other"}
-{"reason":"build-finished","success":true}"#;
-        assert_eq!(built(messages, &["device"]), [("device".to_owned(), PathBuf::from("/t/device-1"))]);
     }
 }

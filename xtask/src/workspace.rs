@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// The workspace's root folder.
 pub fn root() -> PathBuf {
@@ -40,6 +40,28 @@ pub fn describe(command: &Command) -> String {
     let mut words = vec![Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy()];
     words.extend(command.get_args().map(|word| word.to_string_lossy()));
     words.join(" ")
+}
+
+/// Runs a call of cargo that builds, and returns those of the named targets that it built, with their programs.
+pub fn executables(cargo: &mut Command, targets: &[&str]) -> Result<Vec<(String, PathBuf)>> {
+    cargo.args(["--quiet", "--message-format", "json-render-diagnostics"]);
+    let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("`{}` ended with {}", describe(cargo), output.status);
+    }
+    Ok(built(&String::from_utf8_lossy(&output.stdout), targets))
+}
+
+fn built(messages: &str, targets: &[&str]) -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    for message in messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
+        let text = |pointer: &str| message.pointer(pointer).and_then(serde_json::Value::as_str);
+        let (Some(name), Some(path)) = (text("/target/name"), text("/executable")) else { continue };
+        if targets.contains(&name) {
+            found.push((name.to_owned(), PathBuf::from(path)));
+        }
+    }
+    found
 }
 
 /// The programs that a deployment runs, built from this tree.
@@ -96,5 +118,19 @@ impl Binaries {
             bail!("{} is not there; build it with `cargo build`", path.display());
         }
         Ok(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_in_cargos_messages() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"device"},"executable":"/t/device-1"}
+{"reason":"compiler-artifact","target":{"name":"device"},"executable":null}
+{"reason":"compiler-artifact","target":{"name":"other"},"executable":"/t/other"}
+{"reason":"build-finished","success":true}"#;
+        assert_eq!(built(messages, &["device"]), [("device".to_owned(), PathBuf::from("/t/device-1"))]);
     }
 }

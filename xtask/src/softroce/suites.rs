@@ -1,10 +1,10 @@
 //! The steps of the tests on SoftRoCE: the devices by known programs, then this project's tests, also with loss.
 
-use super::{ARCHITECTURE, executables, pair};
+use super::pair;
 use crate::vm::initramfs::Initramfs;
 use crate::vm::job::Step;
-use crate::vm::programs;
-use crate::workspace::{self, Binaries, Profile};
+use crate::vm::programs::{self, Userland};
+use crate::workspace::{self, Binaries, Profile, executables};
 use anyhow::{Context, Result, bail};
 use std::process::Stdio;
 use std::time::Duration;
@@ -94,18 +94,18 @@ pub(super) fn project(tree: &mut Initramfs, hosts: u32) -> Result<Vec<Step>> {
     for suite in &suites {
         arguments.extend(["--package", suite.package, "--test", suite.target]);
     }
-    let built = executables(&arguments, &targets)?;
-    let (mut steps, mut again) = (Vec::new(), Vec::new());
+    let built = executables(workspace::cargo().args(&arguments), &targets)?;
+    let (here, mut steps, mut again) = (Userland::here(), Vec::new(), Vec::new());
     for suite in suites {
         let path = built.iter().find(|(target, _)| target == suite.target).map(|(_, path)| path);
         let Some(path) = path else { bail!("cargo built no test {} of {}", suite.target, suite.package) };
         let program = format!("/usr/bin/{}-{}", suite.name, suite.target);
-        programs::add(tree, ARCHITECTURE, path, &program)?;
+        programs::add(tree, &here, path, &program)?;
         let mut step = Step::new(suite.name, &[&program, "--nocapture"], suite.limit);
         if suite.deploys {
             let binaries = Binaries::build(Profile::Dev)?;
             for name in ["harmonaize-agent", "harmonaize-control"] {
-                programs::add(tree, ARCHITECTURE, &binaries.path(name)?, &format!("{BINARIES}/{name}"))?;
+                programs::add(tree, &here, &binaries.path(name)?, &format!("{BINARIES}/{name}"))?;
             }
             step.environment.insert("HARMONAIZE_BINARIES".into(), BINARIES.into());
         }

@@ -1,10 +1,11 @@
 //! The machine's own test: what goes wrong in a guest, or with it, is seen outside as what it is.
 
-use super::{ARCHITECTURE, Image, base, machine};
+use super::{base, machine};
+use crate::vm::initramfs::Image;
 use crate::vm::job::{Job, Mark, Status, Step};
 use crate::vm::kernel::Kernel;
 use crate::vm::machine::Verdict;
-use crate::vm::programs;
+use crate::vm::programs::{self, Userland};
 use anyhow::{Result, bail};
 use std::time::Duration;
 
@@ -59,14 +60,14 @@ fn boot(
     limit: Duration,
 ) -> Result<(Verdict, Vec<(String, Status)>)> {
     let mut tree = base(kernel)?;
-    programs::add_installed(&mut tree, ARCHITECTURE, "busybox")?;
+    programs::add_installed(&mut tree, &Userland::here(), "busybox")?;
     for applet in ["sleep", "kill"] {
         tree.link(&format!("/usr/bin/{applet}"), "busybox");
     }
     let names: Vec<String> = steps.iter().map(|step| step.name.clone()).collect();
     let image = Image::write(&mut tree, &Job { hosts: 0, steps, shell: false }, "verdicts")?;
     let mut ends = Vec::new();
-    let verdict = machine(kernel, &image.0, kvm).run(limit, |line| {
+    let verdict = machine(kernel, image.path(), kvm).run(limit, |line| {
         if let Some(Mark::End { name, status, .. }) = Mark::find(line)
             && names.contains(&name)
         {

@@ -1,10 +1,11 @@
 //! The guest's files, and the archive that the kernel unpacks (newc; Linux, Documentation/driver-api/early-userspace).
 
+use super::job::{self, Job};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const FOLDER: u32 = 0o040_755;
 const FILE: u32 = 0o100_644;
@@ -62,6 +63,16 @@ impl Initramfs {
         self.put(path, LINK, to.as_bytes().to_vec());
     }
 
+    /// Adds modules, by name, for the first process to load in this order.
+    pub fn modules(&mut self, modules: Vec<(String, Vec<u8>)>) {
+        let mut order = String::new();
+        for (name, contents) in modules {
+            order.push_str(&format!("{name}\n"));
+            self.file(&format!("{}/{name}.ko", job::MODULES), contents);
+        }
+        self.file(&format!("{}/order", job::MODULES), order);
+    }
+
     /// Whether there is such an entry.
     pub fn has(&self, path: &str) -> bool {
         self.entries.contains_key(&inside(path))
@@ -89,6 +100,33 @@ impl Initramfs {
             entry(output, number, path, *mode, contents)?;
         }
         entry(output, 0, "TRAILER!!!", 0, &[])
+    }
+}
+
+/// The archive of one run, removed when dropped.
+#[derive(Debug)]
+pub struct Image(PathBuf);
+
+impl Image {
+    /// Writes the tree with a job in it, under a name that no other run takes.
+    pub fn write(tree: &mut Initramfs, job: &Job, name: &str) -> Result<Self> {
+        tree.file(job::PATH, serde_json::to_vec(job)?);
+        let image = Self(super::folder().join(format!("{name}-{}.cpio", std::process::id())));
+        tree.write(&image.0)?;
+        Ok(image)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            eprintln!("warning: {} stays: {error}", self.0.display());
+        }
     }
 }
 

@@ -51,11 +51,11 @@ impl Machine<'_> {
         // The emulator does not outlive us, however we end.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", self.architecture.emulator]);
-        command.args(self.architecture.machine);
+        command.args(["-M", self.architecture.machine]);
         if self.kvm {
             command.args(["-accel", "kvm", "-cpu", "host"]);
         } else {
-            command.args(["-accel", "tcg,thread=multi", "-cpu", "max"]);
+            command.args(["-accel", "tcg,thread=multi", "-cpu", self.architecture.processor]);
         }
         command.args(["-smp", &self.processors.to_string(), "-m", &self.memory_mib.to_string()]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
