@@ -4,7 +4,7 @@ use super::{SessionId, State};
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
 use harmonaize_disclose::{JoinFailure, disclose_join};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most bytes of a communicator's name.
@@ -20,6 +20,8 @@ pub(super) struct Waiting {
     pub joined: BTreeMap<u32, (SessionId, u64)>,
     /// By rank: until when it waits, where that is less long than control does.
     pub patience: BTreeMap<u32, Duration>,
+    /// Ranks that were here, and waited for the others in vain.
+    pub gave_up: BTreeSet<u32>,
 }
 
 impl Waiting {
@@ -28,9 +30,12 @@ impl Waiting {
         self.patience.values().copied().fold(self.deadline, Duration::min)
     }
 
-    /// That not all have joined in time.
+    /// That not all have joined in time. Ranks that gave up are named only where nobody else was missing: those that time
+    /// out a moment later would else take them for the cause.
     fn timeout(&self) -> JoinFailure {
-        let missing = (0..self.ranks).filter(|rank| !self.joined.contains_key(rank)).map(Rank).collect();
+        let absent = || (0..self.ranks).filter(|rank| !self.joined.contains_key(rank));
+        let never_came: Vec<Rank> = absent().filter(|rank| !self.gave_up.contains(rank)).map(Rank).collect();
+        let missing = if never_came.is_empty() { absent().map(Rank).collect() } else { never_came };
         JoinFailure::Timeout { ranks: self.ranks, missing }
     }
 }
@@ -58,8 +63,10 @@ impl State {
             deadline,
             joined: BTreeMap::new(),
             patience: BTreeMap::new(),
+            gave_up: BTreeSet::new(),
         });
         waiting.joined.insert(join.rank, (from, join.request));
+        waiting.gave_up.remove(&join.rank);
         let until = now.saturating_add(Duration::from_nanos(join.timeout_ns));
         if join.timeout_ns > 0 && until < waiting.deadline {
             waiting.patience.insert(join.rank, until);
@@ -167,7 +174,11 @@ impl State {
             late.map(|(rank, _)| (key.clone(), *rank, waiting.timeout()))
         });
         for (key, rank, failure) in late.collect::<Vec<_>>() {
-            let joined = self.waiting.get(&key).and_then(|waiting| waiting.joined.get(&rank)).copied();
+            let waiting = self.waiting.get_mut(&key);
+            let joined = waiting.and_then(|waiting| {
+                waiting.gave_up.insert(rank);
+                waiting.joined.get(&rank).copied()
+            });
             self.withdraw(&key, rank);
             if let Some((session, request)) = joined {
                 self.forget_join(session, request);

@@ -3,6 +3,7 @@
 use super::world::{SECOND, World, hello, settings};
 use crate::state::{ReorderError, SessionId};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
+use std::time::Duration;
 
 fn world() -> World {
     World::new(settings(4), 7)
@@ -197,6 +198,53 @@ fn late_ranks_are_named() {
         assert_eq!(refused.text, "ranks 1, 3, 4 of 5 have not joined in time");
     }
     assert_eq!(world.state.next_deadline(), None);
+}
+
+/// Joins with a rank's own patience; the rank is its session's place.
+fn join_for(world: &mut World, session: SessionId, rank: u32, patience: Duration) {
+    let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+    let request = super::world::request("a", "world", rank);
+    let timeout_ns = u64::try_from(patience.as_nanos()).unwrap();
+    let join = v1::Join { request, tenant, communicator, rank, ranks: 4, timeout_ns };
+    world.say(session, from_agent::Message::Join(join));
+}
+
+#[test]
+fn ranks_that_gave_up_waiting_are_not_those_that_were_missing() {
+    let mut world = world();
+    let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
+    let moment = Duration::from_millis(5);
+    for rank in 0..3 {
+        join_for(&mut world, sessions[rank as usize], rank, SECOND * 10);
+        world.wait(moment);
+    }
+    world.wait(SECOND * 10 - moment * 3);
+    for session in &sessions[..3] {
+        let refused = world.refusal(*session);
+        assert_eq!((refused.kind(), refused.ranks), (JoinRefusedKind::Timeout, vec![3]));
+        world.wait(moment);
+    }
+    assert!(world.look().waiting.is_empty());
+}
+
+#[test]
+fn a_rank_that_gave_up_is_named_where_it_alone_was_missing_in_the_end() {
+    let mut world = world();
+    let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
+    for (rank, patience) in [(0, 5), (1, 20), (2, 20)] {
+        join_for(&mut world, sessions[rank as usize], rank, SECOND * patience);
+    }
+    world.wait(SECOND * 5);
+    assert_eq!(world.refusal(sessions[0]).ranks, [3]);
+    join_for(&mut world, sessions[3], 3, SECOND * 20);
+    world.wait(SECOND * 15);
+    assert_eq!(world.refusal(sessions[1]).ranks, [0]);
+    assert_eq!(world.refusal(sessions[2]).ranks, [0]);
+    // It comes back: then it waits, and nobody is said to be missing but those who are.
+    join_for(&mut world, sessions[0], 0, SECOND * 5);
+    world.wait(SECOND * 5);
+    assert_eq!(world.refusal(sessions[0]).ranks, [1, 2]);
+    assert_eq!(world.refusal(sessions[3]).ranks, [1, 2]);
 }
 
 #[test]
