@@ -2,11 +2,13 @@
 
 pub mod archive;
 pub mod toolchain;
+mod tree;
 
 use crate::packages::Consent;
 use crate::workspace;
 use anyhow::Result;
 use std::time::Instant;
+pub use toolchain::folder;
 use toolchain::{Prepared, Toolchain};
 
 /// What `cargo xtask aarch64` takes.

@@ -37,14 +37,19 @@ impl Archive {
         Ok(depends(&shown))
     }
 
-    /// Downloads packages (`NAME`, `NAME:arm64`, each with or without `=VERSION`) and unpacks them in `folder`.
-    pub fn unpack(&self, packages: &[String], folder: &Path) -> Result<()> {
-        let downloads = folder.join("downloads");
-        fs::create_dir_all(&downloads)?;
+    /// Downloads packages (`NAME`, `NAME:arm64`, each with or without `=VERSION`) into a folder that is there.
+    pub fn download(&self, packages: &[String], folder: &Path) -> Result<()> {
         let mut download = self.apt("apt-get");
         // As ourselves: apt's own user may not write here.
         download.args(["-qq", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
-        workspace::run(download.current_dir(&downloads))?;
+        workspace::run(download.current_dir(folder))
+    }
+
+    /// Downloads packages and unpacks them in `folder`.
+    pub fn unpack(&self, packages: &[String], folder: &Path) -> Result<()> {
+        let downloads = folder.join("downloads");
+        fs::create_dir_all(&downloads)?;
+        self.download(packages, &downloads)?;
         let mut count = 0;
         for entry in fs::read_dir(&downloads)? {
             workspace::run(Command::new("dpkg-deb").arg("--extract").arg(entry?.path()).arg(folder))?;

@@ -1,10 +1,10 @@
 //! The cross toolchain: Debian's compiler with the arm64 standard library, and the C libraries that crates link.
 
-use super::archive::{self, Archive};
+use super::archive::Archive;
+use super::tree::{Contents, Tree, unpacked};
 use crate::packages::{self, Consent};
 use crate::workspace;
 use anyhow::{Context, Result, bail};
-use std::cmp::Ordering;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -29,9 +29,6 @@ const LINKED: &[&str] = &[
     "libnl-route-3-dev",
     "libnl-route-3-200",
 ];
-/// The file that says that a folder is whole: what was asked for, then the packages that must be installed beside it.
-const MARK: &str = "whole";
-
 /// What came of the preparation.
 #[derive(Debug)]
 pub enum Prepared {
@@ -149,101 +146,6 @@ fn impossible() -> Option<String> {
     (!debian).then(|| "it comes from Debian's packages, and this machine has no apt".into())
 }
 
-/// A folder of unpacked packages, kept by the version of one of them.
-struct Tree<'a> {
-    /// Where the versions of it lie.
-    home: PathBuf,
-    /// The package whose version counts.
-    key: &'a str,
-    /// What is asked for: a tree that was made for something else is not used.
-    asked: &'a str,
-    /// Roughly how much there is to download.
-    size: u32,
-    contents: fn(&Archive, &str) -> Result<Contents>,
-}
-
-struct Contents {
-    unpacked: Vec<String>,
-    installed: Vec<String>,
-}
-
-impl Tree<'_> {
-    /// Version, folder and packages to be installed: from an earlier run unless the machine's package lists name a newer
-    /// version. None when the archive has no such package.
-    fn find(&self, lists: &mut Option<Archive>) -> Result<Option<(String, PathBuf, Vec<String>)>> {
-        let mut kept = self.newest()?;
-        if let (Some(version), Some(known)) = (&kept, archive::known(self.key))
-            && archive::compare(version, &known)? == Ordering::Less
-        {
-            kept = None;
-        }
-        let version = match kept {
-            Some(version) => version,
-            None => {
-                let archive = match lists.take() {
-                    Some(archive) => archive,
-                    None => Archive::fetch(folder().join("apt"))?,
-                };
-                let archive = lists.insert(archive);
-                let Some(version) = archive.candidate(self.key)? else { return Ok(None) };
-                if !self.whole(&version) {
-                    self.fetch(archive, &version)?;
-                }
-                version
-            }
-        };
-        let folder = self.folder(&version);
-        let mark = fs::read_to_string(folder.join(MARK))?;
-        Ok(Some((version, folder, mark.lines().skip(1).map(str::to_owned).collect())))
-    }
-
-    fn folder(&self, version: &str) -> PathBuf {
-        self.home.join(version)
-    }
-
-    fn whole(&self, version: &str) -> bool {
-        let mark = fs::read_to_string(self.folder(version).join(MARK));
-        mark.is_ok_and(|mark| mark.lines().next() == Some(self.asked))
-    }
-
-    fn newest(&self) -> Result<Option<String>> {
-        let mut newest: Option<String> = None;
-        for entry in fs::read_dir(&self.home).into_iter().flatten() {
-            let version = entry?.file_name().to_string_lossy().into_owned();
-            let newer = match &newest {
-                Some(newest) => archive::compare(&version, newest)? == Ordering::Greater,
-                None => true,
-            };
-            if newer && self.whole(&version) {
-                newest = Some(version);
-            }
-        }
-        Ok(newest)
-    }
-
-    /// Unpacks the packages into a folder that appears whole or not at all.
-    fn fetch(&self, archive: &Archive, version: &str) -> Result<()> {
-        let folder = self.folder(version);
-        let part = folder.with_file_name(format!("part-{}", std::process::id()));
-        let contents = (self.contents)(archive, version)?;
-        eprintln!(
-            "Fetching {} {version} and what belongs to it (some {} MB; not installed).",
-            self.key, self.size
-        );
-        if part.exists() {
-            fs::remove_dir_all(&part)?;
-        }
-        archive.unpack(&contents.unpacked, &part)?;
-        let mut mark = vec![self.asked.to_owned()];
-        mark.extend(contents.installed);
-        fs::write(part.join(MARK), mark.join("\n"))?;
-        if folder.exists() {
-            fs::remove_dir_all(&folder)?;
-        }
-        fs::rename(&part, &folder).with_context(|| format!("cannot put {} in its place", folder.display()))
-    }
-}
-
 /// The compiler with the standard libraries of both architectures; the library of LLVM that it loads has to be installed.
 fn compiler(archive: &Archive, version: &str) -> Result<Contents> {
     let Some((major, minor)) = minor(version) else { bail!("rustc-web has an odd version: {version}") };
@@ -255,8 +157,7 @@ fn compiler(archive: &Archive, version: &str) -> Result<Contents> {
 }
 
 fn libraries(_: &Archive, _: &str) -> Result<Contents> {
-    let unpacked = LINKED.iter().map(|package| format!("{package}:arm64")).collect();
-    Ok(Contents { unpacked, installed: Vec::new() })
+    Ok(unpacked(LINKED))
 }
 
 /// Writes the program that starts the unpacked compiler, and returns its path.
@@ -377,27 +278,5 @@ mod tests {
             runner[4].as_str(),
             Some("LD_LIBRARY_PATH=/a b/root/usr/lib/aarch64-linux-gnu:/a b/root/lib/aarch64-linux-gnu")
         );
-    }
-
-    #[test]
-    fn a_tree_counts_once_it_is_whole_and_as_asked() {
-        let home = tempfile::tempdir().unwrap();
-        let tree = |asked: &'static str| Tree {
-            home: home.path().to_path_buf(),
-            key: "x",
-            asked,
-            size: 0,
-            contents: libraries,
-        };
-        let version = "1.2-3";
-        let folder = home.path().join(version);
-        fs::create_dir_all(&folder).unwrap();
-        assert!(!tree("a b").whole(version));
-        fs::write(folder.join(MARK), "a b\nlibllvm22\n").unwrap();
-        assert!(tree("a b").whole(version));
-        assert!(!tree("a b c").whole(version));
-        assert_eq!(tree("a b").newest().unwrap().as_deref(), Some(version));
-        fs::create_dir_all(home.path().join("1.3-1")).unwrap();
-        assert_eq!(tree("a b").newest().unwrap().as_deref(), Some(version), "the newer one is not whole");
     }
 }

@@ -1,7 +1,8 @@
 //! A guest's kernel: Debian's package, fetched but never installed, kept by its version.
 
 use super::modules::Modules;
-use super::{Architecture, payload};
+use super::{AMD64, Architecture, payload};
+use crate::aarch64::{self, archive::Archive};
 use crate::workspace;
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -41,8 +42,8 @@ impl Kernel {
         let current = newest(architecture).and_then(|(package, version)| {
             let folder = kept.join(format!("{package}_{version}"));
             if !done(&folder) {
-                eprintln!("Fetching {package} {version} (about 70 MB; it is not installed).");
-                fetch(&package, &folder)?;
+                eprintln!("Fetching {package} {version} (60 to 70 MB; it is not installed).");
+                fetch(architecture, &format!("{package}:{}={version}", architecture.debian), &folder)?;
             }
             Ok(folder)
         });
@@ -86,8 +87,11 @@ fn modified(folder: &Path) -> Option<std::time::SystemTime> {
 }
 
 /// Name and version of the package that the metapackage of the architecture stands for.
+///
+/// The machine's own lists name its own architecture's alone; the others' kernels are built from the same source, so
+/// they have the same version, and the same name but for its end.
 fn newest(architecture: &Architecture) -> Result<(String, String)> {
-    let meta = format!("linux-image-{}", architecture.debian);
+    let meta = format!("linux-image-{}", AMD64.debian);
     let depends = apt_cache(&["depends", &meta])?;
     let Some(package) = dependency(&depends) else {
         bail!("Debian's package lists do not name {meta}; refresh them: `apt-get update`")
@@ -95,7 +99,13 @@ fn newest(architecture: &Architecture) -> Result<(String, String)> {
     let shown = apt_cache(&["show", "--no-all-versions", &package])?;
     let version = shown.lines().find_map(|line| line.strip_prefix("Version: "));
     let version = version.with_context(|| format!("the package lists give {package} no version"))?;
-    Ok((package, version.trim().to_owned()))
+    Ok((twin(&package, architecture)?, version.trim().to_owned()))
+}
+
+/// The name that a kernel for this machine has for another architecture.
+fn twin(package: &str, architecture: &Architecture) -> Result<String> {
+    let stem = package.strip_suffix(AMD64.debian).with_context(|| format!("{package} is an odd name"))?;
+    Ok(format!("{stem}{}", architecture.debian))
 }
 
 /// The first kernel in the answer of `apt-cache depends`.
@@ -111,16 +121,20 @@ fn apt_cache(arguments: &[&str]) -> Result<String> {
 }
 
 /// Downloads the package and leaves what is needed of it in `folder`, which appears whole or not at all.
-fn fetch(package: &str, folder: &Path) -> Result<()> {
+fn fetch(architecture: &Architecture, package: &str, folder: &Path) -> Result<()> {
     let part = folder.with_extension(format!("part-{}", std::process::id()));
     if part.exists() {
         fs::remove_dir_all(&part)?;
     }
     fs::create_dir_all(&part)?;
-    let mut download = Command::new("apt-get");
-    // As ourselves: apt's own user may not write here.
-    download.args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]);
-    workspace::run(download.current_dir(&part).stdin(Stdio::null()))?;
+    if architecture.debian == AMD64.debian {
+        let mut download = Command::new("apt-get");
+        // As ourselves: apt's own user may not write here.
+        download.args(["-qq", "-o", "APT::Sandbox::User=root", "download", package]);
+        workspace::run(download.current_dir(&part).stdin(Stdio::null()))?;
+    } else {
+        Archive::fetch(aarch64::folder().join("apt"))?.download(&[package.to_owned()], &part)?;
+    }
     let archive = only(&part)?;
     unpack(&archive, &part)?;
     fs::remove_file(&archive)?;
@@ -168,5 +182,13 @@ mod tests {
         let answer = "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n  Conflicts: x\n";
         assert_eq!(dependency(answer).as_deref(), Some("linux-image-6.1.0-56-amd64"));
         assert_eq!(dependency("linux-image-amd64\n  Suggests: linux-image-none\n"), None);
+    }
+
+    #[test]
+    fn a_foreign_kernel_has_the_name_of_ours_but_for_its_end() {
+        let ours = "linux-image-6.1.0-56-amd64";
+        assert_eq!(twin(ours, &crate::vm::ARM64).unwrap(), "linux-image-6.1.0-56-arm64");
+        assert_eq!(twin(ours, &AMD64).unwrap(), ours);
+        assert!(twin("linux-image-cloud", &AMD64).is_err());
     }
 }

@@ -1,32 +1,46 @@
-//! The uncompressed kernel inside a bzImage, which the emulator boots much sooner (Linux, Documentation/arch/x86/boot.rst).
+//! The uncompressed kernel inside a package's image, which the emulator boots soonest.
+//!
+//! A bzImage of x86 (Linux, Documentation/arch/x86/boot.rst), an arm64 image as it is (Documentation/arch/arm64/booting.rst),
+//! or one that unpacks itself under EFI (drivers/firmware/efi/libstub/zboot-header.S).
 
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Where the boot protocol keeps the setup code's length, in sectors of 512 bytes after the first.
+/// Where x86's boot protocol keeps the setup code's length, in sectors of 512 bytes after the first.
 const SETUP_SECTORS: usize = 0x1f1;
-/// The protocol's signature.
+/// That protocol's signature.
 const SIGNATURE: (usize, &[u8]) = (0x202, b"HdrS");
 /// The payload's offset after the setup code, and its length.
 const PAYLOAD: (usize, usize) = (0x248, 0x24c);
+/// What an arm64 image has in its header, packed or not.
+const ARM64: (usize, &[u8]) = (0x38, b"ARMd");
+/// What an image that unpacks itself under EFI has in its header.
+const EFI: (usize, &[u8]) = (4, b"zimg");
+/// The offset of its payload, and its length.
+const EFI_PAYLOAD: (usize, usize) = (8, 12);
+/// How an unpacked x86 image begins.
+const ELF: (usize, &[u8]) = (0, b"\x7fELF");
 
 /// How a payload is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Packing {
+    None,
     Xz,
     Zstd,
     Gzip,
 }
 
-/// Unpacks the kernel in the bzImage `packed` into `plain`.
+/// Unpacks the kernel in the image `packed` into `plain`.
 pub(super) fn unpack(packed: &Path, plain: &Path) -> Result<()> {
     let image = fs::read(packed).with_context(|| format!("cannot read {}", packed.display()))?;
-    let (packing, payload) = find(&image).with_context(|| format!("{} is no bzImage", packed.display()))?;
+    let found = find(&image).with_context(|| format!("{} is no kernel that is known here", packed.display()));
+    let (packing, payload) = found?;
     let input = plain.with_extension("packed");
     fs::write(&input, payload)?;
     let mut program = match packing {
+        Packing::None => command("cat", &[]),
         // After the stream stands its unpacked length, which xz would take for a damaged second stream.
         Packing::Xz => command("xz", &["-dc", "--single-stream"]),
         Packing::Zstd => command("zstd", &["-dcq"]),
@@ -36,13 +50,17 @@ pub(super) fn unpack(packed: &Path, plain: &Path) -> Result<()> {
     program.stdin(File::open(&input)?).stdout(File::create(&part)?);
     crate::workspace::run(&mut program)?;
     fs::remove_file(&input)?;
-    let mut magic = [0; 4];
-    std::io::Read::read_exact(&mut File::open(&part)?, &mut magic)?;
-    if magic != *b"\x7fELF" {
-        bail!("the payload of {} is not an ELF image", packed.display());
+    let mut start = [0; 64];
+    std::io::Read::read_exact(&mut File::open(&part)?, &mut start)?;
+    if !has(&start, ELF) && !has(&start, ARM64) {
+        bail!("the payload of {} is no image that boots", packed.display());
     }
     fs::rename(&part, plain)?;
     Ok(())
+}
+
+fn has(image: &[u8], (at, mark): (usize, &[u8])) -> bool {
+    image.get(at..).is_some_and(|rest| rest.starts_with(mark))
 }
 
 fn command(program: &str, arguments: &[&str]) -> Command {
@@ -51,25 +69,30 @@ fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// The packed payload of a bzImage, without the length that the kernel's build appends to some.
+/// The payload of an image, without the length that the kernel's build appends to some.
 fn find(image: &[u8]) -> Result<(Packing, &[u8])> {
-    let signature = image.get(SIGNATURE.0..).unwrap_or_default();
-    if !signature.starts_with(SIGNATURE.1) {
-        bail!("the boot protocol's signature is missing");
-    }
     let word = |at: usize| -> Option<usize> {
         let bytes = image.get(at..at.checked_add(4)?)?;
         usize::try_from(u32::from_le_bytes(bytes.try_into().ok()?)).ok()
     };
-    let range = || -> Option<&[u8]> {
-        let sectors = match usize::from(*image.get(SETUP_SECTORS)?) {
-            0 => 4,
-            sectors => sectors,
+    let slice = |start: usize, length: usize| image.get(start..start.checked_add(length)?);
+    let payload = if has(image, SIGNATURE) {
+        let setup = || -> Option<usize> {
+            let sectors = match usize::from(*image.get(SETUP_SECTORS)?) {
+                0 => 4,
+                sectors => sectors,
+            };
+            sectors.checked_add(1)?.checked_mul(512)?.checked_add(word(PAYLOAD.0)?)
         };
-        let start = sectors.checked_add(1)?.checked_mul(512)?.checked_add(word(PAYLOAD.0)?)?;
-        image.get(start..start.checked_add(word(PAYLOAD.1)?)?)
+        setup().zip(word(PAYLOAD.1)).and_then(|(start, length)| slice(start, length))
+    } else if has(image, EFI) {
+        word(EFI_PAYLOAD.0).zip(word(EFI_PAYLOAD.1)).and_then(|(start, length)| slice(start, length))
+    } else if has(image, ARM64) {
+        return Ok((Packing::None, image));
+    } else {
+        bail!("no boot protocol's signature is in it");
     };
-    let payload = range().context("the payload lies outside the file")?;
+    let payload = payload.context("the payload lies outside the file")?;
     if payload.starts_with(b"\xfd7zXZ\0") {
         Ok((Packing::Xz, payload))
     } else if payload.starts_with(b"\x28\xb5\x2f\xfd") {
@@ -113,5 +136,38 @@ mod tests {
         let mut far = image(b"\xfd7zXZ\0");
         far[PAYLOAD.0..][..4].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(find(&far).unwrap_err().to_string().contains("outside"));
+    }
+
+    #[test]
+    fn images_of_arm64_are_plain_or_unpack_themselves() {
+        let mut plain = vec![0; 128];
+        plain[ARM64.0..][..4].copy_from_slice(ARM64.1);
+        assert_eq!(find(&plain).unwrap(), (Packing::None, &plain[..]));
+        assert!(find(&plain[..0x3a]).is_err(), "cut off in its mark");
+        let payload = b"\x1f\x8band so on";
+        let mut packed = vec![0; 128];
+        packed[..2].copy_from_slice(b"MZ");
+        packed[EFI.0..][..4].copy_from_slice(EFI.1);
+        packed[EFI_PAYLOAD.0..][..4].copy_from_slice(&128_u32.to_le_bytes());
+        packed[EFI_PAYLOAD.1..][..4].copy_from_slice(&u32::try_from(payload.len()).unwrap().to_le_bytes());
+        packed.extend_from_slice(payload);
+        packed.extend_from_slice(b"after");
+        assert_eq!(find(&packed).unwrap(), (Packing::Gzip, &payload[..]));
+        packed[EFI_PAYLOAD.0..][..4].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(find(&packed).unwrap_err().to_string().contains("outside"));
+    }
+
+    #[test]
+    fn a_plain_image_is_copied_and_anything_else_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (packed, plain) = (folder.path().join("vmlinuz"), folder.path().join("vmlinux"));
+        let mut image = vec![7; 256];
+        image[ARM64.0..][..4].copy_from_slice(ARM64.1);
+        fs::write(&packed, &image).unwrap();
+        unpack(&packed, &plain).unwrap();
+        assert_eq!(fs::read(&plain).unwrap(), image);
+        fs::write(&packed, "no kernel").unwrap();
+        assert!(unpack(&packed, &folder.path().join("other")).is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing half done stays");
     }
 }
