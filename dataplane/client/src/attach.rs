@@ -1,14 +1,14 @@
 //! Attaching to the agent.
 
 use crate::communicator::{Communicator, Joining};
+use crate::session::Opening;
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
-use crate::{Access, Error, session};
+use crate::{Access, AgentAddress, Error};
 use harmonaize_abi::session::Hello;
 use harmonaize_abi::{Dtype, Rank};
 use harmonaize_shm::{MappedTenant, RemoteTenant, TenantEnd};
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,8 +23,11 @@ pub struct AttachOptions {
     pub entries: u32,
     /// How long waiting spins (yielding) before it sleeps.
     pub spin: Duration,
-    /// How long the handshake may take.
+    /// How long each answer during the handshake may take.
     pub timeout: Duration,
+    /// How attachments over RDMA find their device.
+    #[cfg(feature = "rdma")]
+    pub rdma: crate::RdmaOptions,
 }
 
 impl Default for AttachOptions {
@@ -36,6 +39,8 @@ impl Default for AttachOptions {
             entries: 64,
             spin: Duration::from_micros(50),
             timeout: Duration::from_secs(10),
+            #[cfg(feature = "rdma")]
+            rdma: crate::RdmaOptions::default(),
         }
     }
 }
@@ -48,11 +53,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// Attaches through the agent's socket at `path`. Blocks until the agent has answered, at most the options' timeout.
-    pub fn attach(path: impl AsRef<Path>, options: AttachOptions) -> Result<Self, Error> {
+    /// Attaches to the agent: through its socket, given by its path, or at another [`AgentAddress`]. Blocks until the agent has
+    /// answered, at most the options' timeout for each answer.
+    pub fn attach(at: impl Into<AgentAddress>, options: AttachOptions) -> Result<Self, Error> {
+        if options.access == Access::Rdma && !cfg!(feature = "rdma") {
+            return Err(Error::NoRdma);
+        }
+        let opening = Opening::connect(&at.into(), options.timeout)?;
         let hello =
             Hello { access: options.access, arena_bytes: options.arena_bytes, entries: options.entries };
-        let (session, welcome, descriptors) = session::open(path.as_ref(), &hello, options.timeout)?;
+        let (welcome, descriptors) = opening.hello(&hello)?;
         let (bytes, entries) = (welcome.arena_bytes, welcome.entries);
         let unexpected = |_: Vec<OwnedFd>| Error::Protocol("wrong number of descriptors".into());
         let end: Box<dyn TenantEnd> = match options.access {
@@ -63,10 +73,14 @@ impl Client {
                 let [socket] = descriptors.try_into().map_err(unexpected)?;
                 Box::new(RemoteTenant::open(socket, bytes, entries)?)
             }
-            Access::Rdma => return Err(Error::Protocol("built without the feature `rdma`".into())),
+            #[cfg(feature = "rdma")]
+            Access::Rdma => crate::rdma::open(&opening, &welcome, &options.rdma)?,
+            #[cfg(not(feature = "rdma"))]
+            Access::Rdma => return Err(Error::NoRdma),
         };
         let pool = Pool::new(Arc::clone(end.memory()));
-        Ok(Self { shared: Arc::new(Shared::new(end, session, options.spin)?), pool })
+        let shared = Shared::new(end, opening.into_session(), options.spin)?;
+        Ok(Self { shared: Arc::new(shared), pool })
     }
 
     /// A tensor of `elements` elements. Its contents are unspecified.

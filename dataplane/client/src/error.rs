@@ -11,11 +11,13 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody answers at the agent's socket.
-    #[error("cannot connect to the agent at {}: {source}; is the agent running, and is this its socket for this user?", path.display())]
+    /// Nobody answers where the agent should be.
+    #[error(
+        "cannot connect to the agent at {at}: {source}; is the agent running, and is this where it listens for this user?"
+    )]
     Connect {
-        /// The socket.
-        path: PathBuf,
+        /// The socket or the address.
+        at: String,
         /// What the kernel said.
         source: std::io::Error,
     },
@@ -27,6 +29,27 @@ pub enum Error {
         /// The agent's words.
         text: String,
     },
+    /// Whoever listens there does not know the tenant's secret.
+    #[error("whoever listens at {at} is not the provider's agent, or does not know this tenant's secret")]
+    Stranger {
+        /// The address.
+        at: String,
+    },
+    /// The file with the tenant's secret is of no use.
+    #[error("the secret in {}: {reason}", path.display())]
+    Secret {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Attachments over RDMA are not in this build.
+    #[error("attachments over RDMA need this library built with its feature `rdma`")]
+    NoRdma,
+    /// An RDMA device, or memory on it.
+    #[cfg(feature = "rdma")]
+    #[error(transparent)]
+    Rdma(#[from] harmonaize_verbs::VerbsError),
     /// The agent broke the protocol, or is of another version.
     #[error("cannot talk to the agent: {0}")]
     Protocol(String),

@@ -20,9 +20,13 @@
 //! tensors keep the attachment alive. One thread at a time waits on the kernel for all others. A remote attachment's tensors are served to the agent
 //! while some thread waits or polls, and not otherwise.
 //!
-//! Architecture invariant: knows ranks and its agent's socket; no host, link or other tenant.
+//! With the feature `rdma` tensors may be reached over a queue pair ([`Access::Rdma`]), so that agent and process need not
+//! share memory, nor a machine: then the agent answers over TCP ([`AgentAddress::Tcp`]). It links libibverbs.
+//!
+//! Architecture invariant: knows ranks and its agent's socket or address; no host, link or other tenant.
 #![forbid(unsafe_code)]
 
+mod address;
 mod arena;
 mod attach;
 mod communicator;
@@ -30,15 +34,22 @@ mod element;
 mod error;
 mod in_flight;
 mod operation;
+#[cfg(feature = "rdma")]
+mod rdma;
 mod session;
 mod shared;
 mod tensor;
 
+pub use address::AgentAddress;
 pub use attach::{AttachOptions, Client};
 pub use communicator::Communicator;
 pub use element::Element;
 pub use error::Error;
-pub use harmonaize_abi::session::{Access, FailureDetail, JoinRefusal, RefusalKind};
+pub use harmonaize_abi::session::{Access, FailureDetail, JoinRefusal, RefusalKind, Secret};
 pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
+#[cfg(feature = "rdma")]
+pub use harmonaize_verbs::{Devices, VerbsError};
 pub use operation::{Algorithm, Operation, Receipt};
+#[cfg(feature = "rdma")]
+pub use rdma::RdmaOptions;
 pub use tensor::Tensor;

@@ -1,20 +1,24 @@
-//! The Unix socket to the agent: the handshake, then requests and answers, never blocking.
+//! The connection to the agent: the handshake, then requests and answers, never blocking.
 
-use crate::Error;
+use crate::{AgentAddress, Error};
 use harmonaize_abi::session::{
-    Access, Answer, Hello, MAX_MESSAGE, MessageError, Refused, Request, Welcome, decode, decode_first,
-    encode, encode_first, length,
+    Access, Answer, Challenge, Hello, Knock, MAX_MESSAGE, MessageError, Proven, Refused, Request, Secret,
+    Welcome, decode, decode_first, encode, encode_first, length,
 };
 use harmonaize_shm::receive_with_descriptors;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{self, Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::time::Duration;
 
 /// Bytes taken from the socket with one call.
 const CHUNK: usize = 4096;
+/// Over TCP, an agent's host that is silent for so long is gone.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// The socket after the handshake.
 #[derive(Debug)]
@@ -28,46 +32,143 @@ fn system(call: &'static str) -> impl Fn(Errno) -> Error {
     move |source| Error::System { call, source: source.into() }
 }
 
-/// Connects and says hello. The agent's welcome and the descriptors that came with it.
-pub(crate) fn open(
-    path: &Path,
-    hello: &Hello,
-    timeout: Duration,
-) -> Result<(Session, Welcome, Vec<OwnedFd>), Error> {
-    let connect = |source: Errno| Error::Connect { path: path.to_owned(), source: source.into() };
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(system("socket"))?;
-    for which in [Timeout::Send, Timeout::Recv] {
-        set_socket_timeout(&socket, which, Some(timeout)).map_err(system("setsockopt(SO_RCVTIMEO)"))?;
-    }
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path).map_err(connect)?).map_err(connect)?;
-    // The agent may have refused and closed already: what it said can still be read.
-    match rustix::net::send(&socket, &encode_first(hello)?, SendFlags::NOSIGNAL) {
-        Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-        Err(error) => return Err(connect(error)),
-    }
-    let mut descriptors = Vec::new();
-    let mut prefix = [0; 4];
-    receive_exactly(socket.as_fd(), &mut prefix, &mut descriptors)?;
-    let mut message = vec![0; length(prefix)?];
-    receive_exactly(socket.as_fd(), &mut message, &mut descriptors)?;
-    match decode_first::<Result<Welcome, Refused>>(&message) {
-        Ok(Ok(welcome)) if descriptors.len() == hello.access.descriptors() => {
-            Ok((Session { socket, received: Vec::new(), unsent: Vec::new() }, welcome, descriptors))
+/// The socket during the handshake, where every call waits for the agent, at most as long as the options say.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    socket: OwnedFd,
+}
+
+impl Opening {
+    /// Connects, and over TCP proves whose process this is.
+    pub(crate) fn connect(at: &AgentAddress, timeout: Duration) -> Result<Self, Error> {
+        let refused = |source: std::io::Error| Error::Connect { at: at.to_string(), source };
+        match at {
+            AgentAddress::Socket(path) => {
+                let flags = SocketFlags::CLOEXEC;
+                let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+                    .map_err(system("socket"))?;
+                let opening = Self { socket };
+                opening.limit(timeout)?;
+                let address = SocketAddrUnix::new(path).map_err(|error| refused(error.into()))?;
+                rustix::net::connect(&opening.socket, &address).map_err(|error| refused(error.into()))?;
+                Ok(opening)
+            }
+            AgentAddress::Tcp { address, tenant, secret } => {
+                let stream = TcpStream::connect_timeout(address, timeout).map_err(refused)?;
+                let opening = Self { socket: stream.into() };
+                opening.limit(timeout)?;
+                watched(opening.socket.as_fd()).map_err(system("setsockopt(TCP)"))?;
+                opening.prove(tenant, secret, at)?;
+                Ok(opening)
+            }
         }
-        Ok(Ok(_)) => Err(Error::Protocol(format!(
-            "{} descriptors came with the agent's welcome, not {}",
-            descriptors.len(),
-            Access::descriptors(hello.access)
-        ))),
-        Ok(Err(Refused { kind, text })) => Err(Error::Refused { kind, text }),
-        Err(MessageError::Version(theirs)) => Err(Error::Protocol(format!(
-            "{}; install the client library that belongs to this agent",
-            MessageError::Version(theirs)
-        ))),
-        Err(error) => Err(error.into()),
     }
+
+    fn limit(&self, timeout: Duration) -> Result<(), Error> {
+        for which in [Timeout::Send, Timeout::Recv] {
+            set_socket_timeout(&self.socket, which, Some(timeout))
+                .map_err(system("setsockopt(SO_RCVTIMEO)"))?;
+        }
+        Ok(())
+    }
+
+    fn prove(&self, tenant: &str, secret: &Secret, at: &AgentAddress) -> Result<(), Error> {
+        let mut nonce = [0; 32];
+        getrandom::fill(&mut nonce)
+            .map_err(|error| Error::System { call: "getrandom", source: std::io::Error::other(error) })?;
+        let knock = Knock { tenant: tenant.to_owned(), nonce };
+        self.write(&encode_first(&knock)?)?;
+        let challenge: Challenge = first(&self.read(&mut Vec::new())?)?;
+        self.send(&secret.response(&knock, &challenge))?;
+        let proven: Proven = self.receive_or_refused()?;
+        match secret.proves(&knock, &challenge, &proven) {
+            true => Ok(()),
+            false => Err(Error::Stranger { at: at.to_string() }),
+        }
+    }
+
+    /// Says hello. The agent's welcome and the descriptors that came with it.
+    pub(crate) fn hello(&self, hello: &Hello) -> Result<(Welcome, Vec<OwnedFd>), Error> {
+        self.write(&encode_first(hello)?)?;
+        let mut descriptors = Vec::new();
+        let message = self.read(&mut descriptors)?;
+        match first::<Result<Welcome, Refused>>(&message)? {
+            Ok(welcome) if descriptors.len() == hello.access.descriptors() => Ok((welcome, descriptors)),
+            Ok(_) => Err(Error::Protocol(format!(
+                "{} descriptors came with the agent's welcome, not {}",
+                descriptors.len(),
+                Access::descriptors(hello.access)
+            ))),
+            Err(Refused { kind, text }) => Err(Error::Refused { kind, text }),
+        }
+    }
+
+    /// This end's address, over TCP.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn local(&self) -> Option<std::net::IpAddr> {
+        let name = rustix::net::getsockname(&self.socket).ok()?;
+        std::net::SocketAddr::try_from(name).ok().map(|address| address.ip().to_canonical())
+    }
+
+    /// Sends a message that is not the first.
+    pub(crate) fn send(&self, message: &impl Serialize) -> Result<(), Error> {
+        self.write(&encode(message)?)
+    }
+
+    /// Receives a message that is not the first.
+    pub(crate) fn receive<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        Ok(decode(&self.read(&mut Vec::new())?)?)
+    }
+
+    /// The same, where the agent may refuse instead.
+    pub(crate) fn receive_or_refused<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        self.receive::<Result<T, Refused>>()?.map_err(|Refused { kind, text }| Error::Refused { kind, text })
+    }
+
+    /// The handshake is over.
+    pub(crate) fn into_session(self) -> Session {
+        Session { socket: self.socket, received: Vec::new(), unsent: Vec::new() }
+    }
+
+    fn write(&self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            match rustix::net::send(&self.socket, bytes, SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                // The agent may have refused and closed already: what it said can still be read.
+                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+                Err(error) => return Err(system("send")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// A message without its length, and what came with it.
+    fn read(&self, descriptors: &mut Vec<OwnedFd>) -> Result<Vec<u8>, Error> {
+        let mut prefix = [0; 4];
+        receive_exactly(self.socket.as_fd(), &mut prefix, descriptors)?;
+        let mut message = vec![0; length(prefix)?];
+        receive_exactly(self.socket.as_fd(), &mut message, descriptors)?;
+        Ok(message)
+    }
+}
+
+/// Small messages go at once, and a host that vanishes without a word is noticed within [`SILENCE`].
+fn watched(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, SILENCE / 2)?;
+    sockopt::set_tcp_keepintvl(socket, SILENCE / 5)?;
+    sockopt::set_tcp_user_timeout(socket, SILENCE.as_millis() as u32)
+}
+
+fn first<T: DeserializeOwned>(message: &[u8]) -> Result<T, Error> {
+    decode_first(message).map_err(|error| match error {
+        MessageError::Version(_) => {
+            Error::Protocol(format!("{error}; install the client library that belongs to this agent"))
+        }
+        error => error.into(),
+    })
 }
 
 fn receive_exactly(
