@@ -26,6 +26,9 @@ pub enum EndError {
     /// Fetch or store on a mapped attachment.
     #[error("{0}: not on a mapped attachment")]
     Mapped(&'static str),
+    /// The RDMA device, or the path to the other side. The attachment has ended.
+    #[error("RDMA: {0}")]
+    Rdma(String),
     /// The kernel refused. The attachment has ended.
     #[error("{call}: {source}")]
     System {

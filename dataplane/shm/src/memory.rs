@@ -5,6 +5,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What keeps a shared mapping from faulting: nobody can change the memfd's size, or these seals.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -50,6 +51,7 @@ pub struct Memory {
     base: *mut u8,
     bytes: usize,
     fd: Option<OwnedFd>,
+    pins: AtomicUsize,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is reached only through raw-pointer views, which
@@ -74,7 +76,7 @@ impl Memory {
             )
         };
         let base = base.map_err(|source| MemoryError::System { call: "mmap", source })?;
-        Ok(Arc::new(Self { base: base.cast(), bytes, fd: None }))
+        Ok(Arc::new(Self { base: base.cast(), bytes, fd: None, pins: AtomicUsize::new(0) }))
     }
 
     /// Zeroed memory behind a new memfd, sealed against growing, shrinking and further seals, so that whoever maps it
@@ -111,7 +113,7 @@ impl Memory {
         // as long as the mapping.
         let base = unsafe { rustix::mm::mmap(null, size, protection, MapFlags::SHARED, &fd, 0) };
         let base = base.map_err(|source| MemoryError::System { call: "mmap", source })?;
-        Ok(Arc::new(Self { base: base.cast(), bytes: size, fd: Some(fd) }))
+        Ok(Arc::new(Self { base: base.cast(), bytes: size, fd: Some(fd), pins: AtomicUsize::new(0) }))
     }
 
     /// Copies bytes out. Costs one pass; sees torn values if someone writes meanwhile.
@@ -170,6 +172,41 @@ impl Memory {
         let (offset, bytes) = self.check(offset, bytes)?;
         // SAFETY: as in `view`; the mapping is writable.
         Ok(unsafe { ViewMut::new(self.base.wrapping_add(offset), bytes) })
+    }
+}
+
+/// A hold on a mapping for a device's sake: it keeps the mapping, but is no [use](Self::used) of it. So that who keeps
+/// mappings registered for the next use can tell when there will be none.
+#[derive(Debug)]
+pub struct Pin(Arc<Memory>);
+
+impl Pin {
+    /// Holds a mapping.
+    pub fn new(memory: &Arc<Memory>) -> Self {
+        memory.pins.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(memory))
+    }
+
+    /// The mapping.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.0
+    }
+
+    /// Whether anyone holds the mapping but by pins. As of some moment during the call.
+    pub fn used(&self) -> bool {
+        Arc::strong_count(&self.0) > self.0.pins.load(Ordering::Relaxed)
+    }
+}
+
+impl Clone for Pin {
+    fn clone(&self) -> Self {
+        Self::new(&self.0)
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -253,6 +290,22 @@ mod tests {
         assert_eq!(seen, [7; 10]);
         assert!(ours.write(4991, &[7; 10]).is_err());
         assert!(ours.read(u64::MAX, &mut seen).is_err());
+    }
+
+    #[test]
+    fn pins_keep_a_mapping_without_using_it() {
+        let memory = Memory::private(4096).unwrap();
+        let pin = Pin::new(&memory);
+        let another = pin.clone();
+        let span = Span::new(&memory, 0, 1).unwrap();
+        assert!(pin.used());
+        drop(memory);
+        assert!(pin.used());
+        drop(span);
+        assert!(!pin.used() && !another.used());
+        drop(pin);
+        assert!(!another.used());
+        another.memory().write(0, &[1]).unwrap();
     }
 
     #[test]

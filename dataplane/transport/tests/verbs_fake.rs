@@ -278,9 +278,9 @@ fn what_cannot_be_set_up_is_named() {
         "{error}"
     );
     let error = bind(config(&["a0:x"]));
-    assert!(matches!(error, SetupError::BadDevice(_)), "{error}");
+    assert!(matches!(error, SetupError::Verbs(VerbsError::BadDevice { .. })), "{error}");
     let error = bind(Config { mtu: Some(1500), ..config(&["a0"]) });
-    assert!(matches!(error, SetupError::BadMtu(1500)), "{error}");
+    assert!(matches!(error, SetupError::Verbs(VerbsError::BadMtu { bytes: 1500 })), "{error}");
     let error = bind(Config { gid_index: Some(77), ..config(&["a0"]) });
     assert!(matches!(error, SetupError::Verbs(VerbsError::NoSuchGid { index: 77, .. })), "{error}");
     let error = bind(config(&[]));

@@ -1,7 +1,7 @@
 //! The raw calls under the types, so that libibverbs and the fake stand side by side.
 
 use crate::{Access, AsyncEvent, Call, Completion, Depths, Endpoint, Gid, GidEntry, Limits, Path, Port};
-use harmonaize_shm::Memory;
+use harmonaize_shm::Pin;
 use rustix::io::Errno;
 use std::any::Any;
 use std::fmt::Debug;
@@ -134,7 +134,7 @@ pub(crate) trait Calls: Send + Sync + Debug {
     fn async_event(&self, context: &Handle) -> Result<Option<AsyncEvent>, Errno>;
 
     fn domain(&self, context: &Handle) -> Result<Handle, Errno>;
-    fn register(&self, domain: &Handle, memory: &Arc<Memory>, access: Access) -> Result<Registered, Errno>;
+    fn register(&self, domain: &Handle, memory: &Pin, access: Access) -> Result<Registered, Errno>;
 
     /// A completion queue with a channel of its own, and the entries that it really has.
     fn completion_queue(&self, context: &Handle, entries: u32) -> Result<(Handle, u32), (Call, Errno)>;

@@ -170,6 +170,24 @@ pub enum VerbsError {
         /// Those with an entry.
         used: Vec<u8>,
     },
+    /// Neither a name nor a name with a port.
+    #[error("{name:?} is no device: write its name, as mlx5_0, or with its port, as mlx5_0:1")]
+    BadDevice {
+        /// Asked for.
+        name: String,
+    },
+    /// No device was named, and there is more than one to choose from, or none.
+    #[error("name the RDMA device; ports that are active: {}", if active.is_empty() { "none".to_owned() } else { active.join(", ") })]
+    WhichDevice {
+        /// Devices with their ports.
+        active: Vec<String>,
+    },
+    /// Not one that packets can have.
+    #[error("an MTU of {bytes} bytes: it must be 256, 512, 1024, 2048 or 4096")]
+    BadMtu {
+        /// Asked for.
+        bytes: usize,
+    },
     /// The port is not active.
     #[error("port {port} of {device} is {state}, not ACTIVE")]
     PortDown {

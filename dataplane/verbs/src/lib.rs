@@ -6,6 +6,7 @@
 //! the process that moves the bytes itself and breaks on demand.
 
 mod address;
+pub mod attachment;
 mod calls;
 mod completion;
 mod datagram;
@@ -13,6 +14,7 @@ mod device;
 mod error;
 #[cfg(feature = "fake")]
 pub mod fake;
+mod function;
 mod queue_pair;
 mod real;
 mod region;
@@ -23,6 +25,7 @@ pub use completion::{Completion, CompletionQueue, Opcode, Status};
 pub use datagram::{AddressHandle, Datagram, Delivered, GRH_BYTES, MULTICAST, Received};
 pub use device::{AsyncEvent, Device, Devices, Limits, LinkLayer, Place, Port, PortState};
 pub use error::{Call, VerbsError};
+pub use function::{Function, Wanted};
 pub use queue_pair::{Connected, Depths, Endpoint, Path, QueuePair, Unconnected};
-pub use region::{Access, Domain, Local, Region};
+pub use region::{Access, Domain, Local, Region, Registrations};
 pub use work::{RemoteAddress, Work};

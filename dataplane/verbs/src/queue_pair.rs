@@ -112,6 +112,8 @@ pub struct Endpoint {
     pub mtu: Mtu,
     /// Local identifier, of `InfiniBand`.
     pub lid: u16,
+    /// Reads that it answers at once; 0: none.
+    pub reads: u8,
 }
 
 /// What a work request holds until it is done.
@@ -164,7 +166,8 @@ impl QueuePair<Unconnected> {
             .map_err(|errno| device.failed(Call::ToInit, object(), errno))?;
         let mtu = path.mtu.unwrap_or(port.active_mtu);
         let psn = random_psn();
-        let endpoint = Endpoint { number: made.number, psn, gid, mtu, lid: port.lid };
+        let reads = path.reads.min(device.limits().reads);
+        let endpoint = Endpoint { number: made.number, psn, gid, mtu, lid: port.lid, reads };
         Ok(Self {
             handle,
             held: VecDeque::with_capacity(made.depths.sends as usize),
@@ -193,7 +196,7 @@ impl QueuePair<Unconnected> {
             }
         }
         let device = Arc::clone(&self.domain.device);
-        let path = Path { reads: self.path.reads.min(device.limits().reads), ..self.path };
+        let path = Path { reads: self.endpoint.reads.min(remote.reads), ..self.path };
         let mtu = self.endpoint.mtu.min(remote.mtu);
         let steps = [
             Transition::ReadyToReceive { remote, path: &path, mtu },

@@ -2,12 +2,13 @@
 
 use crate::completion::Opaque;
 use crate::{Call, Device, VerbsError};
-use harmonaize_shm::{Memory, Span};
+use harmonaize_shm::{Memory, Pin, Span};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// What may be done to registered memory by the device; it may always read it for its own queue pairs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Access {
     /// The device may write it: needed to receive into it and for reads to land in it, and for `remote_write`.
     pub local_write: bool,
@@ -57,7 +58,7 @@ impl Domain {
 pub struct Region {
     // Dropped in this order: the device lets go before the memory may be unmapped.
     _handle: Opaque,
-    memory: Arc<Memory>,
+    memory: Pin,
     domain: Arc<Domain>,
     local_key: u32,
     remote_key: u32,
@@ -78,7 +79,8 @@ impl Region {
             return Err(VerbsError::OutOfRange { what: "a region's length", value: bytes, most });
         }
         let access = Access { local_write: access.local_write || access.remote_write, ..access };
-        let made = device.calls.register(&domain.handle.0, memory, access).map_err(|errno| match errno {
+        let pin = Pin::new(memory);
+        let made = device.calls.register(&domain.handle.0, &pin, access).map_err(|errno| match errno {
             Errno::NOMEM | Errno::PERM | Errno::AGAIN => {
                 VerbsError::Memlock { bytes, device: device.name().to_owned(), errno, limit: memlock() }
             }
@@ -86,7 +88,7 @@ impl Region {
         })?;
         Ok(Arc::new(Self {
             _handle: Opaque(made.handle),
-            memory: Arc::clone(memory),
+            memory: pin,
             domain: Arc::clone(domain),
             local_key: made.local_key,
             remote_key: made.remote_key,
@@ -106,17 +108,22 @@ impl Region {
 
     /// Address of the first byte, as peers name it.
     pub fn address(&self) -> u64 {
-        self.memory.address()
+        self.memory.memory().address()
     }
 
     /// Length in bytes.
     pub fn bytes(&self) -> u64 {
-        self.memory.bytes() as u64
+        self.memory.memory().bytes() as u64
     }
 
     /// The mapping.
     pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
+        self.memory.memory()
+    }
+
+    /// Whether anyone uses the mapping but registrations.
+    pub fn used(&self) -> bool {
+        self.memory.used()
     }
 
     /// The domain.
@@ -127,6 +134,43 @@ impl Region {
     /// What may be done to it.
     pub fn access(&self) -> Access {
         self.access
+    }
+}
+
+/// The regions of a domain by mapping: registered at the first use, kept while anyone uses the mapping.
+#[derive(Debug)]
+pub struct Registrations {
+    domain: Arc<Domain>,
+    regions: HashMap<(usize, Access), Arc<Region>>,
+}
+
+impl Registrations {
+    /// None yet.
+    pub fn new(domain: Arc<Domain>) -> Self {
+        Self { domain, regions: HashMap::new() }
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// The region of a whole mapping, which is registered if it is not yet. Allocates then alone.
+    pub fn region(&mut self, memory: &Arc<Memory>, access: Access) -> Result<Arc<Region>, VerbsError> {
+        // A region keeps its mapping, so nothing else can have come to stand at the address.
+        let key = (Arc::as_ptr(memory) as usize, access);
+        if let Some(region) = self.regions.get(&key) {
+            return Ok(Arc::clone(region));
+        }
+        self.sweep();
+        let region = Region::register(&self.domain, memory, access)?;
+        self.regions.insert(key, Arc::clone(&region));
+        Ok(region)
+    }
+
+    /// Lets go of the regions of mappings that nobody uses any more.
+    pub fn sweep(&mut self) {
+        self.regions.retain(|_, region| region.used());
     }
 }
 

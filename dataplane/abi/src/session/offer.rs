@@ -29,6 +29,8 @@ pub struct PairEnd {
     pub mtu: u16,
     /// Local identifier, of InfiniBand.
     pub lid: u16,
+    /// RDMA reads that it answers at once.
+    pub reads: u8,
     /// Where the other end writes descriptors or completions.
     pub mailbox: Registered,
 }

@@ -2,7 +2,7 @@
 
 use super::exchange::{Control, PathEnd, RingEnd};
 use super::path::{Fault, Outlet, Path};
-use super::rail::{Rail, Sources};
+use super::rail::Rail;
 use crate::rings::Rings;
 use crate::{DownReason, Event, LinkId};
 use harmonaize_verbs::Region;
@@ -43,7 +43,6 @@ pub(super) struct Link {
     pub(super) peer_rings: Vec<RingEnd>,
     /// Frames of the exchange that the TCP link has not taken yet.
     pub(super) said: VecDeque<Vec<u8>>,
-    pub(super) sources: Sources,
     /// While not up: when it has to be.
     pub(super) deadline: Option<Instant>,
     /// The network failed: when to say so, unless the TCP link knows better before.
@@ -82,7 +81,6 @@ impl Link {
             landing: Vec::new(),
             peer_rings: Vec::new(),
             said: VecDeque::new(),
-            sources: Sources::default(),
             deadline: None,
             failing: None,
             source_ports,
@@ -171,10 +169,10 @@ impl Link {
         let share = (budget / self.paths.len().max(1)).max(1);
         let mut done = 0;
         for number in 0..self.paths.len() {
-            let Self { paths, rings, sources, peer_rings, .. } = self;
+            let Self { paths, rings, peer_rings, .. } = self;
             let Some(path) = paths.get_mut(number) else { break };
             let mut want = None;
-            let mut outlet = Outlet { rails, sources, rings: peer_rings, want: &mut want, inline_payload };
+            let mut outlet = Outlet { rails, rings: peer_rings, want: &mut want, inline_payload };
             let worked = path.poll(share, rings, sink).and_then(|got| Ok(got + path.flush(&mut outlet)?));
             done += worked.map_err(|fault| (number, fault))?;
             if let Some((landing, bytes)) = want {

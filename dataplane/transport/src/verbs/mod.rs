@@ -91,15 +91,9 @@ pub enum SetupError {
     /// A device.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// Neither a name nor a name with a port.
-    #[error("{0:?} is no device: write its name, as mlx5_0, or with its port, as mlx5_0:1")]
-    BadDevice(String),
     /// More than a link can spread over.
     #[error("{0} devices are more than 16")]
     TooManyDevices(usize),
-    /// Not one that packets can have.
-    #[error("an MTU of {0} bytes: it must be 256, 512, 1024, 2048 or 4096")]
-    BadMtu(usize),
 }
 
 /// What happened on a TCP link beneath.
@@ -350,8 +344,7 @@ impl VerbsTransport {
         let now = Instant::now();
         if self.sweep <= now {
             self.sweep = now + SWEEP;
-            let Self { links, rails, .. } = self;
-            links.iter_mut().for_each(|link| link.sources.sweep(rails));
+            self.rails.iter_mut().for_each(|rail| rail.regions.sweep());
         }
         let timeout = self.config.tcp.connect_timeout;
         let mut late = Vec::new();
@@ -408,6 +401,7 @@ impl Transport for VerbsTransport {
         let mut regions = Vec::new();
         for rail in &mut self.rails {
             let region = rail
+                .regions
                 .region(memory.memory.memory(), Access::REMOTE_WRITE)
                 .map_err(|error| DownReason::Connect(format!("ring {ring}: {error}")))?;
             let address = region.address() + memory.memory.offset() as u64;

@@ -2,7 +2,7 @@
 
 use super::exchange::{PathEnd, Place, RingEnd, WORD};
 use super::mailbox::{Credits, HEAD, Kind, Message, SLOT};
-use super::rail::{Rail, Sources};
+use super::rail::Rail;
 use crate::rings::Rings;
 use crate::{DownReason, Event, Landing, MAX_HEADER, SendError};
 use harmonaize_shm::{Memory, Span};
@@ -54,7 +54,6 @@ struct Posted {
 /// What a path needs of its link to send.
 pub(super) struct Outlet<'a> {
     pub(super) rails: &'a mut [Rail],
-    pub(super) sources: &'a mut Sources,
     /// The peer's rings, sorted.
     pub(super) rings: &'a [RingEnd],
     /// Set to what the peer must be asked for.
@@ -115,7 +114,7 @@ impl Path {
     ) -> Result<(Self, PathEnd), VerbsError> {
         // The memory that a peer writes into, and never the tenants'.
         let memory = Memory::private(2 * count as usize * SLOT).map_err(|_| VerbsError::NotRegistered)?;
-        let slots = Region::register(&rail.domain, &memory, Access::REMOTE_WRITE)?;
+        let slots = Region::register(rail.regions.domain(), &memory, Access::REMOTE_WRITE)?;
         let completions = CompletionQueue::create(&rail.device, 3 * count)?;
         let pair = create_pair(rail, &completions, count, flow_label)?;
         let endpoint = pair.endpoint();
@@ -162,7 +161,7 @@ impl Path {
             return Err(DownReason::Protocol(format!("path {} is connected already", end.number)));
         };
         let (gid, lid) = (Gid(end.gid), end.lid);
-        let remote = Endpoint { number: end.queue_pair, psn: end.packet_sequence, gid, mtu, lid };
+        let remote = Endpoint { number: end.queue_pair, psn: end.packet_sequence, gid, mtu, lid, reads: 0 };
         let failed = |error: VerbsError| DownReason::Connect(format!("path {}: {error}", end.number));
         pair.post_receives(self.count).map_err(failed)?;
         self.pair = Pair::Connected(pair.connect(&remote).map_err(failed)?);
@@ -251,7 +250,8 @@ impl Path {
         };
         if let Kind::Landed(..) = kind {
             let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
-            let region = outlet.sources.region(outlet.rails, self.rail, span.memory())?;
+            let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
+            let region = rail.regions.region(span.memory(), Access::SEND)?;
             self.batch.push(Work::write(Local::new(&region, span)?, to));
             return self.post(kind, header, Some((token, None)));
         }
@@ -472,7 +472,7 @@ fn create_pair(
     let route = harmonaize_verbs::Path { flow_label, ..rail.route };
     let create = |inline_bytes| {
         let depths = Depths { sends: 2 * count, receives: count, inline_bytes };
-        QueuePair::create(&rail.domain, completions, depths, route)
+        QueuePair::create(rail.regions.domain(), completions, depths, route)
     };
     create(220).or_else(|first| create(60).or_else(|_| create(0)).map_err(|_| first))
 }

@@ -8,7 +8,7 @@ use crate::{
     Access, AsyncEvent, Call, Completion, Depths, Gid, GidEntry, GidKind, Limits, LinkLayer, Mtu, Path, Port,
     PortState,
 };
-use harmonaize_shm::Memory;
+use harmonaize_shm::Pin;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -148,12 +148,12 @@ impl Calls for FakeCalls {
         Ok(Arc::new(self.object(&[context], &of.device, What::Domain, number)))
     }
 
-    fn register(&self, domain: &Handle, memory: &Arc<Memory>, access: Access) -> Result<Registered, Errno> {
+    fn register(&self, domain: &Handle, memory: &Pin, access: Access) -> Result<Registered, Errno> {
         let of = Object::of(domain, What::Domain)?;
         let mut world = self.0.lock();
         let number = world.number();
-        let device = world.enter(&of.device, Call::Register, 0, memory.bytes())?;
-        device.regions.insert(number, Region { domain: of.number, memory: Arc::clone(memory), access });
+        let device = world.enter(&of.device, Call::Register, 0, memory.memory().bytes())?;
+        device.regions.insert(number, Region { domain: of.number, memory: memory.clone(), access });
         let handle = Arc::new(self.object(&[domain], &of.device, What::Region, number));
         Ok(Registered { handle, local_key: number, remote_key: number })
     }

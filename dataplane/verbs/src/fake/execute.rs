@@ -2,13 +2,16 @@
 
 use super::Fault;
 use super::state::{Device, Pair, Region, State, World};
-use crate::calls::{Kind, Piece, ReceiveEntry, SendEntry, Verb};
+use crate::calls::{GATHER, Kind, Piece, ReceiveEntry, SendEntry, Verb};
 use crate::{AsyncEvent, Completion, GRH_BYTES, Gid, MULTICAST, Status};
 use harmonaize_shm::Memory;
 use std::sync::Arc;
 
 /// A range of a mapping.
 type Range = (Arc<Memory>, u64, u64);
+
+/// The ranges of a request, first ones first.
+type Pieces = [Option<Range>; GATHER];
 
 /// Carries out what the pair has waiting, unless its device holds it.
 pub(super) fn run(world: &mut World, device: &str, number: u32) {
@@ -73,9 +76,10 @@ fn local(device: &Device, pair: &Pair, piece: &Piece, write: bool) -> Result<Ran
 }
 
 fn within(region: &Region, address: u64, bytes: u64) -> Option<Range> {
-    let offset = address.checked_sub(region.memory.address())?;
+    let offset = address.checked_sub(region.memory.memory().address())?;
     let end = offset.checked_add(bytes)?;
-    (end <= region.memory.bytes() as u64).then(|| (Arc::clone(&region.memory), offset, bytes))
+    (end <= region.memory.memory().bytes() as u64)
+        .then(|| (Arc::clone(region.memory.memory()), offset, bytes))
 }
 
 /// The bytes that a remote key names, if peers may use them so.
@@ -106,22 +110,24 @@ fn execute(world: &mut World, device: &str, number: u32, entry: &SendEntry) -> R
     let pair = own.pairs.get(&number).ok_or(Status::Fatal)?;
     let pieces = entry.pieces.get(..entry.count).ok_or(Status::LocalLength)?;
     let write = entry.verb == Verb::Read;
-    let pieces: Result<Vec<Range>, Status> =
-        pieces.iter().map(|piece| local(own, pair, piece, write)).collect();
-    let pieces = pieces?;
-    let bytes = pieces.iter().map(|piece| piece.2).sum();
+    // In place: traffic on the fake allocates no more than on a device.
+    let mut ranges: Pieces = [const { None }; GATHER];
+    for (range, piece) in ranges.iter_mut().zip(pieces) {
+        *range = Some(local(own, pair, piece, write)?);
+    }
+    let bytes = ranges.iter().flatten().map(|range| range.2).sum();
     if !own.up {
         return if pair.kind == Kind::Datagram { Ok(()) } else { Err(Status::TransportRetriesExceeded) };
     }
     let source = own.gid;
     match pair.kind {
         Kind::Datagram => {
-            datagram(world, (device, number), entry, &pieces, bytes);
+            datagram(world, (device, number), entry, &ranges, bytes);
             Ok(())
         }
         Kind::Reliable => {
             let (gid, peer) = pair.remote;
-            reliable(world, (source, number), (gid, peer), entry, &pieces, bytes)
+            reliable(world, (source, number), (gid, peer), entry, &ranges, bytes)
         }
     }
 }
@@ -132,7 +138,7 @@ fn reliable(
     from: (Gid, u32),
     to: (Gid, u32),
     entry: &SendEntry,
-    pieces: &[Range],
+    pieces: &Pieces,
     bytes: u64,
 ) -> Result<(), Status> {
     let unreachable = Status::TransportRetriesExceeded;
@@ -157,7 +163,7 @@ fn reliable(
             }
         };
         let mut at = range.1;
-        for piece in pieces {
+        for piece in pieces.iter().flatten() {
             let there = (Arc::clone(&range.0), at, piece.2);
             let (from, to) = if entry.verb == Verb::Read { (&there, piece) } else { (piece, &there) };
             copy(from, to)?;
@@ -180,7 +186,7 @@ fn reliable(
 }
 
 /// Delivers a datagram to whoever it reaches; lost where there is nobody, no buffer or a wrong key.
-fn datagram(world: &mut World, from: (&str, u32), entry: &SendEntry, pieces: &[Range], bytes: u64) {
+fn datagram(world: &mut World, from: (&str, u32), entry: &SendEntry, pieces: &Pieces, bytes: u64) {
     let Some((handle, number, key)) = &entry.destination else { return };
     let Some(address) = handle.downcast_ref::<super::objects::Address>() else { return };
     for (name, device) in &mut world.devices {
@@ -215,7 +221,7 @@ fn land(
     device: &Device,
     number: u32,
     receive: &ReceiveEntry,
-    pieces: &[Range],
+    pieces: &Pieces,
     bytes: u64,
 ) -> Result<(), Status> {
     let pair = device.pairs.get(&number).ok_or(Status::Fatal)?;
@@ -224,7 +230,7 @@ fn land(
         return Err(Status::LocalLength);
     }
     let mut at = offset + GRH_BYTES as u64;
-    for piece in pieces {
+    for piece in pieces.iter().flatten() {
         copy(piece, &(Arc::clone(&memory), at, piece.2))?;
         at += piece.2;
     }

@@ -120,6 +120,11 @@ impl Fabric {
         }
     }
 
+    /// Records no more calls, on any device: for long runs, and for those that count allocations.
+    pub fn stop_recording(&self) {
+        self.shared.lock().devices.values_mut().for_each(|device| device.silent = true);
+    }
+
     /// The calls on a device so far, and forgets them.
     pub fn take_calls(&self, device: &str) -> Vec<Recorded> {
         let mut world = self.shared.lock();

@@ -63,7 +63,7 @@ impl Drop for Object {
                 (Call::DestroyQueuePair, self.number)
             }
         };
-        device.calls.push(super::Recorded { call, queue_pair: pair, count: 0, succeeded: true });
+        device.record(super::Recorded { call, queue_pair: pair, count: 0, succeeded: true });
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     Access, AsyncEvent, Call, Completion, Depths, Gid, GidEntry, GidKind, Limits, LinkLayer, Mtu, Path, Port,
     PortState, Status,
 };
-use harmonaize_shm::Memory;
+use harmonaize_shm::Pin;
 use objects::{AddressHandle, Channel, Context, Domain, Queue, QueuePair, Region, made, object};
 use rdma_sys::{
     ibv_access_flags, ibv_ah_attr, ibv_async_event, ibv_device_attr, ibv_event_type, ibv_gid, ibv_port_attr,
@@ -279,14 +279,15 @@ impl Calls for Libibverbs {
         }
     }
 
-    fn register(&self, domain: &Handle, memory: &Arc<Memory>, access: Access) -> Result<Registered, Errno> {
+    fn register(&self, domain: &Handle, memory: &Pin, access: Access) -> Result<Registered, Errno> {
         let of = object::<Domain>(domain)?;
-        let address = std::ptr::with_exposed_provenance_mut(memory.address() as usize);
+        let address = std::ptr::with_exposed_provenance_mut(memory.memory().address() as usize);
         // SAFETY: the mapping lives while the region holds it, so the device reaches only memory that is mapped, and no
         // reference to its bytes ever exists.
         let region = unsafe {
-            let raw = rdma_sys::ibv_reg_mr(of.raw(), address, memory.bytes(), flags(access) as c_int);
-            Region::new(made(raw)?, Arc::clone(domain), Arc::clone(memory))
+            let raw =
+                rdma_sys::ibv_reg_mr(of.raw(), address, memory.memory().bytes(), flags(access) as c_int);
+            Region::new(made(raw)?, Arc::clone(domain), memory.clone())
         };
         let (local_key, remote_key) = region.keys();
         Ok(Registered { handle: Arc::new(region), local_key, remote_key })

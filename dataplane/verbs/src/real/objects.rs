@@ -3,14 +3,14 @@
 use super::post::Scratch;
 use super::{device_name, errno};
 use crate::calls::{Handle, Kind};
-use harmonaize_shm::Memory;
+use harmonaize_shm::Pin;
 use rdma_sys::{ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_mr, ibv_pd, ibv_qp};
 use rustix::io::Errno;
 use std::any::Any;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// The object behind a handle, if it is one of this kind.
 pub(super) fn object<T: Any>(handle: &Handle) -> Result<&T, Errno> {
@@ -134,7 +134,7 @@ owned! {
 }
 owned! {
     /// Registered memory.
-    Region(ibv_mr) { _domain: Handle, _memory: Arc<Memory> } by ibv_dereg_mr
+    Region(ibv_mr) { _domain: Handle, _memory: Pin } by ibv_dereg_mr
 }
 owned! {
     /// A channel for completion events.

@@ -1,0 +1,157 @@
+//! The agent's end of an attachment over RDMA.
+
+use super::channel::{Channel, Slots, Waiting, check, failed};
+use crate::{Access, Domain, Function, Local, Registrations, RemoteAddress, VerbsError, Work};
+use harmonaize_abi::session::{Offer, PairEnd, Registered};
+use harmonaize_abi::{Completion, Submission};
+use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
+use std::collections::VecDeque;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Most fetches and stores at a time.
+const TRANSFERS: usize = 256;
+
+/// The agent's end before the tenant has said where it is.
+#[derive(Debug)]
+pub struct AgentOffer {
+    waiting: Waiting,
+    domain: Arc<Domain>,
+    arena_bytes: u64,
+}
+
+impl AgentOffer {
+    /// A queue pair in a protection domain of its own, for an arena of so many bytes and at most `entries` operations in flight.
+    pub fn new(function: &Function, arena_bytes: u64, entries: u32) -> Result<Self, VerbsError> {
+        let domain = Domain::create(&function.device)?;
+        let slots = Slots { inbox: size_of::<Submission>() as u32, outbox: size_of::<Completion>() as u32 };
+        let waiting = Waiting::new(function, &domain, entries, slots, TRANSFERS)?;
+        Ok(Self { waiting, domain, arena_bytes })
+    }
+
+    /// What the tenant must know.
+    pub fn end(&self) -> PairEnd {
+        self.waiting.end()
+    }
+
+    /// Joins it to the tenant's. `life` is the session's socket: it is shut down with this end, so that the tenant learns
+    /// of it.
+    pub fn connect(self, tenant: &Offer, life: OwnedFd) -> Result<RdmaEnd, VerbsError> {
+        Ok(RdmaEnd {
+            channel: self.waiting.connect(&tenant.end)?,
+            regions: Registrations::new(self.domain),
+            arena: tenant.arena,
+            arena_bytes: self.arena_bytes,
+            transfers: VecDeque::with_capacity(TRANSFERS),
+            in_flight: 0,
+            life,
+        })
+    }
+}
+
+/// The agent's end.
+#[derive(Debug)]
+pub struct RdmaEnd {
+    channel: Channel,
+    /// Where fetches land and stores come from.
+    regions: Registrations,
+    arena: Registered,
+    arena_bytes: u64,
+    /// Tags of those under way, in order.
+    transfers: VecDeque<u64>,
+    /// Descriptors taken whose completions have not been sent.
+    in_flight: u32,
+    life: OwnedFd,
+}
+
+impl RdmaEnd {
+    fn transfer(
+        &mut self,
+        tag: u64,
+        span: Span,
+        offset: u64,
+        access: Access,
+        work: fn(Local, RemoteAddress) -> Work,
+    ) -> Result<(), EndError> {
+        check(offset, span.bytes(), self.arena_bytes)?;
+        let region = self.regions.region(span.memory(), access).map_err(failed)?;
+        let local = Local::new(&region, span).map_err(failed)?;
+        // The tenant's numbers: nonsense fails at its device.
+        let address = self.arena.address.wrapping_add(offset);
+        self.channel.transfer(work(local, RemoteAddress { address, rkey: self.arena.rkey }))?;
+        self.transfers.push_back(tag);
+        Ok(())
+    }
+}
+
+impl AgentEnd for RdmaEnd {
+    fn submission(&mut self) -> Result<Option<Submission>, EndError> {
+        let mut bytes = [0; size_of::<Submission>()];
+        if !self.channel.take(&mut bytes)? {
+            return Ok(None);
+        }
+        if self.in_flight == self.channel.entries() {
+            return Err(EndError::Protocol("more operations in flight than entries"));
+        }
+        self.in_flight += 1;
+        let read = Submission::read_from_bytes(&bytes);
+        read.map(Some).map_err(|_| EndError::Protocol("descriptor that cannot be read"))
+    }
+
+    fn complete(&mut self, completion: &Completion) -> Result<(), EndError> {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.channel.send(completion.as_bytes())
+    }
+
+    fn memory(&self) -> Option<&Arc<Memory>> {
+        None
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.arena_bytes
+    }
+
+    fn entries(&self) -> u32 {
+        self.channel.entries()
+    }
+
+    fn fetch(&mut self, tag: u64, offset: u64, into: Span) -> Result<(), EndError> {
+        self.transfer(tag, into, offset, Access::LOCAL, Work::read)
+    }
+
+    fn store(&mut self, tag: u64, from: Span, offset: u64) -> Result<(), EndError> {
+        self.transfer(tag, from, offset, Access::LOCAL, Work::write)
+    }
+
+    fn progress(&mut self, done: &mut dyn FnMut(u64)) -> Result<usize, EndError> {
+        let polled = self.channel.poll();
+        let finished = self.channel.finished();
+        self.transfers.drain(..finished.min(self.transfers.len())).for_each(done);
+        Ok(polled? + self.channel.post()?)
+    }
+
+    fn flush(&mut self) -> Result<(), EndError> {
+        self.channel.post().map(|_| ())
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.regions.sweep();
+        self.channel.prepare_sleep()
+    }
+
+    fn cancel_sleep(&mut self) {
+        self.channel.cancel_sleep();
+    }
+
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.channel.wake_fd()
+    }
+}
+
+impl Drop for RdmaEnd {
+    fn drop(&mut self) {
+        // It may be down already.
+        let _ = rustix::net::shutdown(&self.life, rustix::net::Shutdown::Both);
+    }
+}

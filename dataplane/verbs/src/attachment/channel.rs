@@ -1,0 +1,300 @@
+//! The queue pair of an attachment and its two mailboxes, alike at both ends.
+//!
+//! A mailbox has a slot for each operation that may be in flight. Whoever writes a message knows that the slot is free: each
+//! descriptor is read, and its receive request posted again, before its operation completes, and each completion is read
+//! before its operation stops to count. So neither end needs credits, nor ever meets a receiver that is not ready.
+
+use crate::{
+    Access, Completion, CompletionQueue, Connected, Depths, Domain, Endpoint, Function, Gid, Local, Mtu,
+    Path, QueuePair, Region, RemoteAddress, Status, Unconnected, VerbsError, Work,
+};
+use harmonaize_abi::session::{PairEnd, Registered};
+use harmonaize_shm::{EndError, Memory, MemoryError, Span};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Reads under way at once: enough to keep the device's round trip filled with large ones.
+const READS: u8 = 16;
+/// Most bytes that any message has: a descriptor's.
+const INLINE: u32 = 128;
+/// Completions taken with one call.
+const POLL: usize = 64;
+
+/// What a work request's token says: a message, or a transfer that its owner waits for.
+const MESSAGE: u64 = 0;
+const TRANSFER: u64 = 1;
+
+/// What goes wrong at a device, as the end says it.
+pub(super) fn failed(error: VerbsError) -> EndError {
+    EndError::Rdma(error.to_string())
+}
+
+/// A queue pair that waits for its peer, with the mailbox that the peer will write.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pair: QueuePair<Unconnected>,
+    wake: OwnedFd,
+    inbox: Arc<Region>,
+    outbox: Arc<Region>,
+    entries: u32,
+    slots: Slots,
+    transfers: usize,
+}
+
+/// Bytes of a slot of either mailbox.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slots {
+    pub(super) inbox: u32,
+    pub(super) outbox: u32,
+}
+
+impl Waiting {
+    /// A queue pair of a domain of its own, for `entries` messages each way and `transfers` reads and writes at a time.
+    pub(super) fn new(
+        function: &Function,
+        domain: &Arc<Domain>,
+        entries: u32,
+        slots: Slots,
+        transfers: usize,
+    ) -> Result<Self, VerbsError> {
+        let register = |bytes: u32, access| {
+            let size = bytes as usize * entries as usize;
+            let memory = Memory::private(size).map_err(|_| VerbsError::OutOfRange {
+                what: "a mailbox's length",
+                value: size as u64,
+                most: isize::MAX as u64,
+            })?;
+            Region::register(domain, &memory, access)
+        };
+        let inbox = register(slots.inbox, Access::REMOTE_WRITE)?;
+        let outbox = register(slots.outbox, Access::SEND)?;
+        // Messages without a signal go on being held until half the queue is full, so twice as many fit.
+        let sends = 2 * (entries + transfers as u32);
+        let queue = CompletionQueue::create(&function.device, sends + entries)?;
+        let wake = queue.wake_fd()?.try_clone_to_owned().map_err(|error| VerbsError::Failed {
+            call: crate::Call::CreateChannel,
+            object: "its descriptor".into(),
+            source: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::MFILE),
+        })?;
+        let path = Path { reads: READS, ..function.path };
+        let create = |inline_bytes| {
+            let depths = Depths { sends, receives: entries, inline_bytes };
+            QueuePair::create(domain, &queue, depths, path)
+        };
+        // Some devices take less than a descriptor inline, or nothing.
+        let mut pair = create(INLINE).or_else(|first| create(0).map_err(|_| first))?;
+        pair.post_receives(entries)?;
+        Ok(Self { pair, wake, inbox, outbox, entries, slots, transfers })
+    }
+
+    /// This end, to be told to the peer.
+    pub(super) fn end(&self) -> PairEnd {
+        let Endpoint { number, psn, gid, mtu, lid, reads } = self.pair.endpoint();
+        let mailbox = Registered { address: self.inbox.address(), rkey: self.inbox.rkey() };
+        let mtu = mtu.bytes() as u16;
+        PairEnd { queue_pair: number, psn, gid: gid.0, mtu, lid, reads, mailbox }
+    }
+
+    /// Joins it to the peer's, whose word this is.
+    pub(super) fn connect(self, peer: &PairEnd) -> Result<Channel, VerbsError> {
+        let mtu = Mtu::from_bytes(peer.mtu.into()).ok_or(VerbsError::BadMtu { bytes: peer.mtu.into() })?;
+        let remote = Endpoint {
+            number: peer.queue_pair,
+            psn: peer.psn,
+            gid: Gid(peer.gid),
+            mtu,
+            lid: peer.lid,
+            reads: peer.reads,
+        };
+        let pair = self.pair.connect(&remote)?;
+        let room = self.entries as usize + self.transfers;
+        Ok(Channel {
+            queue: Arc::clone(pair.completion_queue()),
+            inline: pair.depths().inline_bytes >= self.slots.outbox,
+            pair,
+            wake: self.wake,
+            inbox: self.inbox,
+            outbox: self.outbox,
+            peer: RemoteAddress { address: peer.mailbox.address, rkey: peer.mailbox.rkey },
+            entries: self.entries,
+            slots: self.slots,
+            transfers: self.transfers,
+            sent: 0,
+            taken: 0,
+            arrived: 0,
+            waiting: Vec::with_capacity(room),
+            batch: Vec::with_capacity(room),
+            polled: Vec::with_capacity(POLL),
+            unfinished: 0,
+            finished: 0,
+            armed: false,
+            lost: false,
+            why: None,
+        })
+    }
+}
+
+/// A connected queue pair with its mailboxes. After an error it is of no more use.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pair: QueuePair<Connected>,
+    queue: Arc<CompletionQueue>,
+    wake: OwnedFd,
+    inbox: Arc<Region>,
+    outbox: Arc<Region>,
+    /// The peer's mailbox.
+    peer: RemoteAddress,
+    entries: u32,
+    slots: Slots,
+    transfers: usize,
+    inline: bool,
+    /// Messages sent, taken, and arrived, since the beginning.
+    sent: u64,
+    taken: u64,
+    arrived: u64,
+    /// Work that is not posted yet.
+    waiting: Vec<Work>,
+    batch: Vec<Work>,
+    polled: Vec<Completion>,
+    /// Transfers asked for that have not ended, and those that have and were not told.
+    unfinished: usize,
+    finished: usize,
+    armed: bool,
+    lost: bool,
+    why: Option<Status>,
+}
+
+impl Channel {
+    /// Messages that may be in flight.
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    fn slot(&self, number: u64, bytes: u32) -> u64 {
+        number % u64::from(self.entries) * u64::from(bytes)
+    }
+
+    /// The next message, copied once into `into`, which has a slot's length. Its receive request is posted again.
+    pub(super) fn take(&mut self, into: &mut [u8]) -> Result<bool, EndError> {
+        if self.taken == self.arrived {
+            return match (self.lost, self.why) {
+                (false, _) => Ok(false),
+                (true, None) => Err(EndError::Closed),
+                (true, Some(status)) => Err(EndError::Rdma(status.to_string())),
+            };
+        }
+        self.inbox.memory().read(self.slot(self.taken, self.slots.inbox), into)?;
+        self.taken += 1;
+        if !self.lost {
+            self.pair.post_receives(1).map_err(failed)?;
+        }
+        Ok(true)
+    }
+
+    /// Writes a message, of a slot's length, into the peer's mailbox, with the next [`Self::post`].
+    pub(super) fn send(&mut self, message: &[u8]) -> Result<(), EndError> {
+        let slot = self.slot(self.sent, self.slots.outbox);
+        self.outbox.memory().write(slot, message)?;
+        let span = Span::new(self.outbox.memory(), slot, message.len() as u64)?;
+        let from = Local::new(&self.outbox, span).map_err(failed)?;
+        // The peer's numbers: nonsense fails at its device.
+        let to = RemoteAddress { address: self.peer.address.wrapping_add(slot), ..self.peer };
+        let work = Work::write_with_immediate(from, to, self.sent as u32).token(MESSAGE);
+        self.sent += 1;
+        self.waiting.push(if self.inline { work.inline() } else { work });
+        Ok(())
+    }
+
+    /// Reads or writes the peer's memory, with the next [`Self::post`]. Transfers end in order.
+    pub(super) fn transfer(&mut self, work: Work) -> Result<(), EndError> {
+        if self.lost {
+            return Err(EndError::Closed);
+        }
+        if self.unfinished >= self.transfers {
+            return Err(EndError::Full);
+        }
+        self.unfinished += 1;
+        self.waiting.push(work.signalled().token(TRANSFER));
+        Ok(())
+    }
+
+    /// Posts what the queue pair has room for; says how much.
+    pub(super) fn post(&mut self) -> Result<usize, EndError> {
+        let count = self.waiting.len().min(self.pair.room());
+        if count == 0 || self.lost {
+            return Ok(0);
+        }
+        self.batch.extend(self.waiting.drain(..count));
+        self.pair.post(&mut self.batch).map_err(failed)?;
+        Ok(count)
+    }
+
+    /// Takes what has completed; says how much. What went wrong at the device or on the way shows in [`Self::take`], after
+    /// the messages that arrived before.
+    pub(super) fn poll(&mut self) -> Result<usize, EndError> {
+        self.queue.poll(&mut self.polled, POLL).map_err(failed)?;
+        let done = self.polled.len();
+        for completion in self.polled.drain(..) {
+            if completion.status() != Status::Success {
+                self.lost = true;
+                // The one that was not merely flushed says why.
+                if completion.status() != Status::WorkRequestFlushed {
+                    self.why.get_or_insert(completion.status());
+                }
+                continue;
+            }
+            if completion.is_receive() {
+                // The peer counts the same way.
+                if completion.immediate() != Some(self.arrived as u32) {
+                    self.lost = true;
+                    return Err(EndError::Protocol("a message out of turn"));
+                }
+                self.arrived += 1;
+            }
+            let finished = &mut self.finished;
+            self.pair
+                .settle(&completion, |token| *finished += usize::from(token == TRANSFER))
+                .map_err(failed)?;
+        }
+        Ok(done)
+    }
+
+    /// How many transfers have ended since the last time.
+    pub(super) fn finished(&mut self) -> usize {
+        self.unfinished = self.unfinished.saturating_sub(self.finished);
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Arms the completion queue. `false`: there is work.
+    pub(super) fn prepare_sleep(&mut self) -> bool {
+        if self.lost || self.taken != self.arrived || self.finished > 0 {
+            return false;
+        }
+        if !matches!(self.post(), Ok(0)) || self.queue.arm().is_err() {
+            return false;
+        }
+        self.armed = true;
+        // What completed before the arming gives no event.
+        matches!(self.poll(), Ok(0)) && !self.lost
+    }
+
+    /// Takes the events that woke.
+    pub(super) fn cancel_sleep(&mut self) {
+        if std::mem::take(&mut self.armed) && self.queue.take_events().is_err() {
+            self.lost = true;
+        }
+    }
+
+    pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// Whether a range lies in an arena of so many bytes.
+pub(super) fn check(offset: u64, bytes: usize, size: u64) -> Result<(), MemoryError> {
+    let bytes = bytes as u64;
+    match offset.checked_add(bytes) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(MemoryError::OutOfRange { offset, bytes, size }),
+    }
+}
