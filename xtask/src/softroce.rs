@@ -128,7 +128,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<()> {
     }
     let limit = steps.iter().map(|step| Duration::from_secs(step.limit_s)).sum::<Duration>() + AROUND;
     let expected: Vec<String> = steps.iter().map(|step| step.name.clone()).collect();
-    let job = Job { hosts: args.guest.hosts, steps, shell: false };
+    let job = Job { hosts: args.guest.hosts, steps, ..Job::default() };
     let image = Image::write(&mut tree, &job, "test")?;
     println!(
         "Booting {} with {} hosts and {} steps; prepared in {:.1} s.",
@@ -150,7 +150,7 @@ fn shell(guest: &Guest) -> Result<()> {
     }
     let (kernel, mut tree) = prepare(guest)?;
     suites::project(&mut tree, guest.hosts)?;
-    let job = Job { hosts: guest.hosts, steps: Vec::new(), shell: true };
+    let job = Job { hosts: guest.hosts, shell: true, ..Job::default() };
     let image = Image::write(&mut tree, &job, "shell")?;
     machine(&kernel, image.path(), guest.kvm).interact()
 }
@@ -226,6 +226,7 @@ fn machine<'a>(kernel: &'a Kernel, initramfs: &'a Path, kvm: bool) -> Machine<'a
         memory_mib: MEMORY_MIB,
         processors: PROCESSORS,
         kvm,
+        cards: Vec::new(),
     }
 }
 

@@ -5,6 +5,7 @@ mod hosts;
 pub mod initramfs;
 pub mod job;
 pub mod kernel;
+mod links;
 pub mod machine;
 mod modules;
 mod payload;

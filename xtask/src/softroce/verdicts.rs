@@ -65,7 +65,7 @@ fn boot(
         tree.link(&format!("/usr/bin/{applet}"), "busybox");
     }
     let names: Vec<String> = steps.iter().map(|step| step.name.clone()).collect();
-    let image = Image::write(&mut tree, &Job { hosts: 0, steps, shell: false }, "verdicts")?;
+    let image = Image::write(&mut tree, &Job { steps, ..Job::default() }, "verdicts")?;
     let mut ends = Vec::new();
     let verdict = machine(kernel, image.path(), kvm).run(limit, |line| {
         if let Some(Mark::End { name, status, .. }) = Mark::find(line)

@@ -1,7 +1,7 @@
 //! The guest's first process: mounts, modules, hosts, the job's steps, a report on the console, the power off.
 
 use super::job::{self, Job, Mark, Server, Status, Step};
-use super::{hosts, machine};
+use super::{hosts, links, machine};
 use anyhow::{Context, Result, bail};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
@@ -58,6 +58,9 @@ fn work() -> Result<u32> {
     timed("modules", modules)?;
     if job.hosts > 0 {
         timed("hosts", || hosts::build(job.hosts))?;
+    }
+    if !job.links.is_empty() {
+        timed("links", || links::build(&job.links))?;
     }
     let mut failed = 0_u32;
     for step in &job.steps {

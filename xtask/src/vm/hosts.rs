@@ -4,6 +4,7 @@
 //! host says to another over the wire, and the table of local addresses is asked only for what arrives, for a host's
 //! words to itself, and for loopback. The switch, a bridge, is in a namespace of its own.
 
+use super::machine::MTU;
 use anyhow::{Context, Result, bail};
 use std::fmt::Write;
 use std::fs;
@@ -13,8 +14,6 @@ use std::time::{Duration, Instant};
 
 /// The namespace of the switch.
 const SWITCH: &str = "sw";
-/// Room for verbs' largest MTU, 4096 bytes, and its headers.
-const MTU: u32 = 4200;
 /// How long a device may take to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How the addresses of hosts begin in a GID that maps an IPv4 address.
@@ -50,15 +49,17 @@ pub(super) fn build(count: u32) -> Result<()> {
         let (device, link) = (format!("rxe{host}"), format!("h{host}"));
         call(&["rdma", "link", "add", &device, "type", "rxe", "netdev", &link])?;
     }
+    (0..count).try_for_each(|host| ready(&format!("rxe{host}")))
+}
+
+/// Waits until a device is active and has an address.
+pub(super) fn ready(device: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
-    for host in 0..count {
-        let device = format!("rxe{host}");
-        while !active(&device) || gid_index(&device).is_err() {
-            if Instant::now() >= deadline {
-                bail!("{device} is not active, or has no address");
-            }
-            std::thread::sleep(Duration::from_millis(20));
+    while !active(device) || gid_index(device).is_err() {
+        if Instant::now() >= deadline {
+            bail!("{device} is not active, or has no address");
         }
+        std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
@@ -109,7 +110,8 @@ fn ports(count: u32) -> Result<String> {
     Ok(text)
 }
 
-fn call(words: &[&str]) -> Result<()> {
+/// Calls a program in `/usr/bin`.
+pub(super) fn call(words: &[&str]) -> Result<()> {
     let Some((program, arguments)) = words.split_first() else { bail!("no program") };
     let status = Command::new(format!("/usr/bin/{program}")).args(arguments).status();
     let status = status.with_context(|| format!("cannot start {program}"))?;

@@ -15,10 +15,26 @@ pub const MODULES: &str = "/usr/lib/guest-modules";
 pub struct Job {
     /// Emulated hosts to build, each with a SoftRoCE device `rxeN` on its own link; none if 0.
     pub hosts: u32,
+    /// Network cards to bring up.
+    #[serde(default)]
+    pub links: Vec<Link>,
     /// Commands, one after the other; a failed one does not keep the later ones from running.
     pub steps: Vec<Step>,
     /// Open a shell on the console after the steps.
     pub shell: bool,
+}
+
+/// A network card of the machine, with an address and a SoftRoCE device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// The address by which the card is found, `02:00:00:00:00:01`.
+    pub mac: String,
+    /// The name that it gets.
+    pub name: String,
+    /// The address that it gets, with the network's length: `10.0.1.2/24`. A device's addresses begin with 10.0.
+    pub address: String,
+    /// The SoftRoCE device that stands on it.
+    pub device: String,
 }
 
 /// One command, and maybe a server that it talks to.

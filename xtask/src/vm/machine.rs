@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -27,7 +27,48 @@ pub struct Machine<'a> {
     pub processors: u32,
     /// Use the processor itself instead of emulating one.
     pub kvm: bool,
+    /// Network cards.
+    pub cards: Vec<Card>,
 }
+
+/// A network card of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Card {
+    /// Its address, `02:00:00:00:00:01`.
+    pub mac: String,
+    /// Where its wire ends.
+    pub wire: Wire,
+}
+
+/// The other end of a card's wire.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wire {
+    /// A machine that connects to this socket, which has to be new; its path, short.
+    Listen(PathBuf),
+    /// A machine that listens on this socket already.
+    Connect(PathBuf),
+    /// Nobody: what is sent is lost, though the card has a carrier.
+    Nobody,
+}
+
+impl Wire {
+    /// The emulator's option.
+    fn option(&self, id: &str) -> String {
+        let stream = |server: &str, path: &Path| {
+            // A comma would end the path; the emulator takes two for one.
+            let path = path.display().to_string().replace(',', ",,");
+            format!("stream,id={id},server={server},addr.type=unix,addr.path={path}")
+        };
+        match self {
+            Self::Listen(path) => stream("on", path),
+            Self::Connect(path) => stream("off", path),
+            Self::Nobody => format!("hubport,id={id},hubid=0"),
+        }
+    }
+}
+
+/// The largest packet on a wire: room for verbs' largest MTU, 4096 bytes, and its headers.
+pub const MTU: u32 = 4200;
 
 /// What came of a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,6 +103,12 @@ impl Machine<'_> {
         if self.architecture.debug_exit {
             command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
         }
+        for (number, card) in self.cards.iter().enumerate() {
+            let id = format!("n{number}");
+            command.arg("-netdev").arg(card.wire.option(&id));
+            let mac = &card.mac;
+            command.arg("-device").arg(format!("virtio-net-pci,netdev={id},mac={mac},host_mtu={MTU}"));
+        }
         command.arg("-kernel").arg(self.kernel.image()).arg("-initrd").arg(self.initramfs);
         let console = self.architecture.console;
         // Only what ends the kernel is printed; the guest shows the rest when a step has failed.
@@ -70,26 +117,34 @@ impl Machine<'_> {
         command
     }
 
-    /// Runs it, and gives every line of its console, without the line's end, to `on_line`.
-    pub fn run(&self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Verdict> {
-        let deadline = Instant::now() + limit;
+    /// Starts it; each line of its console, without the line's end, goes to `on_line` on a thread of its own, then `None`.
+    /// A `false` from there ends the reading.
+    pub fn start(&self, on_line: impl Fn(Option<String>) -> bool + Send + 'static) -> Result<Emulator> {
         let mut command = self.command();
         command.args(["-serial", "stdio"]).stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().context("cannot start the emulator")?;
-        let output = child.stdout.take().context("the emulator has no output")?;
-        let mut emulator = Emulator(child);
+        let output = child.stdout.take();
+        let emulator = Emulator(child);
+        let output = output.context("the emulator has no output")?;
+        std::thread::spawn(move || read_lines(output, on_line));
+        Ok(emulator)
+    }
+
+    /// Runs it, and gives every line of its console, without the line's end, to `on_line`.
+    pub fn run(&self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Verdict> {
+        let deadline = Instant::now() + limit;
         let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || read_lines(output, &sender));
+        let mut emulator = self.start(move |line| sender.send(line).is_ok())?;
         let mut failed = None;
         loop {
             match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
+                Ok(Some(line)) => {
                     if let Some(Mark::Halt(count)) = Mark::find(&line) {
                         failed = Some(count);
                     }
                     on_line(&line);
                 }
-                Err(RecvTimeoutError::Disconnected) => break,
+                Ok(None) | Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => return Ok(Verdict::TimedOut),
             }
         }
@@ -97,8 +152,8 @@ impl Machine<'_> {
         Ok(self.verdict(failed, status))
     }
 
-    /// The guest's word counts when the console and the emulator's status agree.
-    fn verdict(&self, printed: Option<u32>, status: ExitStatus) -> Verdict {
+    /// The guest's word, how many steps failed, counts when the console and the emulator's status agree.
+    pub fn verdict(&self, printed: Option<u32>, status: ExitStatus) -> Verdict {
         let agreed = if self.architecture.debug_exit {
             printed.filter(|failed| told(status.code()) == Some((*failed).min(LARGEST)))
         } else {
@@ -126,20 +181,23 @@ impl Machine<'_> {
 /// The largest count that fits the emulator's status.
 pub const LARGEST: u32 = 127;
 
-fn read_lines(output: impl Read, lines: &mpsc::Sender<String>) {
+fn read_lines(output: impl Read, on_line: impl Fn(Option<String>) -> bool) {
     for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);
-        if lines.send(line.trim_end_matches('\r').to_owned()).is_err() {
+        if !on_line(Some(line.trim_end_matches('\r').to_owned())) {
             return;
         }
     }
+    on_line(None);
 }
 
 /// The emulator's process, which leads a group of its own; dropping it ends the group.
-struct Emulator(Child);
+#[derive(Debug)]
+pub struct Emulator(Child);
 
 impl Emulator {
-    fn wait_until(&mut self, deadline: Instant) -> Result<Option<ExitStatus>> {
+    /// Waits for its end until the deadline; `None` when it still runs.
+    pub fn wait_until(&mut self, deadline: Instant) -> Result<Option<ExitStatus>> {
         loop {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(Some(status));
@@ -183,8 +241,17 @@ mod tests {
     #[test]
     fn lines_lose_their_ends_alone() {
         let (sender, lines) = mpsc::channel();
-        read_lines(&b"a b\r\n\n c"[..], &sender);
-        drop(sender);
-        assert_eq!(lines.iter().collect::<Vec<_>>(), ["a b", "", " c"]);
+        read_lines(&b"a b\r\n\n c"[..], move |line| sender.send(line).is_ok());
+        let lines: Vec<Option<String>> = lines.iter().collect();
+        assert_eq!(lines, [Some("a b"), Some(""), Some(" c"), None].map(|line| line.map(str::to_owned)));
+    }
+
+    #[test]
+    fn a_wires_path_survives_a_comma() {
+        let option = Wire::Listen("/run/a,b".into()).option("n0");
+        assert_eq!(option, "stream,id=n0,server=on,addr.type=unix,addr.path=/run/a,,b");
+        let option = Wire::Connect("w".into()).option("n1");
+        assert_eq!(option, "stream,id=n1,server=off,addr.type=unix,addr.path=w");
+        assert_eq!(Wire::Nobody.option("n1"), "hubport,id=n1,hubid=0");
     }
 }
