@@ -49,7 +49,29 @@ fn pair() -> Result<[Box<dyn Transport>; 2], String> {
 
 harmonaize_transport::conformance!(pair);
 
-/// The suite again with two devices at one end and one at the other, and mailboxes of different sizes, small ones.
+/// The suite again with two devices at one end and one at the other, whichever of them connects.
+mod uneven {
+    use super::*;
+
+    fn pair() -> Result<[Box<dyn Transport>; 2], String> {
+        let fabric = fabric();
+        Ok([Box::new(end(&fabric, config(&["a0", "a1"]))), Box::new(end(&fabric, config(&["b0"])))])
+    }
+
+    harmonaize_transport::conformance!(pair);
+
+    mod turned {
+        use super::*;
+
+        fn pair() -> Result<[Box<dyn Transport>; 2], String> {
+            super::pair().map(|[a, b]| [b, a])
+        }
+
+        harmonaize_transport::conformance!(pair);
+    }
+}
+
+/// The suite again with two devices at each end, and mailboxes of different sizes, small ones.
 mod spread {
     use super::*;
 

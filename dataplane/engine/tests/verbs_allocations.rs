@@ -1,0 +1,114 @@
+//! Engines over RDMA allocate nothing once a communicator is up and has run each kind of operation: two engines on fake
+//! devices, every allocation within their turns counted.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+
+use common::{World, call};
+use harmonaize_abi::{Collective, Submission};
+use harmonaize_plan::Tuning;
+use harmonaize_shm::TenantEnd;
+use harmonaize_transport::verbs::{Config, VerbsTransport};
+use harmonaize_transport::{Transport, tcp};
+use harmonaize_verbs::fake::Fabric;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+struct Counting;
+
+thread_local! {
+    static COUNTED: Cell<bool> = const { Cell::new(false) };
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that is ending has no counter any more.
+    if COUNTED.try_with(Cell::get).unwrap_or(false) {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+    }
+}
+
+// SAFETY: the system's allocator does the work; counting changes nothing about it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: passed on as it came.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: passed on as it came.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: passed on as it came.
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const RANKS: usize = 3;
+const LARGE: u64 = 60_000;
+const OUTPUT: u64 = 16 << 20;
+
+fn transports() -> Vec<Box<dyn Transport + Send>> {
+    let fabric = Fabric::new();
+    let names: Vec<String> = (0..2).map(|at| format!("fake{at}")).collect();
+    for (name, last) in names.iter().zip(1..) {
+        fabric.add(name, Ipv4Addr::new(10, 0, 0, last)).unwrap();
+    }
+    fabric.stop_recording();
+    let bind = |name: &String| {
+        let tcp = tcp::Config::new("127.0.0.1:0".parse().unwrap());
+        let config = Config { devices: vec![name.clone()], ..Config::new(tcp) };
+        Box::new(VerbsTransport::bind(config, &fabric.devices()).unwrap()) as Box<dyn Transport + Send>
+    };
+    names.iter().map(bind).collect()
+}
+
+/// Runs an operation at all ranks; counts within the engines' turns alone.
+fn operation(world: &mut World, submission: Submission) {
+    (0..RANKS).for_each(|rank| world.submit(rank, submission));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut done = [false; RANKS];
+    while !done.iter().all(|done| *done) {
+        COUNTED.set(true);
+        world.engines.iter_mut().for_each(|engine| {
+            engine.progress(64);
+        });
+        COUNTED.set(false);
+        for (tenant, done) in world.tenants.iter_mut().zip(&mut done) {
+            if let Some(completion) = tenant.end.completion().unwrap() {
+                assert_eq!(completion.status, 0);
+                *done = true;
+            }
+        }
+        assert!(Instant::now() < deadline, "{submission:?}: {done:?}");
+    }
+}
+
+fn round(world: &mut World) {
+    for count in [1, 200, LARGE] {
+        operation(world, call(Collective::AllReduce, count, 1, 0, OUTPUT, 0));
+        operation(world, call(Collective::AllReduce, count, 1, 0, 0, 0));
+        operation(world, call(Collective::AllToAll, count.min(9000), RANKS as u64, 0, OUTPUT, 0));
+        operation(world, call(Collective::Broadcast, count, 1, 0, 0, 2));
+        operation(world, call(Collective::Barrier, 0, 1, 0, 0, 0));
+    }
+}
+
+#[test]
+fn no_turn_allocates_once_a_communicator_is_up() {
+    let tuning = Tuning { chunk_bytes: 8192, segment_bytes: 32768, message_bytes: 1024, copy_bytes: 4096 };
+    let mut world = World::new(transports(), &[vec![0, 2], vec![1]], tuning);
+    // As many as to bring every operation to every channel.
+    (0..40).for_each(|_| round(&mut world));
+    assert!(ALLOCATIONS.replace(0) > 0, "the counter counts");
+    (0..40).for_each(|_| round(&mut world));
+    assert_eq!(ALLOCATIONS.get(), 0, "allocations of both engines in 40 rounds of fifteen operations");
+}
