@@ -27,6 +27,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "core",
             "aggregator",
             "shm",
+            "verbs",
             "transport",
             "engine",
             "api",
