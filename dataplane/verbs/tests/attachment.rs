@@ -20,6 +20,9 @@ const ARENA: u64 = 1 << 20;
 const AGENT: Ipv4Addr = Ipv4Addr::new(192, 168, 7, 1);
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 168, 7, 2);
 
+type Forge = fn(Offer, Offer) -> Offer;
+type Reach = fn(&Hostile, PairEnd) -> Work;
+
 struct Lab {
     fabric: Fabric,
     agent: Function,
@@ -250,7 +253,7 @@ fn forged_keys_cost_the_forger_its_attachment_alone() {
     let lab = Lab::new();
     let mut honest = lab.attach(4);
     let stranger = TenantOffer::new(&lab.host, ARENA, 4).unwrap();
-    let forgeries: [(&str, fn(Offer, Offer) -> Offer); 4] = [
+    let forgeries: [(&str, Forge); 4] = [
         ("no such key", |offer, _| Offer { arena: Registered { rkey: 0xdead, ..offer.arena }, ..offer }),
         ("another's arena", |offer, other| Offer { arena: other.arena, ..offer }),
         ("its mailbox as arena", |offer, _| Offer { arena: offer.end.mailbox, ..offer }),
@@ -402,7 +405,7 @@ fn a_tenant_reaches_nothing_at_the_agent_but_its_mailbox() {
     let lab = Lab::new();
     let mut other = lab.attach(4);
     let others_end = AgentOffer::new(&lab.agent, ARENA, 4).unwrap().end();
-    let reaching: [(&str, fn(&Hostile, PairEnd) -> Work); 5] = [
+    let reaching: [(&str, Reach); 5] = [
         ("before the mailbox", |h, _| {
             let before = RemoteAddress { address: h.end.mailbox.address - 64, rkey: h.end.mailbox.rkey };
             Work::write(h.local(128), before)
