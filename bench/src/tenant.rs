@@ -4,8 +4,10 @@ use crate::communicator::{Communicator, Cost};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use harmonaize_client::{
-    Algorithm, AttachOptions, Client, Dtype, Element, Operation, Rank, Receipt, ReduceOp, Tensor,
+    Access, AgentAddress, Algorithm, AttachOptions, Client, Dtype, Element, Operation, Rank, RdmaOptions,
+    Receipt, ReduceOp, Tensor,
 };
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,21 @@ pub struct Seat {
     /// The agent's socket for this tenant
     #[arg(long)]
     pub socket: Option<PathBuf>,
+    /// The agent's address for tenants over TCP, instead of a socket
+    #[arg(long, conflicts_with = "socket", requires_all = ["tenant", "secret"])]
+    pub agent: Option<SocketAddr>,
+    /// Over TCP: whose process this is
+    #[arg(long, requires = "agent")]
+    pub tenant: Option<String>,
+    /// Over TCP: the file with the tenant's secret
+    #[arg(long, requires = "agent")]
+    pub secret: Option<PathBuf>,
+    /// How the agent reaches tensors; over TCP by RDMA alone
+    #[arg(long, value_enum)]
+    pub access: Option<Reach>,
+    /// With RDMA: this process's device, mlx5_0 or mlx5_0:1
+    #[arg(long)]
+    pub device: Option<String>,
     /// This rank
     #[arg(long, default_value_t = 0)]
     pub rank: usize,
@@ -29,6 +46,43 @@ pub struct Seat {
     /// The communicator's name, the same at all ranks
     #[arg(long, default_value = "job")]
     pub name: String,
+}
+
+/// How the agent reaches tensors.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Both map them.
+    Mapped,
+    /// Through a socket.
+    Remote,
+    /// By RDMA.
+    Rdma,
+}
+
+impl Seat {
+    fn address(&self) -> Result<AgentAddress> {
+        match (&self.socket, self.agent, &self.tenant, &self.secret) {
+            (Some(socket), ..) => Ok(socket.into()),
+            (None, Some(address), Some(tenant), Some(secret)) => {
+                Ok(AgentAddress::tcp(address, tenant, secret)?)
+            }
+            _ => bail!(
+                "--socket is missing: the agent's socket for this tenant (or --agent, --tenant and --secret)"
+            ),
+        }
+    }
+
+    fn options(&self, arena_bytes: u64) -> AttachOptions {
+        let access = match self.access {
+            Some(Reach::Mapped) => Access::Mapped,
+            Some(Reach::Remote) => Access::Remote,
+            Some(Reach::Rdma) => Access::Rdma,
+            None if self.agent.is_some() => Access::Rdma,
+            None => Access::Mapped,
+        };
+        let rdma = RdmaOptions { device: self.device.clone(), ..RdmaOptions::default() };
+        AttachOptions { access, arena_bytes, rdma, ..AttachOptions::default() }
+    }
 }
 
 /// A rank that has joined.
@@ -56,13 +110,9 @@ pub fn word(algorithm: Algorithm) -> &'static str {
 impl Member {
     /// Attaches with room for `bytes` bytes of tensors, and joins.
     pub fn join(seat: &Seat, bytes: u64) -> Result<Self> {
-        let Some(socket) = &seat.socket else {
-            bail!("--socket is missing: the agent's socket for this tenant")
-        };
         ensure!(seat.rank < seat.ranks, "rank {} of {}", seat.rank, seat.ranks);
         let (rank, ranks) = (u32::try_from(seat.rank)?, u32::try_from(seat.ranks)?);
-        let options = AttachOptions { arena_bytes: bytes.max(1), ..AttachOptions::default() };
-        let client = Client::attach(socket, options)?;
+        let client = Client::attach(seat.address()?, seat.options(bytes.max(1)))?;
         let communicator = client.join(&seat.name, Rank(rank), ranks, JOIN)?;
         Ok(Self { client, communicator, rank: seat.rank, ranks: seat.ranks })
     }
