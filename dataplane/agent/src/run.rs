@@ -1,14 +1,15 @@
 //! Wiring: engine, transport, sessions with tenants and with control.
 
 use crate::agent::Agent;
-use crate::config::Config;
+use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::control::{self, Settings};
-use crate::session::SessionServer;
+use crate::session::{RdmaRules, SessionServer};
 use anyhow::Context;
 use harmonaize_engine::{Engine, start};
 use harmonaize_transport::Transport;
 use harmonaize_transport::tcp::{Config as TcpConfig, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -37,7 +38,7 @@ pub fn signalled() -> anyhow::Result<impl Future<Output = ()>> {
 }
 
 /// The way to other agents that the configuration asks for.
-fn bind(config: &Config) -> anyhow::Result<Box<dyn Transport + Send>> {
+fn bind(config: &Config, devices: &Devices) -> anyhow::Result<Box<dyn Transport + Send>> {
     let tcp = TcpConfig {
         peer_timeout: config.peer_timeout,
         connect_timeout: config.connect_timeout,
@@ -55,7 +56,19 @@ fn bind(config: &Config) -> anyhow::Result<Box<dyn Transport + Send>> {
         timeout: asked.timeout.unwrap_or(usual.timeout),
         ..usual
     };
-    Ok(Box::new(VerbsTransport::bind(verbs, &Devices::of_host())?))
+    Ok(Box::new(VerbsTransport::bind(verbs, devices)?))
+}
+
+/// How tenants attach over RDMA. The device that is not named is the one that their connections come to, or links.
+fn rules(rdma: &Rdma, links: IpAddr, devices: &Devices) -> RdmaRules {
+    let listening = rdma.listen.map(|listen| listen.ip()).filter(|address| !address.is_unspecified());
+    RdmaRules {
+        devices: devices.clone(),
+        wanted: rdma.wanted(),
+        address: listening.unwrap_or(links),
+        listen: rdma.listen,
+        handshake: HANDSHAKE,
+    }
 }
 
 /// Runs an agent until `stop` completes, then ends its communicators in order.
@@ -63,8 +76,16 @@ fn bind(config: &Config) -> anyhow::Result<Box<dyn Transport + Send>> {
 /// # Errors
 /// If an address or socket cannot be had; says which.
 pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let transport =
-        bind(&config).with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
+    run_on(&Devices::of_host(), config, stop).await
+}
+
+/// The same with these RDMA devices for the host's.
+///
+/// # Errors
+/// As of [`run`].
+pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let transport = bind(&config, devices)
+        .with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
     let address = transport.local_address();
     let (notices, mut heard) = mpsc::unbounded_channel();
     // The receiver outlives the engine but for the end of the process.
@@ -74,12 +95,10 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Resu
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
     let (closing, closed) = watch::channel(false);
+    let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
+    let server = SessionServer::bind(config.tenants, rdma)?;
     let mut servers = JoinSet::new();
-    for tenant in config.tenants {
-        let server = SessionServer::bind(tenant)?;
-        servers.spawn(server.run(requests.clone(), closed.clone()));
-    }
-    drop(requests);
+    servers.spawn(server.run(requests, closed));
     let settings = Settings::new(config.control, config.host.clone(), address);
     let mut control = control::connect(settings);
     let mut agent = Agent::new(engine, control.to_control);

@@ -1,15 +1,24 @@
-//! A tenant's Unix socket: who may attach and with how much, the handshake, and requests on their way to the agent.
+//! Sessions with tenants' processes, through Unix sockets and over TCP: who may attach and with how much, the handshake, and
+//! requests on their way to the agent.
 //!
 //! Control traffic only. An attachment's data path is the [`AgentEnd`] handed over in [`SessionRequest::Attached`].
 
+mod attached;
 mod connection;
-mod listener;
+mod network;
+mod rdma;
+mod server;
+mod socket;
+mod stream;
+mod tenant;
 
-pub use listener::{BindError, SessionServer};
+pub use server::{BindError, SessionServer};
 
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{FailureDetail, JoinRefused};
+use harmonaize_abi::session::{FailureDetail, JoinRefused, Secret};
 use harmonaize_shm::AgentEnd;
+use harmonaize_verbs::{Devices, Wanted};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,21 +41,56 @@ impl std::fmt::Display for AttachmentId {
     }
 }
 
-/// A tenant, as far as its socket is concerned.
+/// A tenant: who may attach, in which ways, and with how much.
 #[derive(Clone, Debug)]
-pub struct TenantSocket {
+pub struct TenantRules {
     /// The tenant's name, for logs and [`SessionRequest::Attached`].
     pub tenant: String,
+    /// For processes on this host.
+    pub socket: Option<SocketRules>,
+    /// For processes that come over TCP.
+    pub network: Option<NetworkRules>,
+    /// How much the tenant may have.
+    pub quota: Quota,
+    /// Whether attachments that map nothing are offered.
+    pub remote: bool,
+    /// Whether attachments over RDMA are.
+    pub rdma: bool,
+    /// How long a connection may take to say hello.
+    pub handshake: Duration,
+}
+
+/// A tenant's Unix socket.
+#[derive(Clone, Debug)]
+pub struct SocketRules {
     /// Where the socket is made. The folder must exist and must not be writable for the tenant.
     pub path: PathBuf,
     /// Users that may attach. With exactly one, the socket file belongs to it and is closed to all others; with more,
     /// everybody can connect and all but these are refused.
     pub uids: Vec<u32>,
-    /// How much the tenant may have.
-    pub quota: Quota,
-    /// Whether attachments that map nothing are offered.
-    pub remote: bool,
-    /// How long a connection may take to say hello.
+}
+
+/// What a tenant's process that comes over TCP must be and know.
+#[derive(Clone, Debug)]
+pub struct NetworkRules {
+    /// What it knows.
+    pub secret: Secret,
+    /// Addresses that it may come from.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// How attachments over RDMA are served.
+#[derive(Clone, Debug)]
+pub struct RdmaRules {
+    /// The devices to choose from.
+    pub devices: Devices,
+    /// Which, and how packets go.
+    pub wanted: Wanted,
+    /// If no device is named, the one that has this address.
+    pub address: IpAddr,
+    /// Where tenants' processes may connect over TCP.
+    pub listen: Option<SocketAddr>,
+    /// How long a connection over TCP may take to prove whose it is.
     pub handshake: Duration,
 }
 

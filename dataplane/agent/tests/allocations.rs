@@ -4,7 +4,7 @@
 
 use harmonaize_agent::config::Config;
 use harmonaize_agent::run::run;
-use harmonaize_agent::session::{Quota, TenantSocket};
+use harmonaize_agent::session::{Quota, SocketRules, TenantRules};
 use harmonaize_client::{Access, AttachOptions, Client, Communicator, Dtype, Rank, ReduceOp, Tensor};
 use harmonaize_planner::Topology;
 use harmonaize_server::{Server, state};
@@ -95,12 +95,14 @@ fn control() -> (SocketAddr, oneshot::Sender<()>) {
 }
 
 fn agent(host: &str, control: SocketAddr, socket: &Path) -> oneshot::Sender<()> {
-    let tenant = TenantSocket {
+    let uids = vec![rustix::process::getuid().as_raw()];
+    let tenant = TenantRules {
         tenant: "a".into(),
-        path: socket.to_owned(),
-        uids: vec![rustix::process::getuid().as_raw()],
+        socket: Some(SocketRules { path: socket.to_owned(), uids }),
+        network: None,
         quota: Quota::default(),
         remote: true,
+        rdma: false,
         handshake: LIMIT,
     };
     let config = Config {
@@ -111,6 +113,7 @@ fn agent(host: &str, control: SocketAddr, socket: &Path) -> oneshot::Sender<()> 
         peer_timeout: LIMIT,
         connect_timeout: LIMIT,
         verbs: None,
+        rdma: None,
         congestion: None,
         tenants: vec![tenant],
     };

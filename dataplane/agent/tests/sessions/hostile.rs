@@ -6,7 +6,7 @@ use harmonaize_abi::session::{
     encode_first,
 };
 use harmonaize_abi::{ABI_VERSION, Rank};
-use harmonaize_agent::session::{BindError, SessionServer};
+use harmonaize_agent::session::{BindError, SessionServer, TenantRules};
 use harmonaize_client::{AttachOptions, Client, Dtype, ReduceOp};
 use harmonaize_shm::{Memory, receive_with_descriptors};
 use std::io::{Read, Write};
@@ -29,13 +29,13 @@ fn answer(mut stream: &UnixStream) -> Option<Result<Result<Welcome, Refused>, Me
 }
 
 /// The agent still serves this one.
-fn works(client: &Client) {
+pub(crate) fn works(client: &Client) {
     let comm = client.join("good", Rank(0), 1, LIMIT).unwrap();
     let tensor = client.tensor(Dtype::U64, 100).unwrap();
     comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
 }
 
-fn good(stub: &Stub) -> Client {
+pub(crate) fn good(stub: &Stub) -> Client {
     Client::attach(&stub.path, AttachOptions { arena_bytes: 1 << 20, ..Default::default() }).unwrap()
 }
 
@@ -79,14 +79,14 @@ fn bad_first_messages_are_refused() {
 
 #[test]
 fn a_silent_connection_is_ended() {
-    let stub = Stub::with(|socket| socket.handshake = Duration::from_millis(20));
+    let stub = Stub::with(|rules| rules.handshake = Duration::from_millis(20));
     let said = answer(&connect(&stub)).unwrap().unwrap().unwrap_err();
     assert_eq!(said.kind, RefusalKind::Slow);
 }
 
 #[test]
 fn connections_are_bounded() {
-    let stub = Stub::with(|socket| socket.quota.attachments = 1);
+    let stub = Stub::with(|rules| rules.quota.attachments = 1);
     let open: Vec<_> = (0..17).map(|_| connect(&stub)).collect();
     let said = answer(&connect(&stub)).unwrap().unwrap().unwrap_err();
     assert_eq!(said.kind, RefusalKind::Attachments);
@@ -177,6 +177,10 @@ fn a_remote_process_that_speaks_nonsense_or_dies_is_dropped_alone() {
     works(&client);
 }
 
+fn bind(tenant: TenantRules) -> Result<SessionServer, BindError> {
+    SessionServer::bind(vec![tenant], None)
+}
+
 #[test]
 fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
     let stub = Stub::start();
@@ -186,23 +190,24 @@ fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _context = runtime.enter();
-    let error = SessionServer::bind(crate::stub::socket(stub.path.clone())).unwrap_err();
+    let error = bind(crate::stub::rules(stub.path.clone())).unwrap_err();
     assert!(matches!(error, BindError::Live { .. }), "{error}");
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("stale.sock");
     drop(UnixListener::bind(&path).unwrap());
-    let server = SessionServer::bind(crate::stub::socket(path.clone())).unwrap();
+    let server = bind(crate::stub::rules(path.clone())).unwrap();
     drop(server);
     assert!(!path.exists());
 
     std::fs::write(&path, "mine").unwrap();
-    let error = SessionServer::bind(crate::stub::socket(path.clone())).unwrap_err();
+    let error = bind(crate::stub::rules(path.clone())).unwrap_err();
     assert!(matches!(error, BindError::NotASocket { .. }), "{error}");
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
 
-    let error = SessionServer::bind(crate::stub::socket(folder.path().join("x".repeat(200)))).unwrap_err();
+    let error = bind(crate::stub::rules(folder.path().join("x".repeat(200)))).unwrap_err();
     assert!(matches!(error, BindError::System { .. }), "{error}");
-    let nobody = harmonaize_agent::session::TenantSocket { uids: Vec::new(), ..crate::stub::socket(path) };
-    assert!(matches!(SessionServer::bind(nobody), Err(BindError::NoUser { .. })));
+    let mut nobody = crate::stub::rules(path);
+    nobody.socket.as_mut().unwrap().uids.clear();
+    assert!(matches!(bind(nobody), Err(BindError::NoUser { .. })));
 }

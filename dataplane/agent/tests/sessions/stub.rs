@@ -2,9 +2,15 @@
 
 use harmonaize_abi::session::{FailureDetail, JoinRefusal, JoinRefused};
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
-use harmonaize_agent::session::{AttachmentId, Quota, SessionRequest, SessionServer, TenantSocket};
+use harmonaize_agent::session::{
+    AttachmentId, NetworkRules, Quota, RdmaRules, SessionRequest, SessionServer, SocketRules, TenantRules,
+};
+use harmonaize_client::{Access, AgentAddress, AttachOptions, RdmaOptions, Secret};
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
+use harmonaize_verbs::Wanted;
+use harmonaize_verbs::fake::Fabric;
 use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,19 +49,46 @@ impl Knobs {
 /// The agent. Stopped, with its socket removed, when dropped.
 pub(crate) struct Stub {
     pub(crate) path: PathBuf,
+    /// Where it listens over TCP.
+    pub(crate) network: SocketAddr,
+    /// With the agent's device, "agent", and the tenants', "tenant".
+    pub(crate) fabric: Fabric,
     pub(crate) knobs: Arc<Knobs>,
     stop: watch::Sender<bool>,
     threads: Vec<std::thread::JoinHandle<()>>,
     _folder: tempfile::TempDir,
 }
 
-pub(crate) fn socket(path: PathBuf) -> TenantSocket {
-    TenantSocket {
+/// What a test may adjust.
+pub(crate) struct Setup {
+    pub(crate) tenants: Vec<TenantRules>,
+    pub(crate) rdma: RdmaRules,
+}
+
+pub(crate) const AGENT_DEVICE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
+pub(crate) const TENANT_DEVICE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
+
+/// A secret that one byte decides.
+pub(crate) fn secret(byte: u8) -> Secret {
+    Secret::new(&[byte; 32]).unwrap()
+}
+
+/// The tenant's address over TCP, from the stub's.
+pub(crate) fn over_tcp(address: SocketAddr) -> AgentAddress {
+    AgentAddress::Tcp { address, tenant: "acme".into(), secret: secret(b'a') }
+}
+
+pub(crate) fn rules(path: PathBuf) -> TenantRules {
+    TenantRules {
         tenant: "acme".into(),
-        path,
-        uids: vec![rustix::process::getuid().as_raw()],
+        socket: Some(SocketRules { path, uids: vec![rustix::process::getuid().as_raw()] }),
+        network: Some(NetworkRules {
+            secret: secret(b'a'),
+            addresses: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        }),
         quota: Quota::default(),
         remote: true,
+        rdma: true,
         handshake: Duration::from_secs(5),
     }
 }
@@ -65,16 +98,32 @@ impl Stub {
         Self::with(|_| {})
     }
 
-    pub(crate) fn with(adjust: impl FnOnce(&mut TenantSocket)) -> Self {
+    pub(crate) fn with(adjust: impl FnOnce(&mut TenantRules)) -> Self {
+        Self::setup(|setup| adjust(&mut setup.tenants[0]))
+    }
+
+    pub(crate) fn setup(adjust: impl FnOnce(&mut Setup)) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut socket = socket(folder.path().join("acme.sock"));
-        adjust(&mut socket);
-        let (path, knobs) = (socket.path.clone(), Arc::new(Knobs::default()));
+        let path = folder.path().join("acme.sock");
+        let fabric = Fabric::new();
+        fabric.add("agent", AGENT_DEVICE).unwrap();
+        fabric.add("tenant", TENANT_DEVICE).unwrap();
+        let rdma = RdmaRules {
+            devices: fabric.devices(),
+            wanted: Wanted::default(),
+            address: AGENT_DEVICE.into(),
+            listen: Some("127.0.0.1:0".parse().unwrap()),
+            handshake: Duration::from_secs(5),
+        };
+        let mut setup = Setup { tenants: vec![rules(path.clone())], rdma };
+        adjust(&mut setup);
+        let knobs = Arc::new(Knobs::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = {
             let _context = runtime.enter();
-            SessionServer::bind(socket).unwrap()
+            SessionServer::bind(setup.tenants, Some(setup.rdma)).unwrap()
         };
+        let network = server.network_address().unwrap();
         let (requests, inbox) = mpsc::channel(64);
         let (stop, stopped) = watch::channel(false);
         let engine = Engine {
@@ -88,7 +137,14 @@ impl Stub {
             std::thread::spawn(move || runtime.block_on(server.run(requests, stopped))),
             std::thread::spawn(move || engine.run()),
         ];
-        Self { path, knobs, stop, threads, _folder: folder }
+        Self { path, network, fabric, knobs, stop, threads, _folder: folder }
+    }
+
+    /// Options for an arena of 1 MiB, over RDMA on the tenants' device.
+    pub(crate) fn options(&self, access: Access) -> AttachOptions {
+        let device = Some("tenant".to_owned());
+        let rdma = RdmaOptions { device, devices: self.fabric.devices(), ..RdmaOptions::default() };
+        AttachOptions { access, arena_bytes: 1 << 20, rdma, ..Default::default() }
     }
 }
 

@@ -8,14 +8,10 @@ use harmonaize_client::{
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const BOTH: [Access; 2] = [Access::Mapped, Access::Remote];
-
-fn options(access: Access) -> AttachOptions {
-    AttachOptions { access, arena_bytes: 1 << 20, ..Default::default() }
-}
+const ALL: [Access; 3] = [Access::Mapped, Access::Remote, Access::Rdma];
 
 fn attach(stub: &Stub, access: Access) -> (Client, Communicator) {
-    let client = Client::attach(&stub.path, options(access)).unwrap();
+    let client = Client::attach(&stub.path, stub.options(access)).unwrap();
     let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
     (client, comm)
 }
@@ -34,7 +30,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 
 #[test]
 fn operations_make_the_round_trip() {
-    for access in BOTH {
+    for access in ALL {
         let stub = Stub::start();
         let (client, comm) = attach(&stub, access);
         let expected: Vec<f32> = (0..1000).map(|i| i as f32).collect();
@@ -60,9 +56,10 @@ fn operations_make_the_round_trip() {
 
 #[test]
 fn many_operations_are_in_flight_up_to_the_rings_entries() {
-    for access in BOTH {
+    for access in ALL {
         let stub = Stub::start();
-        let client = Client::attach(&stub.path, AttachOptions { entries: 4, ..options(access) }).unwrap();
+        let client =
+            Client::attach(&stub.path, AttachOptions { entries: 4, ..stub.options(access) }).unwrap();
         let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
         let tensors: Vec<_> = (0..4).map(|i| filled(&client, &[i as f32; 3000])).collect();
         let output = client.tensor(Dtype::F32, 3000).unwrap();
@@ -84,7 +81,7 @@ fn many_operations_are_in_flight_up_to_the_rings_entries() {
 
 #[test]
 fn polling_alone_brings_an_operation_to_its_end() {
-    for access in BOTH {
+    for access in ALL {
         let stub = Stub::start();
         let (client, comm) = attach(&stub, access);
         let tensor = filled(&client, &[2.0; 100]);
@@ -99,7 +96,7 @@ fn polling_alone_brings_an_operation_to_its_end() {
 
 #[test]
 fn memory_of_an_operation_given_up_stays_taken_until_its_end() {
-    for access in BOTH {
+    for access in ALL {
         let stub = Stub::start();
         let (client, comm) = attach(&stub, access);
         let half = (1 << 20) / 8 + 64;
@@ -132,13 +129,11 @@ fn waiting_in_vain_ends_and_can_be_repeated() {
 
 #[test]
 fn threads_wait_together() {
-    for access in BOTH {
+    for access in ALL {
         let stub = Stub::start();
-        let client = Client::attach(
-            &stub.path,
-            AttachOptions { spin: Duration::ZERO, arena_bytes: 1 << 20, access, ..Default::default() },
-        )
-        .unwrap();
+        let client =
+            Client::attach(&stub.path, AttachOptions { spin: Duration::ZERO, ..stub.options(access) })
+                .unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let client = &client;
@@ -158,7 +153,7 @@ fn threads_wait_together() {
 
 #[test]
 fn a_failure_says_what_the_agent_knows() {
-    for access in BOTH {
+    for access in ALL {
         let stub = Stub::start();
         let (client, comm) = attach(&stub, access);
         stub.knobs.fail.store(true, Ordering::Relaxed);
@@ -186,7 +181,7 @@ fn a_failure_says_what_the_agent_knows() {
 
 #[test]
 fn the_agents_death_wakes_who_waits() {
-    for access in BOTH {
+    for access in ALL {
         let stub = Stub::start();
         let (_client, comm) = attach(&stub, access);
         stub.knobs.hold.store(true, Ordering::Relaxed);
@@ -211,7 +206,7 @@ fn the_agents_death_wakes_who_waits() {
 
 #[test]
 fn joining_fails_with_reasons() {
-    let stub = Stub::with(|socket| (socket.quota.communicators, socket.quota.ranks) = (2, 8));
+    let stub = Stub::with(|rules| (rules.quota.communicators, rules.quota.ranks) = (2, 8));
     let (client, first) = attach(&stub, Access::Mapped);
     let refusal = |name: &str, rank, ranks| match client.join(name, Rank(rank), ranks, LIMIT).unwrap_err() {
         Error::Join { kind, concerned, text, .. } => (kind, concerned, text),
@@ -257,11 +252,11 @@ fn attachments_are_refused_with_reasons() {
         Error::Refused { kind, .. } => kind,
         other => panic!("{other}"),
     };
-    let stub = Stub::with(|socket| {
-        (socket.quota.attachments, socket.quota.arena_bytes, socket.remote) = (2, 2 << 20, false);
+    let stub = Stub::with(|rules| {
+        (rules.quota.attachments, rules.quota.arena_bytes, rules.remote) = (2, 2 << 20, false);
     });
-    let mapped = options(Access::Mapped);
-    assert_eq!(refusal(&stub, options(Access::Remote)), RefusalKind::Access);
+    let mapped = stub.options(Access::Mapped);
+    assert_eq!(refusal(&stub, stub.options(Access::Remote)), RefusalKind::Access);
     for entries in [0, 3, 512, 1 << 31] {
         assert_eq!(refusal(&stub, AttachOptions { entries, ..mapped.clone() }), RefusalKind::Entries);
     }
@@ -280,7 +275,7 @@ fn attachments_are_refused_with_reasons() {
     }
 
     let mine = rustix::process::getuid().as_raw();
-    let stub = Stub::with(|socket| socket.uids = vec![mine + 1, mine + 2]);
+    let stub = Stub::with(|rules| rules.socket.as_mut().unwrap().uids = vec![mine + 1, mine + 2]);
     assert_eq!(refusal(&stub, mapped), RefusalKind::User);
 }
 
@@ -299,7 +294,7 @@ fn mistakes_of_the_caller_are_told() {
     assert!(matches!(small.write(1, &[0f32; 4]), Err(Error::OutOfRange { .. })));
     assert!(matches!(small.read(u64::MAX, &mut [0f32; 4]), Err(Error::OutOfRange { .. })));
     assert!(matches!(client.tensor(Dtype::F64, u64::MAX), Err(Error::NoRoom { .. })));
-    let nowhere = Client::attach(stub.path.with_extension("none"), options(Access::Mapped));
+    let nowhere = Client::attach(stub.path.with_extension("none"), stub.options(Access::Mapped));
     assert!(matches!(nowhere, Err(Error::Connect { .. })));
 }
 
@@ -308,7 +303,7 @@ fn mistakes_of_the_caller_are_told() {
 #[ignore = "a measurement: cargo test --release -p harmonaize-agent --test sessions -- --ignored --nocapture"]
 fn ping_pong() {
     const ROUNDS: usize = 20_000;
-    for access in BOTH {
+    for access in ALL {
         let stub = Stub::start();
         let (_client, comm) = attach(&stub, access);
         let mut nanos: Vec<u128> = (0..ROUNDS)

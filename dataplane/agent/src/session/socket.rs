@@ -1,76 +1,24 @@
-//! Making, serving and removing a tenant's socket, and counting what its attachments hold.
+//! A tenant's Unix socket: making it, letting the tenant's users in, and removing it.
 
 use super::connection::Connection;
-use super::{SessionRequest, TenantSocket};
+use super::server::BindError;
+use super::stream::Stream;
+use super::tenant::{Grant, Tenant};
+use super::{SessionRequest, SocketRules};
 use harmonaize_abi::session::{RefusalKind, Refused};
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// Connections that may be shaking hands beyond a tenant's attachments.
-const HANDSHAKES: u32 = 16;
 /// How long accepting pauses when the agent is out of descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// Why a tenant's socket could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    /// Another process serves this socket.
-    #[error("tenant {tenant}: {} is served by a live process; stop the other agent or choose another path", path.display())]
-    Live {
-        /// Whose socket.
-        tenant: String,
-        /// Which.
-        path: PathBuf,
-    },
-    /// The path is taken by something that is no socket.
-    #[error("tenant {tenant}: {} exists and is no socket; remove it or choose another path", path.display())]
-    NotASocket {
-        /// Whose socket.
-        tenant: String,
-        /// Which.
-        path: PathBuf,
-    },
-    /// No user is allowed.
-    #[error("tenant {tenant}: no user may attach; name at least one uid")]
-    NoUser {
-        /// Whose socket.
-        tenant: String,
-    },
-    /// The socket cannot be given to the tenant's user.
-    #[error(
-        "tenant {tenant}: cannot give {} to user {uid}: {source}; run the agent as root or with CAP_CHOWN", path.display()
-    )]
-    Owner {
-        /// Whose socket.
-        tenant: String,
-        /// Which.
-        path: PathBuf,
-        /// The tenant's user.
-        uid: u32,
-        /// What the kernel said.
-        source: Errno,
-    },
-    /// The kernel refused.
-    #[error("tenant {tenant}: {call} {}: {source}", path.display())]
-    System {
-        /// Whose socket.
-        tenant: String,
-        /// Which.
-        path: PathBuf,
-        /// Which call.
-        call: &'static str,
-        /// What it said.
-        source: std::io::Error,
-    },
-}
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Removes the socket's file when dropped, if it is still the same.
 #[derive(Debug)]
@@ -97,94 +45,27 @@ impl Drop for SocketFile {
     }
 }
 
-/// What a tenant's attachments hold together.
-#[derive(Debug, Default)]
-struct Held {
-    connections: u32,
-    attachments: u32,
-    arena_bytes: u64,
-}
-
-/// A tenant's socket with what its connections need.
-#[derive(Debug)]
-pub(super) struct Tenant {
-    pub(super) socket: TenantSocket,
-    held: Mutex<Held>,
-}
-
-/// A part of a tenant's quota, given back when dropped.
-#[derive(Debug)]
-pub(super) struct Grant {
-    tenant: Arc<Tenant>,
-    part: Held,
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        let mut held = self.tenant.held();
-        held.connections -= self.part.connections;
-        held.attachments -= self.part.attachments;
-        held.arena_bytes -= self.part.arena_bytes;
-    }
-}
-
-impl Tenant {
-    fn held(&self) -> std::sync::MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn connection(self: &Arc<Self>) -> Result<Grant, Refused> {
-        let mut held = self.held();
-        let most = self.socket.quota.attachments.saturating_add(HANDSHAKES);
-        if held.connections >= most {
-            let text = format!("{most} connections are open; close some");
-            return Err(Refused { kind: RefusalKind::Attachments, text });
-        }
-        held.connections += 1;
-        Ok(Grant { tenant: Arc::clone(self), part: Held { connections: 1, ..Held::default() } })
-    }
-
-    /// Room for an attachment with an arena of this size, or why there is none.
-    pub(super) fn attachment(self: &Arc<Self>, arena_bytes: u64) -> Result<Grant, Refused> {
-        let (mut held, quota) = (self.held(), self.socket.quota);
-        if held.attachments >= quota.attachments {
-            let text = format!("{} attachments are open, as many as this tenant may have", held.attachments);
-            return Err(Refused { kind: RefusalKind::Attachments, text });
-        }
-        let left = quota.arena_bytes.saturating_sub(held.arena_bytes);
-        if arena_bytes == 0 || arena_bytes > left {
-            let text = format!(
-                "an arena of {arena_bytes} bytes was asked for; 1 to {left} are possible (this tenant may have {} in all)",
-                quota.arena_bytes
-            );
-            return Err(Refused { kind: RefusalKind::Arena, text });
-        }
-        held.attachments += 1;
-        held.arena_bytes += arena_bytes;
-        Ok(Grant { tenant: Arc::clone(self), part: Held { connections: 0, attachments: 1, arena_bytes } })
-    }
-}
-
 /// A tenant's socket, listening.
 #[derive(Debug)]
-pub struct SessionServer {
+pub(super) struct SocketServer {
     tenant: Arc<Tenant>,
+    uids: Vec<u32>,
     listener: UnixListener,
     file: SocketFile,
 }
 
-impl SessionServer {
+impl SocketServer {
     /// Makes the socket, in place of a stale one that a dead agent left. Within a tokio runtime.
-    pub fn bind(socket: TenantSocket) -> Result<Self, BindError> {
-        let (tenant, path) = (socket.tenant.clone(), socket.path.clone());
-        if socket.uids.is_empty() {
+    pub(super) fn bind(of: &Arc<Tenant>) -> Result<Self, BindError> {
+        let (tenant, socket) = (of.rules.tenant.clone(), of.rules.socket.clone());
+        let Some(SocketRules { path, uids }) = socket.filter(|socket| !socket.uids.is_empty()) else {
             return Err(BindError::NoUser { tenant });
-        }
+        };
         let system = |call| {
             let (tenant, path) = (tenant.clone(), path.clone());
             move |source: Errno| BindError::System { tenant, path, call, source: source.into() }
         };
-        remove_stale(&socket)?;
+        remove_stale(&tenant, &path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(system("socket for"))?;
@@ -192,7 +73,7 @@ impl SessionServer {
         rustix::net::bind(&listener, &address).map_err(system("bind"))?;
         let file = SocketFile::new(&path);
         // Nobody can connect before `listen`, so owner and mode are in place in time.
-        let mode = match socket.uids.as_slice() {
+        let mode = match uids.as_slice() {
             [uid] => {
                 let owner = Some(rustix::fs::Uid::from_raw(*uid));
                 rustix::fs::chown(&path, owner, None).map_err(|source| BindError::Owner {
@@ -213,11 +94,11 @@ impl SessionServer {
             call: "watch",
             source,
         })?;
-        Ok(Self { tenant: Arc::new(Tenant { socket, held: Mutex::default() }), listener, file })
+        Ok(Self { tenant: Arc::clone(of), uids, listener, file })
     }
 
     /// Serves until `stop` becomes true (or its sender is dropped), then detaches everybody and removes the socket.
-    pub async fn run(self, requests: mpsc::Sender<SessionRequest>, mut stop: watch::Receiver<bool>) {
+    pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, mut stop: watch::Receiver<bool>) {
         let mut connections = JoinSet::new();
         let own_stop = stop.clone();
         loop {
@@ -229,16 +110,17 @@ impl SessionServer {
             match accepted {
                 Ok((stream, _)) => match self.admit(&stream) {
                     Ok(grant) => {
-                        let connection = Connection::new(Arc::clone(&self.tenant), stream, grant);
+                        let connection =
+                            Connection::new(Arc::clone(&self.tenant), Stream::Unix(stream), grant);
                         connections.spawn(connection.run(requests.clone(), own_stop.clone()));
                     }
                     Err(refused) => {
-                        tracing::warn!(tenant = self.tenant.socket.tenant, "refused: {}", refused.text);
+                        tracing::warn!(tenant = self.tenant.rules.tenant, "refused: {}", refused.text);
                         refuse_at_once(&stream, &refused);
                     }
                 },
                 Err(error) => {
-                    tracing::error!(tenant = self.tenant.socket.tenant, "cannot accept: {error}");
+                    tracing::error!(tenant = self.tenant.rules.tenant, "cannot accept: {error}");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -252,7 +134,7 @@ impl SessionServer {
         let credentials = rustix::net::sockopt::socket_peercred(stream.as_fd());
         let uid = credentials.map(|credentials| credentials.uid.as_raw());
         match uid {
-            Ok(uid) if self.tenant.socket.uids.contains(&uid) => self.tenant.connection(),
+            Ok(uid) if self.uids.contains(&uid) => self.tenant.connection(),
             Ok(uid) => Err(Refused {
                 kind: RefusalKind::User,
                 text: format!(
@@ -272,8 +154,8 @@ fn refuse_at_once(stream: &UnixStream, refused: &Refused) {
 }
 
 /// Removes what a dead agent left at the socket's path; fails if it is anything else.
-fn remove_stale(socket: &TenantSocket) -> Result<(), BindError> {
-    let (tenant, path) = (socket.tenant.clone(), socket.path.clone());
+fn remove_stale(tenant: &str, path: &Path) -> Result<(), BindError> {
+    let (tenant, path) = (tenant.to_owned(), path.to_owned());
     let system = |call| {
         let (tenant, path) = (tenant.clone(), path.clone());
         move |source: Errno| BindError::System { tenant, path, call, source: source.into() }

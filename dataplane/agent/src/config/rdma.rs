@@ -1,0 +1,83 @@
+//! The tables on RDMA: links to other agents, and attachments of tenants.
+
+use harmonaize_verbs::{Mtu, Wanted};
+use serde::Deserialize;
+use std::net::SocketAddr;
+
+/// How links go over RDMA. What is left out is found out, or as usual.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Verbs {
+    /// Devices, "mlx5_0" or with their port "mlx5_0:1"; none: the one that has the address of `listen`.
+    pub devices: Vec<String>,
+    /// Entry of the ports' GID tables.
+    pub gid_index: Option<u8>,
+    /// Most bytes per packet: 256, 512, 1024, 2048 or 4096.
+    pub mtu: Option<usize>,
+    /// DSCP and ECN bits of packets.
+    pub traffic_class: Option<u8>,
+    /// How often a device repeats a request that is not answered, at most 6.
+    pub retries: Option<u8>,
+    /// How long it waits for the answer: 4.096 us times two to this power, 1 to 31.
+    pub timeout: Option<u8>,
+}
+
+/// How tenants attach over RDMA. What is left out is found out, or as usual.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rdma {
+    /// The device, "mlx5_0" or with its port "mlx5_0:1"; none: the one that has this table's `listen` address, else the
+    /// agent's.
+    pub device: Option<String>,
+    /// Entry of the port's GID table.
+    pub gid_index: Option<u8>,
+    /// Most bytes per packet: 256, 512, 1024, 2048 or 4096.
+    pub mtu: Option<usize>,
+    /// DSCP and ECN bits of packets.
+    pub traffic_class: Option<u8>,
+    /// How often a device repeats a request that is not answered, at most 6.
+    pub retries: Option<u8>,
+    /// How long it waits for the answer: 4.096 us times two to this power, 1 to 31.
+    pub timeout: Option<u8>,
+    /// Where tenants' processes on other machines connect over TCP, such as the host of this offload unit.
+    pub listen: Option<SocketAddr>,
+}
+
+impl Verbs {
+    pub(super) fn check(&self) -> Result<(), String> {
+        check("verbs", self.mtu, self.retries, self.timeout)
+    }
+}
+
+impl Rdma {
+    pub(super) fn check(&self) -> Result<(), String> {
+        check("rdma", self.mtu, self.retries, self.timeout)
+    }
+
+    /// What is asked of the device.
+    pub fn wanted(&self) -> Wanted {
+        let usual = Wanted::default();
+        Wanted {
+            device: self.device.clone(),
+            gid_index: self.gid_index,
+            mtu: self.mtu,
+            traffic_class: self.traffic_class.unwrap_or(usual.traffic_class),
+            retries: self.retries.unwrap_or(usual.retries),
+            timeout: self.timeout.unwrap_or(usual.timeout),
+        }
+    }
+}
+
+/// What any table on RDMA must keep to.
+fn check(table: &str, mtu: Option<usize>, retries: Option<u8>, timeout: Option<u8>) -> Result<(), String> {
+    if let Some(mtu) = mtu.filter(|mtu| Mtu::from_bytes(*mtu).is_none()) {
+        return Err(format!("`mtu` of [{table}] is {mtu}; 256, 512, 1024, 2048 or 4096"));
+    }
+    if let Some(retries) = retries.filter(|retries| *retries > 6) {
+        return Err(format!("`retries` of [{table}] is {retries}; at most 6 (7 would mean for ever)"));
+    }
+    if let Some(timeout) = timeout.filter(|timeout| !(1..=31).contains(timeout)) {
+        return Err(format!("`timeout` of [{table}] is {timeout}; 1 to 31 (0 would mean for ever)"));
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! A connection after the handshake: requests and answers until either side goes away.
+
+use super::stream::Stream;
+use super::tenant::Tenant;
+use super::{AttachmentId, SessionRequest};
+use harmonaize_abi::Rank;
+use harmonaize_abi::session::{
+    Answer, Bounded, JoinRefusal, JoinRefused, MAX_NAME, MessageError, Request, decode, encode, length,
+};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+/// Most requests of one attachment that wait for the agent.
+const MAX_PENDING: usize = 256;
+/// Answers that wait for the process to read them.
+const MAX_ANSWERS: usize = 64;
+
+/// A connection after the handshake.
+pub(super) struct Attached {
+    attachment: AttachmentId,
+    tenant: Arc<Tenant>,
+    requests: mpsc::Sender<SessionRequest>,
+    /// Handles that the process has joined and not left.
+    joined: HashSet<u32>,
+    /// Joins and questions that the agent has not answered.
+    pending: JoinSet<Answer>,
+    joining: u32,
+}
+
+impl Attached {
+    pub(super) fn new(
+        attachment: AttachmentId,
+        tenant: Arc<Tenant>,
+        requests: mpsc::Sender<SessionRequest>,
+    ) -> Self {
+        Self { attachment, tenant, requests, joined: HashSet::new(), pending: JoinSet::new(), joining: 0 }
+    }
+
+    /// Serves requests; says why it ended.
+    pub(super) async fn serve(mut self, stream: Stream) -> String {
+        let (read, write) = tokio::io::split(stream);
+        let mut reader = Reader { stream: read, received: Vec::new() };
+        let (answers, unsent) = mpsc::channel(MAX_ANSWERS);
+        // Aborted with the set when this future is dropped.
+        let mut writer = JoinSet::new();
+        writer.spawn(write_answers(write, unsent));
+        loop {
+            let answer = tokio::select! {
+                Some(answered) = self.pending.join_next() => match answered {
+                    Ok(answer) => Some(self.finish(answer)),
+                    Err(error) => return format!("a request failed: {error}"),
+                },
+                request = reader.next(), if self.pending.len() < MAX_PENDING => match request {
+                    Ok(Some(request)) => match self.request(request).await {
+                        Ok(answer) => answer,
+                        Err(why) => return why,
+                    },
+                    Ok(None) => return "the process is gone".into(),
+                    Err(why) => return why,
+                },
+            };
+            if let Some(answer) = answer
+                && answers.send(answer).await.is_err()
+            {
+                return "the process is gone".into();
+            }
+        }
+    }
+
+    fn finish(&mut self, answer: Answer) -> Answer {
+        match &answer {
+            Answer::Joined { communicator, .. } => {
+                self.joining -= 1;
+                self.joined.insert(*communicator);
+            }
+            Answer::JoinRefused { .. } => self.joining -= 1,
+            _ => {}
+        }
+        answer
+    }
+
+    /// Passes a request on; the answer, if there is one at once.
+    async fn request(&mut self, request: Request) -> Result<Option<Answer>, String> {
+        let attachment = self.attachment;
+        let (passed_on, answer) = match request {
+            Request::Join { id, name, rank, ranks, timeout_ns } => {
+                if let Err(refused) = self.check_join(&name, rank, ranks) {
+                    return Ok(Some(Answer::JoinRefused { id, refused }));
+                }
+                let (reply, answer) = oneshot::channel::<Result<u32, JoinRefused>>();
+                self.joining += 1;
+                self.pending.spawn(async move {
+                    match answer.await {
+                        Ok(Ok(communicator)) => Answer::Joined { id, communicator },
+                        Ok(Err(refused)) => Answer::JoinRefused { id, refused: refused.bounded() },
+                        Err(_) => Answer::JoinRefused { id, refused: dropped() },
+                    }
+                });
+                let timeout = Duration::from_nanos(timeout_ns);
+                (Some(SessionRequest::Join { attachment, name, rank, ranks, timeout, reply }), None)
+            }
+            Request::Leave { id, communicator } => {
+                let known = self.joined.remove(&communicator);
+                let leave = SessionRequest::Leave { attachment, communicator };
+                (known.then_some(leave), Some(Answer::Left { id }))
+            }
+            Request::Detail { id, communicator } if self.joined.contains(&communicator) => {
+                let (reply, answer) = oneshot::channel::<Option<_>>();
+                self.pending.spawn(async move {
+                    Answer::Detail { id, detail: answer.await.ok().flatten().map(Bounded::bounded) }
+                });
+                (Some(SessionRequest::Detail { attachment, communicator, reply }), None)
+            }
+            Request::Detail { id, .. } => (None, Some(Answer::Detail { id, detail: None })),
+        };
+        if let Some(request) = passed_on {
+            self.requests.send(request).await.map_err(|_| "the agent goes down".to_owned())?;
+        }
+        Ok(answer)
+    }
+
+    fn check_join(&self, name: &str, rank: Rank, ranks: u32) -> Result<(), JoinRefused> {
+        let quota = self.tenant.rules.quota;
+        let refused = |kind, text| Err(JoinRefused { kind, text, ranks: Vec::new() });
+        if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+            let text = format!("a name has 1 to {MAX_NAME} bytes and no control characters");
+            return refused(JoinRefusal::Name, text);
+        }
+        if rank.0 >= ranks {
+            return refused(JoinRefusal::Rank, format!("rank {rank} of {ranks}; ranks count from 0"));
+        }
+        if ranks > quota.ranks {
+            let text = format!("{ranks} ranks; this tenant's communicators have at most {}", quota.ranks);
+            return refused(JoinRefusal::Quota, text);
+        }
+        if self.joined.len() as u64 + u64::from(self.joining) >= u64::from(quota.communicators) {
+            let text =
+                format!("this attachment is in {} communicators, as many as it may be", quota.communicators);
+            return refused(JoinRefusal::Quota, text);
+        }
+        Ok(())
+    }
+}
+
+fn dropped() -> JoinRefused {
+    JoinRefused {
+        kind: JoinRefusal::Internal,
+        text: "the agent dropped the request; try again".into(),
+        ranks: Vec::new(),
+    }
+}
+
+async fn write_answers(mut stream: WriteHalf<Stream>, mut answers: mpsc::Receiver<Answer>) {
+    while let Some(answer) = answers.recv().await {
+        let Ok(message) = encode(&answer) else { return };
+        if stream.write_all(&message).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads requests; may be dropped at any await without losing bytes.
+struct Reader {
+    stream: ReadHalf<Stream>,
+    received: Vec<u8>,
+}
+
+impl Reader {
+    /// The next request; `None` when the process is gone.
+    async fn next(&mut self) -> Result<Option<Request>, String> {
+        loop {
+            if let Some(request) =
+                self.parse().map_err(|error| format!("the process sent nonsense: {error}"))?
+            {
+                return Ok(Some(request));
+            }
+            match self.stream.read_buf(&mut self.received).await {
+                Ok(0) | Err(_) => return Ok(None),
+                Ok(_) => {}
+            }
+        }
+    }
+
+    fn parse(&mut self) -> Result<Option<Request>, MessageError> {
+        let Some((prefix, rest)) = self.received.split_first_chunk::<4>() else { return Ok(None) };
+        let bytes = length(*prefix)?;
+        let Some(message) = rest.get(..bytes) else { return Ok(None) };
+        let request = decode(message)?;
+        self.received.drain(..4 + bytes);
+        Ok(Some(request))
+    }
+}

@@ -1,0 +1,256 @@
+//! Tenants' processes that come over TCP, from other machines: each proves whose it is before anything else.
+
+use super::SessionRequest;
+use super::connection::{Connection, MAX_HELLO, MAX_OFFER, malformed, slow};
+use super::server::BindError;
+use super::socket::PAUSE;
+use super::stream::{Stream, Unread};
+use super::tenant::{Grant, Tenant};
+use harmonaize_abi::session::{
+    Challenge, Knock, MessageError, Proven, RefusalKind, Refused, Response, Secret, decode, decode_first,
+    encode, encode_first,
+};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+/// Connections at once that have not proved anything: of each address that is a tenant's, and of all others together.
+const UNPROVEN: u32 = 16;
+
+/// The address, listening.
+#[derive(Debug)]
+pub(super) struct NetworkServer {
+    listener: TcpListener,
+    address: SocketAddr,
+    door: Arc<Door>,
+}
+
+/// Who may come in.
+#[derive(Debug)]
+struct Door {
+    tenants: Vec<Arc<Tenant>>,
+    limit: Duration,
+    /// Of nobody: whoever names no tenant is asked to prove as much as the others.
+    decoy: Secret,
+    /// Connections that have not proved anything, by address; `None`: not a tenant's.
+    unproven: Mutex<HashMap<Option<IpAddr>, u32>>,
+}
+
+/// A place among the unproven, given back when dropped.
+#[derive(Debug)]
+struct Place {
+    door: Arc<Door>,
+    from: Option<IpAddr>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut unproven = self.door.unproven.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = unproven.get_mut(&self.from) {
+            *count -= 1;
+            if *count == 0 {
+                unproven.remove(&self.from);
+            }
+        }
+    }
+}
+
+fn random() -> std::io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+    Ok(bytes)
+}
+
+impl NetworkServer {
+    /// Listens for the tenants that may come over TCP.
+    pub(super) fn bind(
+        listen: SocketAddr,
+        limit: Duration,
+        tenants: &[Arc<Tenant>],
+    ) -> Result<Self, BindError> {
+        let failed = |source| BindError::Network { listen, source };
+        let decoy = Secret::new(&random().map_err(failed)?.map(|byte| byte | 0x80));
+        let decoy = decoy.ok_or_else(|| failed(std::io::Error::other("no secret from random bytes")))?;
+        // The standard library's listener takes an address again that an agent has just left.
+        let listener = std::net::TcpListener::bind(listen).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = TcpListener::from_std(listener).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let with_network = tenants.iter().filter(|tenant| tenant.rules.network.is_some());
+        let tenants = with_network.cloned().collect();
+        let door = Arc::new(Door { tenants, limit, decoy, unproven: Mutex::default() });
+        tracing::info!(%address, "tenants may connect over TCP");
+        Ok(Self { listener, address, door })
+    }
+
+    pub(super) fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop` becomes true (or its sender is dropped), then detaches everybody.
+    pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, mut stop: watch::Receiver<bool>) {
+        let mut connections = JoinSet::new();
+        let own_stop = stop.clone();
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                Some(_) = connections.join_next() => continue,
+                _ = stop.wait_for(|stop| *stop) => break,
+            };
+            match accepted {
+                Ok((stream, from)) => {
+                    let from = from.ip().to_canonical();
+                    match self.door.place(from) {
+                        Some(place) => {
+                            let visit = visit(place, stream, from, requests.clone(), own_stop.clone());
+                            connections.spawn(visit);
+                        }
+                        None => {
+                            tracing::warn!(%from, "closed: too many connections that have proved nothing")
+                        }
+                    }
+                }
+                Err(error) => {
+                    tracing::error!("cannot accept over TCP: {error}");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+        drop(self.listener);
+        while connections.join_next().await.is_some() {}
+    }
+}
+
+/// One connection, from its first byte to its end.
+async fn visit(
+    place: Place,
+    stream: TcpStream,
+    from: IpAddr,
+    requests: mpsc::Sender<SessionRequest>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let stream = match Stream::accepted(stream) {
+        Ok(stream) => stream,
+        Err(error) => return tracing::warn!(%from, "closed: {error}"),
+    };
+    let mut visitor = Visitor { door: Arc::clone(&place.door), stream, from, challenge: None };
+    let proved = tokio::select! {
+        proved = visitor.prove() => proved,
+        _ = stop.wait_for(|stop| *stop) => return,
+    };
+    match proved {
+        Ok((tenant, grant)) => {
+            drop(place);
+            Connection::new(tenant, visitor.stream, grant).run(requests, stop).await;
+        }
+        // It keeps its place until it has heard.
+        Err(Some(refused)) => visitor.refuse(&refused).await,
+        Err(None) => {}
+    }
+}
+
+impl Door {
+    fn place(self: &Arc<Self>, from: IpAddr) -> Option<Place> {
+        let of_tenant =
+            |tenant: &Arc<Tenant>| tenant.rules.network.as_ref().is_some_and(|n| n.addresses.contains(&from));
+        let from = self.tenants.iter().any(of_tenant).then_some(from);
+        let mut unproven = self.unproven.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = unproven.entry(from).or_default();
+        if *count >= UNPROVEN {
+            return None;
+        }
+        *count += 1;
+        Some(Place { door: Arc::clone(self), from })
+    }
+
+    /// Whose process it is, and the agent's own proof; else why not, for the operator alone.
+    fn judge(
+        &self,
+        from: IpAddr,
+        knock: &Knock,
+        challenge: &Challenge,
+        response: &Response,
+    ) -> Result<(&Arc<Tenant>, Proven), &'static str> {
+        let named = self.tenants.iter().find(|tenant| tenant.rules.tenant == knock.tenant);
+        let rules = named.and_then(|tenant| tenant.rules.network.as_ref());
+        let secret = rules.map_or(&self.decoy, |rules| &rules.secret);
+        let proven = secret.verify(knock, challenge, response);
+        match (named, rules, proven) {
+            (Some(_), Some(rules), _) if !rules.addresses.contains(&from) => {
+                Err("the address is not one of the tenant's")
+            }
+            (Some(tenant), Some(_), Some(proven)) => Ok((tenant, proven)),
+            (Some(_), Some(_), None) => Err("the proof is wrong: another secret"),
+            _ => Err("no such tenant over TCP"),
+        }
+    }
+}
+
+/// Someone who has proved nothing yet. Whoever is refused hears as many messages as whoever is let in, and not why.
+#[derive(Debug)]
+struct Visitor {
+    door: Arc<Door>,
+    stream: Stream,
+    from: IpAddr,
+    /// Once it has been sent.
+    challenge: Option<Challenge>,
+}
+
+impl Visitor {
+    async fn prove(&mut self) -> Result<(Arc<Tenant>, Grant), Option<Refused>> {
+        let limit = self.door.limit;
+        let proved = tokio::time::timeout(limit, self.exchange()).await;
+        proved.unwrap_or_else(|_| Err(Some(slow("proof", limit))))
+    }
+
+    async fn exchange(&mut self) -> Result<(Arc<Tenant>, Grant), Option<Refused>> {
+        let bad = |error: MessageError| Some(malformed("proof", error));
+        let unread = |why| match why {
+            Unread::Gone => None,
+            Unread::Bad(error) => bad(error),
+        };
+        let message = self.stream.read_message(MAX_HELLO).await.map_err(unread)?;
+        let knock: Knock = decode_first(&message).map_err(bad)?;
+        let challenge = self.challenge().await.map_err(|_| None)?;
+        let message = self.stream.read_message(MAX_OFFER).await.map_err(unread)?;
+        let response: Response = decode(&message).map_err(bad)?;
+        match self.door.judge(self.from, &knock, &challenge, &response) {
+            Ok((tenant, proven)) => {
+                let grant = tenant.connection().map_err(Some)?;
+                let tenant = Arc::clone(tenant);
+                self.stream.send(&Ok::<_, Refused>(proven)).await.map_err(|_| None)?;
+                Ok((tenant, grant))
+            }
+            Err(why) => {
+                tracing::warn!(from = %self.from, tenant = ?knock.tenant, "not let in: {why}");
+                let text = "this process did not prove to be the tenant's: name, secret and address must be those that \
+                            the provider has registered";
+                Err(Some(Refused { kind: RefusalKind::User, text: text.into() }))
+            }
+        }
+    }
+
+    async fn challenge(&mut self) -> std::io::Result<Challenge> {
+        let challenge = Challenge { nonce: random()? };
+        let message = encode_first(&challenge).map_err(std::io::Error::other)?;
+        self.challenge = Some(challenge.clone());
+        self.stream.write_all(&message).await?;
+        Ok(challenge)
+    }
+
+    async fn refuse(mut self, refused: &Refused) {
+        tracing::warn!(from = %self.from, "refused: {}", refused.text);
+        // A process of another version learns it from the challenge.
+        if self.challenge.is_none() && self.challenge().await.is_err() {
+            return;
+        }
+        if let Ok(message) = encode(&Err::<Proven, _>(refused)) {
+            self.stream.end_with(&message).await;
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The device for attachments over RDMA, and an attachment's queue pair on its way to be connected.
+
+use super::RdmaRules;
+use harmonaize_abi::session::{Offer, PairEnd, RefusalKind, Refused};
+use harmonaize_shm::AgentEnd;
+use harmonaize_verbs::attachment::AgentOffer;
+use harmonaize_verbs::{Function, Mtu, VerbsError};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Numbers of queue pairs and packets have 24 bits.
+const MOST_NUMBER: u32 = (1 << 24) - 1;
+
+/// The device, opened.
+#[derive(Debug)]
+pub(super) struct Rdma {
+    rules: RdmaRules,
+    function: Mutex<Function>,
+}
+
+fn unable() -> Refused {
+    let text = "the agent cannot serve attachments over RDMA at the moment; try again later".into();
+    Refused { kind: RefusalKind::Agent, text }
+}
+
+fn malformed(text: String) -> Refused {
+    Refused { kind: RefusalKind::Malformed, text }
+}
+
+impl Rdma {
+    pub(super) fn open(rules: RdmaRules) -> Result<Self, VerbsError> {
+        let function = Mutex::new(Function::open(&rules.devices, &rules.wanted, Some(rules.address))?);
+        Ok(Self { rules, function })
+    }
+
+    /// A queue pair for an arena of `arena_bytes` and `entries` operations in flight. Takes milliseconds.
+    pub(super) async fn offer(
+        self: &Arc<Self>,
+        arena_bytes: u64,
+        entries: u32,
+    ) -> Result<AgentOffer, Refused> {
+        let this = Arc::clone(self);
+        let made = tokio::task::spawn_blocking(move || this.create(arena_bytes, entries)).await;
+        // What failed at the device is the provider's business, not the tenant's.
+        match made {
+            Ok(Ok(offer)) => Ok(offer),
+            Ok(Err(error)) => {
+                tracing::error!("cannot make an attachment over RDMA: {error}");
+                Err(unable())
+            }
+            Err(error) => {
+                tracing::error!("making an attachment over RDMA failed: {error}");
+                Err(unable())
+            }
+        }
+    }
+
+    fn create(&self, arena_bytes: u64, entries: u32) -> Result<AgentOffer, VerbsError> {
+        let function = self.function.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match AgentOffer::new(&function, arena_bytes, entries) {
+            // It may be back, as another device of the same name or address.
+            Err(VerbsError::DeviceLost { .. }) => {
+                let again =
+                    Function::open(&self.rules.devices, &self.rules.wanted, Some(self.rules.address))?;
+                *self.function.lock().unwrap_or_else(PoisonError::into_inner) = again.clone();
+                AgentOffer::new(&again, arena_bytes, entries)
+            }
+            made => made,
+        }
+    }
+}
+
+/// Joins the queue pair to the process's. Takes milliseconds, or as long as its address takes to resolve.
+pub(super) async fn connect(
+    ours: AgentOffer,
+    theirs: Offer,
+    arena_bytes: u64,
+    life: OwnedFd,
+) -> Result<Box<dyn AgentEnd>, Refused> {
+    check(&theirs, arena_bytes)?;
+    let connected = tokio::task::spawn_blocking(move || ours.connect(&theirs, life)).await;
+    match connected {
+        Ok(Ok(end)) => Ok(Box::new(end)),
+        Ok(Err(error @ VerbsError::DeviceLost { .. })) => {
+            tracing::error!("cannot connect an attachment over RDMA: {error}");
+            Err(unable())
+        }
+        Ok(Err(error)) => {
+            tracing::warn!("cannot connect an attachment over RDMA: {error}");
+            let text = "the agent could not connect to the queue pair that was offered; do its GID and MTU fit the \
+                        network that the agent is on?";
+            Err(Refused { kind: RefusalKind::Agent, text: text.into() })
+        }
+        Err(error) => {
+            tracing::error!("connecting an attachment over RDMA failed: {error}");
+            Err(unable())
+        }
+    }
+}
+
+/// What can be seen to be nonsense; the rest fails at a device, and ends the attachment.
+fn check(offer: &Offer, arena_bytes: u64) -> Result<(), Refused> {
+    let PairEnd { queue_pair, psn, mtu, mailbox, .. } = offer.end;
+    for (what, number) in [("queue pair", queue_pair), ("packet number", psn)] {
+        if number > MOST_NUMBER {
+            return Err(malformed(format!("the offer's {what} of {number} has more than 24 bits")));
+        }
+    }
+    if Mtu::from_bytes(mtu.into()).is_none() {
+        return Err(malformed(format!(
+            "the offer's MTU of {mtu} bytes is none of 256, 512, 1024, 2048 and 4096"
+        )));
+    }
+    for (what, place, bytes) in [("arena", offer.arena, arena_bytes), ("mailbox", mailbox, 0)] {
+        if place.address.checked_add(bytes).is_none() {
+            return Err(malformed(format!("the offer's {what} does not end below 2^64")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! What a tenant's connections and attachments hold together, counted against its quota.
+
+use super::TenantRules;
+use super::rdma::Rdma;
+use harmonaize_abi::session::{RefusalKind, Refused};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Connections that may be shaking hands beyond a tenant's attachments.
+const HANDSHAKES: u32 = 16;
+
+/// What a tenant's attachments hold together.
+#[derive(Debug, Default)]
+struct Held {
+    connections: u32,
+    attachments: u32,
+    arena_bytes: u64,
+}
+
+/// A tenant with what its connections need, however they came.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    pub(super) rules: TenantRules,
+    pub(super) rdma: Option<Arc<Rdma>>,
+    held: Mutex<Held>,
+}
+
+/// A part of a tenant's quota, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Grant {
+    tenant: Arc<Tenant>,
+    part: Held,
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        let mut held = self.tenant.held();
+        held.connections -= self.part.connections;
+        held.attachments -= self.part.attachments;
+        held.arena_bytes -= self.part.arena_bytes;
+    }
+}
+
+impl Tenant {
+    pub(super) fn new(rules: TenantRules, rdma: Option<Arc<Rdma>>) -> Arc<Self> {
+        Arc::new(Self { rules, rdma, held: Mutex::default() })
+    }
+
+    fn held(&self) -> std::sync::MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for a connection, or why there is none.
+    pub(super) fn connection(self: &Arc<Self>) -> Result<Grant, Refused> {
+        let mut held = self.held();
+        let most = self.rules.quota.attachments.saturating_add(HANDSHAKES);
+        if held.connections >= most {
+            let text = format!("{most} connections are open; close some");
+            return Err(Refused { kind: RefusalKind::Attachments, text });
+        }
+        held.connections += 1;
+        Ok(Grant { tenant: Arc::clone(self), part: Held { connections: 1, ..Held::default() } })
+    }
+
+    /// Room for an attachment with an arena of this size, or why there is none.
+    pub(super) fn attachment(self: &Arc<Self>, arena_bytes: u64) -> Result<Grant, Refused> {
+        let (mut held, quota) = (self.held(), self.rules.quota);
+        if held.attachments >= quota.attachments {
+            let text = format!("{} attachments are open, as many as this tenant may have", held.attachments);
+            return Err(Refused { kind: RefusalKind::Attachments, text });
+        }
+        let left = quota.arena_bytes.saturating_sub(held.arena_bytes);
+        if arena_bytes == 0 || arena_bytes > left {
+            let text = format!(
+                "an arena of {arena_bytes} bytes was asked for; 1 to {left} are possible (this tenant may have {} in all)",
+                quota.arena_bytes
+            );
+            return Err(Refused { kind: RefusalKind::Arena, text });
+        }
+        held.attachments += 1;
+        held.arena_bytes += arena_bytes;
+        Ok(Grant { tenant: Arc::clone(self), part: Held { connections: 0, attachments: 1, arena_bytes } })
+    }
+}
