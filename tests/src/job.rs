@@ -49,8 +49,12 @@ pub struct Worker {
 impl Worker {
     /// Attaches and joins.
     pub fn join(socket: &PathBuf, job: &str, rank: u32, ranks: u32, options: AttachOptions) -> Result<Self> {
-        let client = Client::attach(socket, options)?;
-        let communicator = client.join(job, Rank(rank), ranks, STEP)?;
+        Self::of(Client::attach(socket, options)?, job, rank, ranks, STEP)
+    }
+
+    /// Joins, where somebody has attached already.
+    pub fn of(client: Client, job: &str, rank: u32, ranks: u32, within: Duration) -> Result<Self> {
+        let communicator = client.join(job, Rank(rank), ranks, within)?;
         Ok(Self { client, communicator, rank, ranks })
     }
 

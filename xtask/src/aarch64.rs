@@ -2,7 +2,7 @@
 
 pub mod archive;
 pub mod toolchain;
-mod tree;
+pub(crate) mod tree;
 
 use crate::packages::Consent;
 use crate::workspace;
@@ -36,6 +36,15 @@ const TESTED: &[&str] = &["harmonaize-kernels", "harmonaize-abi", "harmonaize-sh
 /// Tests that search every interleaving of a model: the same on every architecture, and minutes long under emulation.
 const MODELS: &str = "tests::model::";
 
+/// Builds the workspace for the architecture; every task that needs some of its programs does it by this very call, since
+/// cargo unifies features over what a call names.
+pub(crate) fn build(toolchain: &Toolchain) -> Result<()> {
+    let begun = Instant::now();
+    workspace::run(toolchain.cargo().args(["build", "--locked", "--quiet"]))?;
+    println!("the workspace is built for aarch64 after {:.0} s", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let begun = Instant::now();
@@ -50,9 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
     if !args.cargo.is_empty() {
         return workspace::run(toolchain.cargo().args(&args.cargo));
     }
-    let built = Instant::now();
-    workspace::run(toolchain.cargo().args(["build", "--locked", "--quiet"]))?;
-    println!("the workspace is built after {:.0} s", built.elapsed().as_secs_f64());
+    build(&toolchain)?;
     let tested = Instant::now();
     let mut tests = toolchain.cargo();
     tests.args(["test", "--locked", "--quiet", "--no-fail-fast", "--lib", "--bins", "--tests"]);

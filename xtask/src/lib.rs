@@ -7,6 +7,7 @@ pub mod bench;
 pub mod ci;
 pub mod demo;
 pub mod deployment;
+pub mod dpu;
 pub mod emulate;
 pub mod fabric;
 pub mod job;

@@ -32,6 +32,9 @@ pub const SOFTROCE: &[&str] = &[
 pub const AARCH64: &[&str] =
     &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static", "libclang-14-dev", "pkg-config"];
 
+/// What offload units need beside the machine with SoftRoCE: their emulator.
+pub const DPU: &[&str] = &["qemu-system-arm"];
+
 /// A cargo tool and the version that the project uses.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {

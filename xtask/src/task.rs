@@ -16,6 +16,7 @@ const EXAMPLES: &str = "Examples:
   cargo xtask test --yes                   every test; installs what is missing without asking
   cargo xtask emulate fabric.toml          the fabric of a topology file, until Ctrl-C
   cargo xtask softroce test --yes          the tests that need an RDMA device, in a virtual machine
+  cargo xtask dpu --yes                    the agent on an emulated offload unit, its tenants on the host
   cargo xtask bench shaped --json out.json one suite of benchmarks
   cargo xtask ci                           what a change must pass";
 
@@ -37,6 +38,8 @@ enum Task {
     Bench(crate::bench::Args),
     /// Build for the offload unit's architecture, and run tests of the result under emulation
     Aarch64(crate::aarch64::Args),
+    /// Run the agent on emulated offload units of another architecture, for tenants on their hosts
+    Dpu(crate::dpu::Args),
     /// Check the project's invariants by reading the tree
     Tidy(crate::tidy::Args),
 }
@@ -52,6 +55,7 @@ pub fn main() -> ExitCode {
         Task::Emulate(args) => crate::emulate::run(&args),
         Task::Bench(args) => crate::bench::run(&args),
         Task::Aarch64(args) => crate::aarch64::run(&args),
+        Task::Dpu(args) => crate::dpu::run(&args),
         Task::Tidy(args) => crate::tidy::run(&args),
     };
     match done {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 const FOLDER: u32 = 0o040_755;
 const FILE: u32 = 0o100_644;
+const PRIVATE: u32 = 0o100_600;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
 
@@ -51,6 +52,11 @@ impl Initramfs {
     /// Adds a file that nobody runs.
     pub fn file(&mut self, path: &str, contents: impl Into<Vec<u8>>) {
         self.put(path, FILE, contents.into());
+    }
+
+    /// Adds a file that its owner alone reads.
+    pub fn private(&mut self, path: &str, contents: impl Into<Vec<u8>>) {
+        self.put(path, PRIVATE, contents.into());
     }
 
     /// Adds a program.

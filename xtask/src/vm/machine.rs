@@ -43,12 +43,10 @@ pub struct Card {
 /// The other end of a card's wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wire {
-    /// A machine that connects to this socket, which has to be new; its path, short.
+    /// A machine that connects to this socket, which has to be new; its path, short. Until then what is sent is lost.
     Listen(PathBuf),
     /// A machine that listens on this socket already.
     Connect(PathBuf),
-    /// Nobody: what is sent is lost, though the card has a carrier.
-    Nobody,
 }
 
 impl Wire {
@@ -62,7 +60,6 @@ impl Wire {
         match self {
             Self::Listen(path) => stream("on", path),
             Self::Connect(path) => stream("off", path),
-            Self::Nobody => format!("hubport,id={id},hubid=0"),
         }
     }
 }
@@ -252,6 +249,5 @@ mod tests {
         assert_eq!(option, "stream,id=n0,server=on,addr.type=unix,addr.path=/run/a,,b");
         let option = Wire::Connect("w".into()).option("n1");
         assert_eq!(option, "stream,id=n1,server=off,addr.type=unix,addr.path=w");
-        assert_eq!(Wire::Nobody.option("n1"), "hubport,id=n1,hubid=0");
     }
 }

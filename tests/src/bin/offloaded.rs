@@ -1,0 +1,105 @@
+//! Ranks of a tenant on a host whose agent runs on its offload unit: they attach over RDMA and check a collective bit for bit.
+
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, ValueEnum};
+use harmonaize_client::{Access, AgentAddress, Client};
+use harmonaize_tests::job::{Worker, options};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Ranks that attach over RDMA to the agent of an offload unit, and check a collective.
+#[derive(Parser)]
+#[command(after_help = "Example:
+  offloaded all-reduce --agent 10.0.1.2:7300 --tenant a --secret /etc/harmonaize/secret --here 2 --ranks 2 --seed 1")]
+struct Arguments {
+    /// What to run
+    collective: Collective,
+    /// Where the agent listens for tenants
+    #[arg(long)]
+    agent: SocketAddr,
+    /// Whose ranks these are
+    #[arg(long)]
+    tenant: String,
+    /// The file with what tenant and agent know
+    #[arg(long)]
+    secret: PathBuf,
+    /// The first rank of this process
+    #[arg(long, default_value_t = 0)]
+    first: u32,
+    /// How many ranks are in this process
+    #[arg(long, default_value_t = 1)]
+    here: u32,
+    /// How many ranks there are in all
+    #[arg(long)]
+    ranks: u32,
+    /// From which all ranks make their data
+    #[arg(long)]
+    seed: u32,
+    /// How long all of it may take, in seconds
+    #[arg(long, default_value_t = 60)]
+    within: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Collective {
+    AllReduce,
+    AllToAll,
+}
+
+/// MiB for tensors of a rank: registered memory is all there from the start.
+const ARENA: u64 = 16;
+/// Elements of 8 bytes: one, less than a packet, less than a segment, several segments.
+const COUNTS: &[usize] = &[1, 100, 20_000, 300_000];
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let deadline = Instant::now() + Duration::from_secs(arguments.within);
+    let agent = AgentAddress::tcp(arguments.agent, &arguments.tenant, &arguments.secret)?;
+    let last = arguments.first.checked_add(arguments.here).filter(|last| *last <= arguments.ranks);
+    let last = last.context("there are fewer ranks than this process should have")?;
+    std::thread::scope(|scope| {
+        let (arguments, agent) = (&arguments, &agent);
+        let ranks = arguments.first..last;
+        let threads: Vec<_> =
+            ranks.map(|rank| (rank, scope.spawn(move || run(arguments, agent, rank, deadline)))).collect();
+        let mut failed = 0;
+        for (rank, thread) in threads {
+            let done = thread.join().unwrap_or_else(|_| bail!("its thread panicked"));
+            if let Err(error) = done {
+                eprintln!("rank {rank}: {error:#}");
+                failed += 1;
+            }
+        }
+        ensure!(failed == 0, "{failed} ranks failed");
+        println!("{} ranks of {}: right, bit for bit", arguments.here, arguments.ranks);
+        Ok(())
+    })
+}
+
+fn run(arguments: &Arguments, agent: &AgentAddress, rank: u32, deadline: Instant) -> Result<()> {
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let client = loop {
+        // The agent may not have started yet.
+        match Client::attach(agent.clone(), options(Access::Rdma, ARENA)) {
+            Ok(client) => break client,
+            Err(error) if left() < Duration::from_secs(1) => return Err(error).context("cannot attach"),
+            Err(_) => std::thread::sleep(Duration::from_millis(200)),
+        }
+    };
+    let name = format!("job-{}-{}", arguments.collective as u32, arguments.seed);
+    let worker = Worker::of(client, &name, rank, arguments.ranks, left())?;
+    for (salt, &count) in (u64::from(arguments.seed)..).zip(COUNTS) {
+        match arguments.collective {
+            Collective::AllReduce => {
+                worker.sum(salt, count, false, left())?;
+                worker.sum(salt, count, true, left())?;
+            }
+            Collective::AllToAll => worker.exchange(salt, count / arguments.ranks as usize, left())?,
+        }
+    }
+    worker.communicator.barrier()?.wait(left())?;
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! What the machines of hosts and offload units are: cards, addresses, configurations, and what each has to run.
+
+use crate::vm::job::{Job, Link, Server, Step};
+use crate::vm::machine::{Card, Wire};
+use std::path::Path;
+use std::time::Duration;
+
+/// Ranks on each host.
+pub(super) const RANKS: u32 = 2;
+/// Where the guests have the project's programs.
+pub(super) const BINARIES: &str = "/usr/lib/harmonaize";
+/// Where the guests have configurations.
+const SETTINGS: &str = "/etc/harmonaize";
+/// Where the guests have what tenant and agents know.
+pub(super) const SECRET: &str = "/etc/harmonaize/secret";
+/// The program of the tenant's ranks.
+pub(super) const TENANT: &str = "offloaded";
+
+const CONTROL_PORT: u16 = 7100;
+const AGENT_PORT: u16 = 7200;
+const TENANT_PORT: u16 = 7300;
+const PING_PORT: u16 = 18_600;
+
+/// A ping-pong of two machines takes seconds; the rest is for the other's boot and for a machine that is busy.
+const PING_LIMIT: Duration = Duration::from_secs(120);
+/// What the collectives may take, with the wait for agents and control.
+const RANKS_LIMIT: Duration = Duration::from_secs(180);
+/// Longer than all else: agents serve until the run is over.
+const AGENT_LIMIT: Duration = Duration::from_secs(900);
+
+/// The device of a host towards its offload unit.
+const HOST_DEVICE: &str = "rxe0";
+/// The device of an offload unit towards its host.
+const INNER_DEVICE: &str = "rxe_host";
+/// The device of an offload unit towards the fabric.
+const FABRIC_DEVICE: &str = "rxe_fabric";
+
+/// Which side of a pair a machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Unit,
+    Host,
+}
+
+/// One machine.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) side: Side,
+    pub(super) name: String,
+    pub(super) cards: Vec<Card>,
+    pub(super) job: Job,
+    /// Files to add: path in the guest, contents.
+    pub(super) files: Vec<(String, String)>,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone)]
+pub(super) struct Order {
+    /// Pairs of a host and its offload unit, 1 or 2.
+    pub(super) pairs: u32,
+    /// From which the ranks make their data.
+    pub(super) seed: u32,
+}
+
+impl Order {
+    /// The machines in the order in which they start, units first: they listen, the others connect.
+    pub(super) fn places(&self, sockets: &Path) -> Vec<Place> {
+        let units = (0..self.pairs).map(|pair| self.unit(pair, sockets));
+        units.chain((0..self.pairs).map(|pair| self.host(pair, sockets))).collect()
+    }
+
+    fn unit(&self, pair: u32, sockets: &Path) -> Place {
+        let fabric = sockets.join("fabric");
+        let fabric = if pair == 0 { Wire::Listen(fabric) } else { Wire::Connect(fabric) };
+        let inner = Wire::Listen(sockets.join(format!("host{pair}")));
+        let [host, outer] =
+            [(0, inner), (1, fabric)].map(|(number, wire)| Card { mac: mac(pair, number), wire });
+        let links = vec![
+            link(&host, "host", &inner_address(pair, 2), INNER_DEVICE),
+            link(&outer, "fabric", &fabric_address(pair), FABRIC_DEVICE),
+        ];
+        let mut steps =
+            vec![Step::new("ping-of-host", &strs(&ping(INNER_DEVICE, PING_PORT, None)), PING_LIMIT)];
+        if self.pairs > 1 {
+            let to = (pair > 0).then(|| fabric_address(0));
+            let words = ping(FABRIC_DEVICE, PING_PORT + 1, to.as_deref());
+            steps.push(Step::new("ping-between-units", &strs(&words), PING_LIMIT));
+        }
+        let mut files = vec![(format!("{SETTINGS}/agent.toml"), self.agent(pair))];
+        let mut agent = Step::new("agent", &strs(&daemon("agent")), AGENT_LIMIT);
+        agent.environment.insert("NO_COLOR".into(), "1".into());
+        if pair == 0 {
+            agent.server = Some(Server { command: daemon("control"), port: CONTROL_PORT });
+            files.push((format!("{SETTINGS}/control.toml"), control()));
+            files.push((format!("{SETTINGS}/topology.toml"), self.topology()));
+        }
+        steps.push(agent);
+        let job = Job { links, steps, ..Job::default() };
+        Place { side: Side::Unit, name: unit_name(pair), cards: vec![host, outer], job, files }
+    }
+
+    fn host(&self, pair: u32, sockets: &Path) -> Place {
+        let wire = Wire::Connect(sockets.join(format!("host{pair}")));
+        let card = Card { mac: mac(pair, 2), wire };
+        let links = vec![link(&card, "unit", &inner_address(pair, 1), HOST_DEVICE)];
+        let unit = inner_address(pair, 2);
+        let words = ping(HOST_DEVICE, PING_PORT, Some(&unit));
+        let mut steps = vec![Step::new("ping-of-unit", &strs(&words), PING_LIMIT)];
+        let mut collectives = vec!["all-reduce"];
+        if self.pairs > 1 {
+            collectives.push("all-to-all");
+        }
+        steps.extend(collectives.into_iter().map(|collective| self.ranks(pair, collective)));
+        let job = Job { links, steps, ..Job::default() };
+        Place { side: Side::Host, name: format!("host{pair}"), cards: vec![card], job, files: Vec::new() }
+    }
+
+    fn ranks(&self, pair: u32, collective: &str) -> Step {
+        let program = format!("{BINARIES}/{TENANT}");
+        let agent = format!("{}:{TENANT_PORT}", inner_address(pair, 2));
+        let ranks = |count: u32| (count * RANKS).to_string();
+        let (first, all, here) = (ranks(pair), ranks(self.pairs), ranks(1));
+        let (seed, limit) = (self.seed.to_string(), RANKS_LIMIT.as_secs().to_string());
+        let words = [
+            program.as_str(),
+            collective,
+            "--agent",
+            &agent,
+            "--tenant",
+            "a",
+            "--secret",
+            SECRET,
+            "--first",
+            &first,
+            "--here",
+            &here,
+            "--ranks",
+            &all,
+            "--seed",
+            &seed,
+            "--within",
+            &limit,
+        ];
+        Step::new(collective, &words, RANKS_LIMIT)
+    }
+
+    fn agent(&self, pair: u32) -> String {
+        // Emulated processors are slow: nobody is given up early.
+        format!(
+            "host = \"{}\"\ncontrol = \"{}:{CONTROL_PORT}\"\nlisten = \"{}:{AGENT_PORT}\"\npeer_timeout = \"30s\"\n\
+             connect_timeout = \"60s\"\n[verbs]\n[rdma]\nlisten = \"{}:{TENANT_PORT}\"\n[[tenant]]\nname = \"a\"\n\
+             socket = \"/run/a.sock\"\nuids = [0]\nrdma = true\nsecret = \"{SECRET}\"\naddresses = [\"{}\"]\n",
+            unit_name(pair),
+            fabric_address(0),
+            fabric_address(pair),
+            inner_address(pair, 2),
+            inner_address(pair, 1),
+        )
+    }
+
+    fn topology(&self) -> String {
+        let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
+        for name in (0..self.pairs).map(unit_name) {
+            text += &format!("[[host]]\nname = \"{name}\"\n");
+            text += &format!("[[link]]\nfrom = \"{name}\"\nto = \"s0\"\nrate = \"1Gbit/s\"\n");
+        }
+        text
+    }
+}
+
+fn control() -> String {
+    let address = fabric_address(0);
+    format!("listen = \"{address}:{CONTROL_PORT}\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n")
+}
+
+fn daemon(name: &str) -> Vec<String> {
+    let program = format!("{BINARIES}/harmonaize-{name}");
+    vec![program, "--config".into(), format!("{SETTINGS}/{name}.toml")]
+}
+
+fn unit_name(pair: u32) -> String {
+    format!("unit{pair}")
+}
+
+/// All addresses begin with 10.0, as a guest's devices expect. 1 is the host, 2 its unit.
+fn inner_address(pair: u32, end: u32) -> String {
+    format!("10.0.{}.{end}", pair + 1)
+}
+
+fn fabric_address(pair: u32) -> String {
+    format!("10.0.0.{}", pair + 1)
+}
+
+fn mac(pair: u32, number: u32) -> String {
+    format!("02:00:00:00:{pair:02x}:{number:02x}")
+}
+
+fn link(card: &Card, name: &str, address: &str, device: &str) -> Link {
+    let (mac, name, device) = (card.mac.clone(), name.to_owned(), device.to_owned());
+    Link { mac, name, address: format!("{address}/24"), device }
+}
+
+/// A ping-pong with checked contents; to an address it is repeated until somebody listens there.
+fn ping(device: &str, port: u16, to: Option<&str>) -> Vec<String> {
+    let words =
+        format!("/usr/bin/ibv_rc_pingpong -c -d {device} -g {{gid:{device}}} -p {port} -s 65536 -n 20");
+    let script = match to {
+        None => format!("exec {words}"),
+        Some(to) => format!("until {words} {to}; do /usr/bin/busybox sleep 0.5; done"),
+    };
+    ["/usr/bin/busybox", "sh", "-c", &script].map(str::to_owned).to_vec()
+}
+
+fn strs(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+/// The most time that one machine's job may take, without its boot.
+pub(super) fn limit(places: &[Place]) -> Duration {
+    let hosts = places.iter().filter(|place| place.side == Side::Host);
+    let limits = hosts.map(|host| host.job.steps.iter().map(|step| step.limit_s).sum());
+    Duration::from_secs(limits.max().unwrap_or(0))
+}
