@@ -190,6 +190,41 @@ fn a_lost_device_ends_its_links_and_lets_no_more_come() {
     assert!(matches!(&again, Err(DownReason::Connect(reason)) if reason.contains("a0")), "{again:?}");
 }
 
+/// As rxe does it: no event, and whoever has the device open is served until he closes it.
+#[test]
+fn a_device_taken_away_in_silence_is_let_go_and_opened_anew_once_it_is_back() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    up(&mut a, &mut b, 2);
+    fabric.take_calls("a0");
+    fabric.inject("a0", Fault::DeviceRemoved);
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    let Some(DownReason::Network(reason)) = down(&seen[0]) else { panic!("{seen:?}") };
+    assert_eq!(reason, "the RDMA device a0 is gone");
+    let closed = fabric.take_calls("a0");
+    assert!(closed.iter().any(|recorded| recorded.call == Call::CloseDevice), "{closed:?}");
+    let refused = a.open(introduction(b.local_address(), true, 1));
+    let Err(DownReason::Connect(reason)) = &refused else { panic!("{refused:?}") };
+    assert_eq!(reason, "no RDMA device a0; there are: a1, b0, b1");
+    fabric.add("a0", ADDRESSES[0]).unwrap();
+    up(&mut a, &mut b, 2);
+}
+
+#[test]
+fn gids_of_different_networks_are_told_apart_before_anything_is_lost() {
+    let fabric = fabric();
+    let (mut a, mut b) =
+        (end(&fabric, Config { gid_index: Some(0), ..config(&["a0"]) }), end(&fabric, config(&["b0"])));
+    open(&mut a, &mut b, 1);
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    for seen in &seen {
+        let reason = down(seen).unwrap().to_string();
+        assert!(reason.contains("gid_index") && reason.contains("::ffff:10.0.0.2"), "{reason}");
+    }
+}
+
 #[test]
 fn no_queue_pair_left_keeps_the_link_down_and_both_ends_know_why() {
     let fabric = fabric();

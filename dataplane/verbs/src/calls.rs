@@ -132,6 +132,8 @@ pub(crate) trait Calls: Send + Sync + Debug {
     /// Non-blocking.
     fn async_fd<'a>(&self, context: &'a Handle) -> Result<BorrowedFd<'a>, Errno>;
     fn async_event(&self, context: &Handle) -> Result<Option<AsyncEvent>, Errno>;
+    /// Whether the host still has the device. Not every driver tells of its going, nor fails calls on it.
+    fn present(&self, context: &Handle) -> bool;
 
     fn domain(&self, context: &Handle) -> Result<Handle, Errno>;
     fn register(&self, domain: &Handle, memory: &Pin, access: Access) -> Result<Registered, Errno>;

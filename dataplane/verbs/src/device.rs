@@ -262,7 +262,16 @@ impl Device {
         Ok(event)
     }
 
-    /// Whether the device is gone, as a taken event or a failed call said. Nothing on it works any more; dropping works.
+    /// Looks whether the host still has the device, and says so. Not every driver tells by an event or a failed call: ask
+    /// now and then. Costs a few system calls, no allocation.
+    pub fn look(&self) -> bool {
+        if !self.lost() && !self.calls.present(&self.handle.0) {
+            self.lost.store(true, Ordering::Release);
+        }
+        !self.lost()
+    }
+
+    /// Whether the device is gone, as a taken event, a failed call or a look said. Nothing on it works any more; dropping works.
     pub fn lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }

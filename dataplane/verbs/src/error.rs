@@ -131,7 +131,8 @@ pub enum VerbsError {
     },
     /// The device has no queue pair left.
     #[error(
-        "no queue pair left on {device} ({errno}): it has {most} in all; end some communicators, or use fewer paths"
+        "no queue pair left on {device} ({errno}): it has {most} in all, and a control group may have fewer (rdma.max); end \
+         some communicators, or use fewer paths"
     )]
     QueuePairsExhausted {
         /// Which device.
@@ -270,6 +271,7 @@ fn hint(call: Call, errno: Errno) -> &'static str {
         (Call::CreateCompletionQueue | Call::AllocateDomain, Errno::NOMEM) => {
             " (locked memory or the device's own is used up: see `ulimit -l` and the device's limits)"
         }
+        (_, Errno::AGAIN) => " (a control group's limit is reached: see `rdma.max` in its folder)",
         _ => "",
     }
 }

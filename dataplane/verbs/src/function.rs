@@ -11,7 +11,8 @@ pub struct Wanted {
     pub device: Option<String>,
     /// Entry of the port's GID table.
     pub gid_index: Option<u8>,
-    /// Most bytes per packet: 256, 512, 1024, 2048 or 4096; none for the port's own.
+    /// Most bytes per packet: 256, 512, 1024, 2048 or 4096; none for the port's own. More than
+    /// the port has is an error.
     pub mtu: Option<usize>,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
@@ -81,8 +82,12 @@ impl Function {
         let gid = device.gid(number, gid_index)?;
         let mtu = match wanted.mtu {
             None => port.active_mtu,
-            Some(bytes) => Mtu::from_bytes(bytes).ok_or(VerbsError::BadMtu { bytes })?.min(port.active_mtu),
+            Some(bytes) => Mtu::from_bytes(bytes).ok_or(VerbsError::BadMtu { bytes })?,
         };
+        if mtu > port.active_mtu {
+            let (device, active) = (device.name().to_owned(), port.active_mtu);
+            return Err(VerbsError::MtuTooLarge { asked: mtu, active, device, port: number });
+        }
         let path = Path {
             port: number,
             gid_index,

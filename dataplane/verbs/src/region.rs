@@ -81,7 +81,7 @@ impl Region {
         let access = Access { local_write: access.local_write || access.remote_write, ..access };
         let pin = Pin::new(memory);
         let made = device.calls.register(&domain.handle.0, &pin, access).map_err(|errno| match errno {
-            Errno::NOMEM | Errno::PERM | Errno::AGAIN => {
+            Errno::NOMEM | Errno::PERM => {
                 VerbsError::Memlock { bytes, device: device.name().to_owned(), errno, limit: memlock() }
             }
             errno => device.failed(Call::Register, format!("a region of {bytes} bytes"), errno),

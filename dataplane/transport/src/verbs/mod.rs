@@ -108,6 +108,8 @@ enum Heard {
 #[derive(Debug)]
 pub struct VerbsTransport {
     config: Config,
+    devices: Devices,
+    /// None while a device is gone: they are opened anew for the next link.
     rails: Vec<Rail>,
     inner: TcpTransport,
     /// By number, which only grows.
@@ -126,19 +128,16 @@ impl VerbsTransport {
     pub fn bind(config: Config, devices: &Devices) -> Result<Self, SetupError> {
         let mut config = config;
         config.mailbox_slots = mailbox::nearest_slots(config.mailbox_slots);
-        let rails = Rail::open_all(&config, devices)?;
         let queue_frames = config.tcp.queue_frames.max(EXCHANGE_FRAMES);
         let inner = TcpTransport::bind(tcp::Config { queue_frames, ..config.tcp.clone() })?;
         let wake = Wake::new()?;
         if let Some(fd) = inner.wake_fd() {
             wake.add(fd, Token::Other)?;
         }
-        for (at, rail) in (0_u16..).zip(&rails) {
-            wake.add(rail.device.event_fd()?, Token::Device(at))?;
-        }
-        Ok(Self {
+        let mut transport = Self {
             config,
-            rails,
+            devices: devices.clone(),
+            rails: Vec::new(),
             inner,
             links: Vec::new(),
             first: 0,
@@ -147,7 +146,34 @@ impl VerbsTransport {
             wake,
             due: None,
             sweep: Instant::now(),
-        })
+        };
+        transport.open_devices()?;
+        Ok(transport)
+    }
+
+    fn open_devices(&mut self) -> Result<(), SetupError> {
+        let rails = Rail::open_all(&self.config, &self.devices)?;
+        for (at, rail) in (0_u16..).zip(&rails) {
+            self.wake.add(rail.device.event_fd()?, Token::Device(at))?;
+        }
+        self.rails = rails;
+        Ok(())
+    }
+
+    /// Before a link: its devices must be there. One that was taken away and is back is opened anew, once nothing stands on
+    /// the old one any more.
+    fn have_devices(&mut self) -> Result<(), DownReason> {
+        let lost = self.rails.iter().find(|rail| !rail.device.look());
+        if let Some(name) = lost.map(|rail| rail.device.name().to_owned()) {
+            if !self.links.is_empty() {
+                return Err(DownReason::Connect(format!("the RDMA device {name} is gone")));
+            }
+            self.rails.clear();
+        }
+        if self.rails.is_empty() {
+            self.open_devices().map_err(|error| DownReason::Connect(error.to_string()))?;
+        }
+        Ok(())
     }
 
     fn at(&self, id: LinkId) -> Option<usize> {
@@ -320,7 +346,7 @@ impl VerbsTransport {
         taken
     }
 
-    /// Ends the links of devices that are gone.
+    /// Ends the links of devices that are gone, and lets go of these: some drivers wait for it.
     fn lost_devices(&mut self, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
         let mut ended = 0;
         for rail in 0..self.rails.len() {
@@ -336,6 +362,9 @@ impl VerbsTransport {
                 self.fail(id, reason.clone(), sink);
             }
         }
+        if self.links.is_empty() && self.rails.iter().any(|rail| rail.device.lost()) {
+            self.rails.clear();
+        }
         ended
     }
 
@@ -345,6 +374,9 @@ impl VerbsTransport {
         if self.sweep <= now {
             self.sweep = now + SWEEP;
             self.rails.iter_mut().for_each(|rail| rail.regions.sweep());
+            if !self.rails.iter().all(|rail| rail.device.look()) {
+                self.lost_devices(sink);
+            }
         }
         let timeout = self.config.tcp.connect_timeout;
         let mut late = Vec::new();
@@ -383,9 +415,7 @@ impl Transport for VerbsTransport {
         if paths == 0 || paths > usize::from(MAX_PATHS) {
             return Err(DownReason::Refused(format!("a link cannot have {paths} paths")));
         }
-        if let Some(rail) = self.rails.iter().find(|rail| rail.device.lost()) {
-            return Err(DownReason::Connect(format!("the RDMA device {} is gone", rail.device.name())));
-        }
+        self.have_devices()?;
         let first = source_ports.iter().copied().take(1).collect();
         let id = self.inner.open(Introduction { source_ports: first, ..introduction })?;
         let (slots, frames) = (self.config.mailbox_slots, self.config.tcp.queue_frames);

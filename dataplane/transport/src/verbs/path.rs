@@ -161,6 +161,9 @@ impl Path {
             return Err(DownReason::Protocol(format!("path {} is connected already", end.number)));
         };
         let (gid, lid) = (Gid(end.gid), end.lid);
+        one_network(pair.endpoint().gid, gid).map_err(|why| {
+            DownReason::Connect(format!("path {} on {}: {why}", end.number, pair.domain().device().name()))
+        })?;
         let remote = Endpoint { number: end.queue_pair, psn: end.packet_sequence, gid, mtu, lid, reads: 0 };
         let failed = |error: VerbsError| DownReason::Connect(format!("path {}: {error}", end.number));
         pair.post_receives(self.count).map_err(failed)?;
@@ -336,7 +339,21 @@ impl Path {
             let _ = self.completions.poll(&mut more, 3 * self.count as usize);
         }
         let others = taken.iter().chain(&more);
-        Fault::Network(words(std::iter::once(first).chain(others).find(|one| at_fault(one)).unwrap_or(first)))
+        let found = std::iter::once(first).chain(others).find(|one| at_fault(one)).unwrap_or(first);
+        Fault::Network(words(found) + &self.advice(found.status()))
+    }
+
+    /// What to look at after a failure that has more than one cause.
+    fn advice(&self, status: Status) -> String {
+        let Pair::Connected(pair) = &self.pair else { return String::new() };
+        if status != Status::TransportRetriesExceeded {
+            return String::new();
+        }
+        let (device, mtu) = (pair.domain().device().name(), pair.endpoint().mtu);
+        format!(
+            ": nothing came back to {device}; is the peer's port up, is `gid_index` of [verbs] the entry of this network, \
+             and do all switches carry packets of {mtu} bytes and their headers (else set `mtu`)?"
+        )
     }
 
     /// Reports all that has completed.
@@ -460,6 +477,17 @@ impl Path {
             number = number.wrapping_add(1);
         }
     }
+}
+
+/// Ends of which one has an IPv4 address and the other another kind would never hear of each other.
+fn one_network(ours: Gid, theirs: Gid) -> Result<(), String> {
+    let ipv4 = |gid: Gid| gid.ip().is_some_and(|ip| ip.is_ipv4());
+    if ipv4(ours) == ipv4(theirs) {
+        return Ok(());
+    }
+    Err(format!(
+        "the GID here is {ours}, the peer's {theirs}: set `gid_index` of [verbs] to entries of one network at both ends"
+    ))
 }
 
 /// A queue pair with as much inline data as the device allows. A frame is two work requests at most.

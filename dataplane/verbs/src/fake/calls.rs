@@ -77,7 +77,9 @@ impl FakeCalls {
 
 impl Calls for FakeCalls {
     fn names(&self) -> Result<Vec<String>, Errno> {
-        Ok(self.0.lock().devices.keys().cloned().collect())
+        let world = self.0.lock();
+        let there = world.devices.iter().filter(|(_, device)| !device.removed);
+        Ok(there.map(|(name, _)| name.clone()).collect())
     }
 
     fn open(&self, name: &str) -> Result<Handle, Errno> {
@@ -138,6 +140,12 @@ impl Calls for FakeCalls {
             hush(&device.wake);
         }
         Ok(event)
+    }
+
+    fn present(&self, context: &Handle) -> bool {
+        let world = self.0.lock();
+        let device = Object::of(context, What::Context).ok().and_then(|of| world.devices.get(&of.device));
+        device.is_some_and(|device| !device.lost && !device.removed)
     }
 
     fn domain(&self, context: &Handle) -> Result<Handle, Errno> {

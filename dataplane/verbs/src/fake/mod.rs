@@ -24,6 +24,9 @@ pub enum Fault {
     Complete(Status),
     /// The device is gone: an event says so, every call fails, everyone who sleeps on it wakes.
     DeviceLost,
+    /// The device is taken off the host, and goes on serving whoever has it open, without a word: as rxe does. Adding it anew
+    /// brings it back.
+    DeviceRemoved,
     /// The port is down, and requests to and from it fail, until [`Fault::PortUp`].
     PortDown,
     /// The port is active again.
@@ -90,6 +93,7 @@ impl Fabric {
                 device.tell(AsyncEvent::DeviceFatal);
                 device.queues.values().for_each(|queue| ring(&queue.wake));
             }
+            Fault::DeviceRemoved => device.removed = true,
             Fault::PortDown => {
                 device.up = false;
                 device.tell(AsyncEvent::PortDown(1));

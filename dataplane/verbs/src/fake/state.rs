@@ -21,6 +21,7 @@ pub(super) struct World {
 pub(super) struct Device {
     pub(super) gid: Gid,
     pub(super) lost: bool,
+    pub(super) removed: bool,
     pub(super) up: bool,
     pub(super) held: bool,
     pub(super) no_pairs: bool,
@@ -138,6 +139,7 @@ impl Device {
         Ok(Self {
             gid,
             lost: false,
+            removed: false,
             up: true,
             held: false,
             no_pairs: false,

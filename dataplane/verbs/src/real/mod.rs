@@ -220,7 +220,7 @@ impl Calls for Libibverbs {
                 Gid(raw.raw)
             };
             if !gid.is_empty() {
-                gids.push(GidEntry { index, gid, kind: kind(&context.name(), port, index) });
+                gids.push(GidEntry { index, gid, kind: kind(context.name(), port, index) });
             }
         }
         Ok(gids)
@@ -268,6 +268,10 @@ impl Calls for Libibverbs {
             rdma_sys::ibv_ack_async_event(event.as_mut_ptr());
             Ok(Some(told))
         }
+    }
+
+    fn present(&self, context: &Handle) -> bool {
+        object::<Context>(context).is_ok_and(Context::present)
     }
 
     fn domain(&self, context: &Handle) -> Result<Handle, Errno> {

@@ -7,6 +7,7 @@ use harmonaize_shm::Pin;
 use rdma_sys::{ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_mr, ibv_pd, ibv_qp};
 use rustix::io::Errno;
 use std::any::Any;
+use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -52,7 +53,12 @@ pub(super) fn with_devices<T>(f: impl FnOnce(&[(String, Listed<'_>)]) -> T) -> R
 }
 
 /// An open device.
-pub(super) struct Context(NonNull<ibv_context>);
+pub(super) struct Context {
+    raw: NonNull<ibv_context>,
+    /// Where the kernel says whose the descriptor is, as long as the device is there.
+    sign: CString,
+    name: String,
+}
 
 // SAFETY: libibverbs locks its objects; any thread may use them (ibverbs(3): "thread safe").
 unsafe impl Send for Context {}
@@ -61,22 +67,41 @@ unsafe impl Sync for Context {}
 
 impl Context {
     pub(super) fn open(device: Listed<'_>) -> Result<Self, Errno> {
+        // SAFETY: the device's list lives; its path and name are C strings inside it.
+        let (sign, name) = unsafe {
+            let folder = CStr::from_ptr((&raw const (*device.0).dev_path).cast()).to_bytes();
+            (CString::new([folder, b"/ibdev"].concat()), device_name(device.0))
+        };
+        let sign = sign.map_err(|_| Errno::INVAL)?;
         // SAFETY: the device's list lives.
-        made(unsafe { rdma_sys::ibv_open_device(device.0) }).map(Self)
+        made(unsafe { rdma_sys::ibv_open_device(device.0) }).map(|raw| Self { raw, sign, name })
+    }
+
+    /// Whether the host still has the device. A driver that cannot be told from its users (rxe) waits with the device's end
+    /// until all have closed it, and serves them until then; what vanishes at once is the way to open it.
+    pub(super) fn present(&self) -> bool {
+        use rustix::fs::{Mode, OFlags};
+        let mut name = [0; 128];
+        let read = rustix::fs::open(&self.sign, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .and_then(|file| rustix::io::read(&file, &mut name));
+        match read {
+            Ok(bytes) => name.get(..bytes).unwrap_or_default().trim_ascii() == self.name.as_bytes(),
+            // Out of descriptors, for one, says nothing about the device.
+            Err(errno) => !matches!(errno, Errno::NOENT | Errno::NODEV | Errno::NXIO),
+        }
     }
 
     pub(super) fn raw(&self) -> *mut ibv_context {
-        self.0.as_ptr()
+        self.raw.as_ptr()
     }
 
     pub(super) fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context lives, and with it its descriptor, as long as `self` is borrowed.
-        unsafe { BorrowedFd::borrow_raw((*self.0.as_ptr()).async_fd) }
+        unsafe { BorrowedFd::borrow_raw((*self.raw()).async_fd) }
     }
 
-    pub(super) fn name(&self) -> String {
-        // SAFETY: the context lives, and with it its device.
-        unsafe { device_name((*self.0.as_ptr()).device) }
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 }
 
