@@ -1,7 +1,11 @@
-//! The agent's socket and both kinds of attachment from a process's side, with a stub for the engine.
+//! The agent's socket and address, and all kinds of attachment from a process's side, with a stub for the engine.
 
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod network;
+#[cfg(test)]
+mod rdma;
 #[cfg(test)]
 mod stub;
 #[cfg(test)]

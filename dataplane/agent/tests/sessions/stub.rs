@@ -12,7 +12,7 @@ use harmonaize_verbs::fake::Fabric;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
@@ -27,6 +27,8 @@ pub(crate) struct Knobs {
     pub(crate) hold: AtomicBool,
     /// Every operation fails with a mismatch.
     pub(crate) fail: AtomicBool,
+    /// Descriptors taken so far.
+    pub(crate) taken: AtomicU64,
     /// Joins, leaves, ends, in words.
     pub(crate) log: Mutex<Vec<String>>,
 }
@@ -301,6 +303,7 @@ impl Attachment {
         }
         while let Some(submission) = self.end.submission()? {
             done += 1;
+            knobs.taken.fetch_add(1, Ordering::Relaxed);
             self.held.push(submission);
         }
         if !knobs.hold.load(Ordering::Relaxed) {
