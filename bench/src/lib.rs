@@ -5,6 +5,7 @@
 pub mod communicator;
 pub mod digits;
 pub mod direct;
+pub mod link;
 pub mod measure;
 pub mod model;
 pub mod payload;
