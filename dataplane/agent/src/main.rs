@@ -24,6 +24,16 @@ A configuration:
   socket = \"/run/harmonaize/a.sock\"
   uids = [10001]
 
+On an offload unit, for processes on its host, which come over TCP and attach over RDMA:
+  [rdma]
+  device = \"mlx5_2\"                # this unit's, towards the host
+  listen = \"192.168.7.1:7300\"
+  [[tenant]]
+  name = \"b\"
+  rdma = true
+  secret = \"b.secret\"              # relative to this file; 32 bytes or more, mode 600
+  addresses = [\"192.168.7.2\"]
+
 RUST_LOG sets what is logged (for example RUST_LOG=debug)."
 )]
 struct Arguments {

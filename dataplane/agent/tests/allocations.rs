@@ -2,19 +2,14 @@
 //! TCP in one process, tenants mapped and remote, every allocation of the engines' threads counted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_agent::config::Config;
-use harmonaize_agent::run::run;
-use harmonaize_agent::session::{Quota, SocketRules, TenantRules};
+mod whole;
+
 use harmonaize_client::{Access, AttachOptions, Client, Communicator, Dtype, Rank, ReduceOp, Tensor};
-use harmonaize_planner::Topology;
-use harmonaize_server::{Server, state};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::time::Duration;
-use tokio::sync::oneshot;
+use whole::{Agent, LIMIT, control};
 
 struct Counting;
 
@@ -51,74 +46,6 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-const LIMIT: Duration = Duration::from_secs(30);
-
-/// Runs until the returned sender is dropped.
-fn background<F: Future<Output = ()>>(
-    work: impl FnOnce(oneshot::Receiver<()>) -> F + Send + 'static,
-) -> oneshot::Sender<()> {
-    let (sender, stop) = oneshot::channel();
-    std::thread::spawn(move || {
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work(stop));
-    });
-    sender
-}
-
-fn control() -> (SocketAddr, oneshot::Sender<()>) {
-    let link = |host| {
-        format!("[[host]]\nname = \"{host}\"\n[[link]]\nfrom = \"{host}\"\nto = \"s\"\nrate = \"10Gbit/s\"\n")
-    };
-    let topology = format!("[[switch]]\nname = \"s\"\n{}{}", link("h0"), link("h1"));
-    let settings = state::Settings {
-        topology: Topology::parse(&topology).unwrap(),
-        tenants: vec!["a".to_owned()],
-        join_timeout: LIMIT,
-        prepare_timeout: LIMIT,
-        recovery_timeout: LIMIT,
-        operation_timeout: LIMIT,
-        peer_timeout: LIMIT,
-        paths: 2,
-        source_ports: None,
-        most_ranks: 64,
-        most_communicators: 8,
-    };
-    let (sender, address) = std::sync::mpsc::channel();
-    let stop = background(move |stop| async move {
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let config = harmonaize_server::Config { listen, session_timeout: LIMIT, settings };
-        let server = Server::bind(config).await.unwrap();
-        sender.send(server.local_address()).unwrap();
-        server.run(async { drop(stop.await) }).await.unwrap();
-    });
-    (address.recv_timeout(LIMIT).unwrap(), stop)
-}
-
-fn agent(host: &str, control: SocketAddr, socket: &Path) -> oneshot::Sender<()> {
-    let uids = vec![rustix::process::getuid().as_raw()];
-    let tenant = TenantRules {
-        tenant: "a".into(),
-        socket: Some(SocketRules { path: socket.to_owned(), uids }),
-        network: None,
-        quota: Quota::default(),
-        remote: true,
-        rdma: false,
-        handshake: LIMIT,
-    };
-    let config = Config {
-        host: host.into(),
-        control: control.to_string(),
-        listen: "127.0.0.1:0".parse().unwrap(),
-        spin: Duration::from_micros(50),
-        peer_timeout: LIMIT,
-        connect_timeout: LIMIT,
-        verbs: None,
-        rdma: None,
-        congestion: None,
-        tenants: vec![tenant],
-    };
-    background(move |stop| async move { run(config, async { drop(stop.await) }).await.unwrap() })
-}
 
 fn engine_threads() -> Vec<i32> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
@@ -161,12 +88,7 @@ fn no_poll_loop_allocates_once_a_communicator_is_up() {
     let folder = tempfile::tempdir().unwrap();
     let (address, _control) = control();
     let sockets = ["h0", "h1"].map(|host| folder.path().join(host));
-    let _agents = [0, 1].map(|host| agent(["h0", "h1"][host], address, &sockets[host]));
-    let deadline = std::time::Instant::now() + LIMIT;
-    while !sockets.iter().all(|socket| socket.exists()) {
-        assert!(std::time::Instant::now() < deadline, "the agents made no sockets");
-        std::thread::yield_now();
-    }
+    let _agents = [0, 1].map(|host| Agent::new(["h0", "h1"][host], address, &sockets[host]).start());
     let warm = Barrier::new(5);
     std::thread::scope(|scope| {
         for rank in 0..4_u32 {

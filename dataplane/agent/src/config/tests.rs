@@ -45,3 +45,111 @@ fn errors_name_file_line_and_key() {
     let nobody = format!("{GOOD}[[tenant]]\nname = \"a\"\nsocket = \"/a\"\nuids = []\n");
     assert!(error(&nobody).contains("uids"), "{}", error(&nobody));
 }
+
+const SOCKET: &str = "[[tenant]]\nname = \"a\"\nsocket = \"/a\"\nuids = [0]\n";
+
+#[test]
+fn the_tables_on_rdma_keep_to_the_same() {
+    for table in ["verbs", "rdma"] {
+        let error = |line: &str| error(&format!("{GOOD}[{table}]\n{line}\n"));
+        for (line, key) in [("retries = 7", "retries"), ("timeout = 32", "timeout"), ("mtu = 1500", "mtu")] {
+            let said = error(line);
+            let expected = format!("agent.toml: `{key}` of [{table}] is ");
+            assert!(said.starts_with(&expected), "{said}");
+        }
+        assert!(error("mtuu = 4096").contains("line 5"), "{}", error("mtuu = 4096"));
+    }
+    let unknown = error(&format!("{GOOD}[rdma]\nlisten = \"h0:7300\"\n"));
+    assert!(unknown.contains("line 5"), "{unknown}");
+}
+
+#[test]
+fn tenants_come_in_as_the_file_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("agent.toml");
+    write(&folder.path().join("a.secret"), "0123456789abcdef0123456789abcdef\n", 0o600);
+    let distant = "rdma = true\nsecret = \"a.secret\"\naddresses = [\"192.168.7.2\", \"::ffff:10.0.0.1\"]\n";
+    let text = format!(
+        "{GOOD}[rdma]\ndevice = \"mlx5_0:1\"\ntimeout = 14\nlisten = \"192.168.7.1:7300\"\n{SOCKET}{distant}\
+         [[tenant]]\nname = \"b\"\n{distant}[[tenant]]\nname = \"c\"\nsocket = \"/c\"\nuids = [5]\n"
+    );
+    let config = Config::parse(&path, &text).unwrap();
+    let rdma = config.rdma.unwrap();
+    assert_eq!(rdma.listen, Some("192.168.7.1:7300".parse().unwrap()));
+    let wanted = rdma.wanted();
+    assert_eq!((wanted.device.as_deref(), wanted.timeout, wanted.retries), (Some("mlx5_0:1"), 14, 6));
+    let [a, b, c] = config.tenants.try_into().unwrap();
+    let network = a.network.unwrap();
+    assert_eq!(
+        network.addresses,
+        ["192.168.7.2", "10.0.0.1"].map(|ip| ip.parse::<std::net::IpAddr>().unwrap())
+    );
+    assert_eq!(
+        Some(network.secret),
+        harmonaize_abi::session::Secret::new(b"0123456789abcdef0123456789abcdef")
+    );
+    assert!(a.socket.is_some() && a.rdma);
+    assert!(b.socket.is_none() && b.network.is_some());
+    assert!(c.socket.is_some() && c.network.is_none() && !c.rdma);
+}
+
+#[test]
+fn tenants_that_nobody_could_be_are_refused() {
+    let rdma = "[rdma]\nlisten = \"127.0.0.1:7300\"\n";
+    let tenant = |rdma: &str, lines: &str| error(&format!("{GOOD}{rdma}[[tenant]]\nname = \"a\"\n{lines}\n"));
+    let socket = "socket = \"/a\"\nuids = [0]";
+    let all = "rdma = true\nsecret = \"a.secret\"\naddresses = [\"10.0.0.2\"]";
+    for (rdma, lines, expected) in [
+        ("", "", "neither `socket` nor `addresses`"),
+        ("", "uids = [1]", "`uids` without `socket`"),
+        ("", &format!("{socket}\nrdma = true"), "there is no table [rdma]"),
+        ("[rdma]\n", all, "without `listen` in [rdma]"),
+        (rdma, &all.replace("rdma = true\n", ""), "without `rdma = true`"),
+        (rdma, "rdma = true\nsecret = \"a.secret\"", "`secret` without `addresses`"),
+        (rdma, "rdma = true\naddresses = [\"10.0.0.2\"]", "`addresses` without `secret`"),
+        (rdma, "rdma = true\naddresses = [\"h0\"]", "line 9, column 14"),
+    ] {
+        let said = tenant(rdma, lines);
+        assert!(said.starts_with("agent.toml: ") && said.contains(expected), "{said}");
+    }
+    let twice = error(&format!("{GOOD}{SOCKET}{}", SOCKET.replace("\"a\"", "\"b\"")));
+    assert!(twice.contains("tenant `b`: name or socket is there twice"), "{twice}");
+}
+
+#[test]
+fn secrets_are_files_of_their_owner_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.secret");
+    let text = format!(
+        "{GOOD}[rdma]\nlisten = \"127.0.0.1:7300\"\n[[tenant]]\nname = \"a\"\nrdma = true\nsecret = {file:?}\n\
+         addresses = [\"10.0.0.2\"]\n"
+    );
+    let said = || error(&text);
+    let prefix = format!("agent.toml: tenant `a`: `secret`, {}: ", file.display());
+    let expect = |expected: &str| {
+        let said = said();
+        assert_eq!(said.strip_prefix(&prefix).map(|why| why.starts_with(expected)), Some(true), "{said}");
+    };
+    expect("No such file");
+    for mode in [0o640, 0o604, 0o620, 0o601] {
+        write(&file, &"x".repeat(40), mode);
+        expect(&format!("its mode {mode:03o} lets others at it; `chmod 600` it"));
+    }
+    write(&file, &"x".repeat(31), 0o400);
+    expect("fewer than 32 bytes");
+    write(&file, &"x".repeat(70_000), 0o600);
+    expect("more than 65536 bytes");
+    std::fs::remove_file(&file).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    expect("no file");
+    std::fs::remove_file(&file).unwrap();
+    write(&file, &"x".repeat(32), 0o600);
+    Config::parse(Path::new("agent.toml"), &text).unwrap();
+}
+
+fn write(path: &Path, text: &str, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    let _ = std::fs::remove_file(path);
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}

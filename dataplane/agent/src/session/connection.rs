@@ -106,7 +106,12 @@ impl Connection {
                     tracing::error!("cannot copy a session's descriptor: {error}");
                     Some(failed("the agent has no descriptor left; try again later"))
                 })?;
-                let end = rdma::connect(*ours, offer, welcome.arena_bytes, life).await.map_err(Some)?;
+                let addresses = match (&self.stream, &self.tenant.rules.network) {
+                    (Stream::Tcp(_), Some(network)) => Some(network.addresses.as_slice()),
+                    _ => None,
+                };
+                let connected = rdma::connect(*ours, offer, welcome.arena_bytes, addresses, life).await;
+                let end = connected.map_err(Some)?;
                 let permit = reserve(requests).await?;
                 self.stream.send(&Ok::<(), Refused>(())).await.map_err(|_| None)?;
                 (permit, end)

@@ -4,7 +4,8 @@ use super::RdmaRules;
 use harmonaize_abi::session::{Offer, PairEnd, RefusalKind, Refused};
 use harmonaize_shm::AgentEnd;
 use harmonaize_verbs::attachment::AgentOffer;
-use harmonaize_verbs::{Function, Mtu, VerbsError};
+use harmonaize_verbs::{Function, Gid, Mtu, VerbsError};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -70,14 +71,25 @@ impl Rdma {
     }
 }
 
-/// Joins the queue pair to the process's. Takes milliseconds, or as long as its address takes to resolve.
+/// Joins the queue pair to the process's, which must be at one of the addresses if any are given. Takes milliseconds, or as
+/// long as its address takes to resolve.
 pub(super) async fn connect(
     ours: AgentOffer,
     theirs: Offer,
     arena_bytes: u64,
+    addresses: Option<&[IpAddr]>,
     life: OwnedFd,
 ) -> Result<Box<dyn AgentEnd>, Refused> {
     check(&theirs, arena_bytes)?;
+    let gid = Gid(theirs.end.gid);
+    let at = |addresses: &[IpAddr]| gid.ip().is_some_and(|ip| addresses.contains(&ip));
+    if !addresses.is_none_or(at) {
+        let text = format!(
+            "the queue pair that was offered is at {gid}, which is not one of the addresses that the provider has \
+             registered for this tenant; name the device that has one"
+        );
+        return Err(Refused { kind: RefusalKind::User, text });
+    }
     let connected = tokio::task::spawn_blocking(move || ours.connect(&theirs, life)).await;
     match connected {
         Ok(Ok(end)) => Ok(Box::new(end)),

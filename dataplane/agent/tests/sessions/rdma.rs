@@ -234,6 +234,18 @@ fn the_device_is_the_one_named_or_found() {
 }
 
 #[test]
+fn over_tcp_the_queue_pair_is_at_one_of_the_tenants_addresses() {
+    let stub = Stub::start();
+    stub.fabric.add("elsewhere", Ipv4Addr::new(10, 9, 0, 9)).unwrap();
+    let device = Some("elsewhere".to_owned());
+    let rdma = RdmaOptions { device, devices: stub.fabric.devices(), ..RdmaOptions::default() };
+    let options = AttachOptions { rdma, ..stub.options(Access::Rdma) };
+    let error = Client::attach(over_tcp(stub.network), options.clone()).unwrap_err();
+    assert!(matches!(error, Error::Refused { kind: RefusalKind::User, .. }), "{error}");
+    works(&Client::attach(&stub.path, options).unwrap());
+}
+
+#[test]
 fn what_the_tenants_device_lacks_is_told_to_the_tenant() {
     let stub = Stub::start();
     let attach = || Client::attach(&stub.path, stub.options(Access::Rdma));

@@ -86,7 +86,7 @@ pub(crate) fn rules(path: PathBuf) -> TenantRules {
         socket: Some(SocketRules { path, uids: vec![rustix::process::getuid().as_raw()] }),
         network: Some(NetworkRules {
             secret: secret(b'a'),
-            addresses: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+            addresses: [Ipv4Addr::LOCALHOST, TENANT_DEVICE].map(IpAddr::V4).to_vec(),
         }),
         quota: Quota::default(),
         remote: true,

@@ -1,0 +1,126 @@
+//! Whole agents with control over TCP, in this process.
+#![allow(dead_code)] // each test uses some of it
+
+use harmonaize_agent::config::{Config, Rdma};
+use harmonaize_agent::run::run_on;
+use harmonaize_agent::session::{NetworkRules, Quota, SocketRules, TenantRules};
+use harmonaize_client::Secret;
+use harmonaize_planner::Topology;
+use harmonaize_server::{Server, state};
+use harmonaize_verbs::Devices;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// Runs until the returned sender is dropped.
+pub(crate) fn background<F: Future<Output = ()>>(
+    work: impl FnOnce(oneshot::Receiver<()>) -> F + Send + 'static,
+) -> oneshot::Sender<()> {
+    let (sender, stop) = oneshot::channel();
+    std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work(stop));
+    });
+    sender
+}
+
+pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
+    let link = |host| {
+        format!("[[host]]\nname = \"{host}\"\n[[link]]\nfrom = \"{host}\"\nto = \"s\"\nrate = \"10Gbit/s\"\n")
+    };
+    let topology = format!("[[switch]]\nname = \"s\"\n{}{}", link("h0"), link("h1"));
+    let settings = state::Settings {
+        topology: Topology::parse(&topology).unwrap(),
+        tenants: vec!["a".to_owned()],
+        join_timeout: LIMIT,
+        prepare_timeout: LIMIT,
+        recovery_timeout: LIMIT,
+        operation_timeout: LIMIT,
+        peer_timeout: LIMIT,
+        paths: 2,
+        source_ports: None,
+        most_ranks: 64,
+        most_communicators: 8,
+    };
+    let (sender, address) = std::sync::mpsc::channel();
+    let stop = background(move |stop| async move {
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let config = harmonaize_server::Config { listen, session_timeout: LIMIT, settings };
+        let server = Server::bind(config).await.unwrap();
+        sender.send(server.local_address()).unwrap();
+        server.run(async { drop(stop.await) }).await.unwrap();
+    });
+    (address.recv_timeout(LIMIT).unwrap(), stop)
+}
+
+/// An agent before its start, with the tenant `a` at a socket.
+pub(crate) struct Agent {
+    pub(crate) config: Config,
+    pub(crate) devices: Devices,
+    socket: PathBuf,
+}
+
+impl Agent {
+    pub(crate) fn new(host: &str, control: SocketAddr, socket: &Path) -> Self {
+        let uids = vec![rustix::process::getuid().as_raw()];
+        let tenant = TenantRules {
+            tenant: "a".into(),
+            socket: Some(SocketRules { path: socket.to_owned(), uids }),
+            network: None,
+            quota: Quota::default(),
+            remote: true,
+            rdma: false,
+            handshake: LIMIT,
+        };
+        let config = Config {
+            host: host.into(),
+            control: control.to_string(),
+            listen: "127.0.0.1:0".parse().unwrap(),
+            spin: Duration::from_micros(50),
+            peer_timeout: LIMIT,
+            connect_timeout: LIMIT,
+            verbs: None,
+            rdma: None,
+            congestion: None,
+            tenants: vec![tenant],
+        };
+        Self { config, devices: Devices::of_host(), socket: socket.to_owned() }
+    }
+
+    /// The same, with tenants over RDMA on a device, over TCP too for those who know the secret and
+    /// come from this host, with queue pairs at 10.9.0.3 or 10.9.0.4.
+    pub(crate) fn with_rdma(
+        mut self,
+        devices: Devices,
+        device: &str,
+        listen: SocketAddr,
+        secret: Secret,
+    ) -> Self {
+        self.devices = devices;
+        let (device, listen) = (Some(device.to_owned()), Some(listen));
+        self.config.rdma = Some(Rdma { device, listen, ..Rdma::default() });
+        for tenant in &mut self.config.tenants {
+            tenant.rdma = true;
+            let addresses =
+                ["127.0.0.1", "10.9.0.3", "10.9.0.4"].map(|ip| ip.parse::<IpAddr>().unwrap()).to_vec();
+            tenant.network = Some(NetworkRules { secret: secret.clone(), addresses });
+        }
+        self
+    }
+
+    /// Starts it and waits for its socket; it runs until the value is dropped.
+    pub(crate) fn start(self) -> oneshot::Sender<()> {
+        let Self { config, devices, socket } = self;
+        let running = background(move |stop| async move {
+            run_on(&devices, config, async { drop(stop.await) }).await.unwrap();
+        });
+        let deadline = Instant::now() + LIMIT;
+        while !socket.exists() {
+            assert!(Instant::now() < deadline, "the agent made no socket");
+            std::thread::yield_now();
+        }
+        running
+    }
+}
