@@ -35,7 +35,8 @@ const GRACE: Duration = Duration::from_millis(200);
 /// How often memory is looked for that nobody uses any more.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// While frames flow, the TCP links are looked after once in so many rounds.
+/// While frames flow, or while there is nothing to do, the TCP links are looked after once in so many rounds: that takes
+/// system calls, which would come between a poll loop and the message that it waits for.
 const ROUNDS: u32 = 32;
 
 /// Frames that the TCP link of each link queues, at least: parameters of all paths, and last words.
@@ -117,6 +118,9 @@ pub struct VerbsTransport {
     /// Whose turn it is first.
     first: usize,
     rounds: u32,
+    /// Nothing is queued for the TCP links, and nothing had come when they were last looked after: what comes shows in the
+    /// descriptor that one sleeps on.
+    quiet: bool,
     heard: VecDeque<(LinkId, Heard)>,
     wake: Wake,
     due: Option<Instant>,
@@ -142,6 +146,7 @@ impl VerbsTransport {
             links: Vec::new(),
             first: 0,
             rounds: 0,
+            quiet: false,
             heard: VecDeque::new(),
             wake,
             due: None,
@@ -199,7 +204,10 @@ impl VerbsTransport {
             let id = link.id;
             let left = budget - done;
             match link.work(&mut self.rails, left, self.config.inline_payload, &mut |event| sink(id, event)) {
-                Ok(worked) => done += worked,
+                Ok(worked) => {
+                    done += worked;
+                    self.quiet &= link.said.is_empty();
+                }
                 Err((path, fault)) => faults.push((id, path, fault)),
             }
         }
@@ -322,6 +330,7 @@ impl VerbsTransport {
     /// Ends a link from within, and tells the peer why if it is still on its way up.
     fn fail(&mut self, id: LinkId, reason: DownReason, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
         let Some(at) = self.at(id) else { return };
+        self.quiet = false;
         self.pump(at);
         let link = self.links.remove(at);
         if link.stage == Stage::Exchanging {
@@ -420,6 +429,7 @@ impl Transport for VerbsTransport {
         let id = self.inner.open(Introduction { source_ports: first, ..introduction })?;
         let (slots, frames) = (self.config.mailbox_slots, self.config.tcp.queue_frames);
         self.links.push(Link::new(id, source_ports, self.rails.len(), slots, frames));
+        self.quiet = false;
         Ok(id)
     }
 
@@ -441,6 +451,7 @@ impl Transport for VerbsTransport {
         link.rings.attach(ring, memory)?;
         link.landing.append(&mut regions);
         link.say(&Control::Ring(end));
+        self.quiet = false;
         self.pump(at);
         Ok(())
     }
@@ -460,11 +471,13 @@ impl Transport for VerbsTransport {
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
         let mut done = self.flow(budget, sink);
         self.rounds = self.rounds.wrapping_add(1);
-        if done == 0 || self.rounds.is_multiple_of(ROUNDS) {
-            done += self.look_after(budget, sink);
-        }
-        if self.due.is_some_and(|due| due <= Instant::now()) {
-            self.timers(sink);
+        if (done == 0 && !self.quiet) || self.rounds.is_multiple_of(ROUNDS) {
+            let looked = self.look_after(budget, sink);
+            self.quiet = looked == 0;
+            done += looked;
+            if self.due.is_some_and(|due| due <= Instant::now()) {
+                self.timers(sink);
+            }
         }
         done
     }
@@ -472,6 +485,7 @@ impl Transport for VerbsTransport {
     fn close(&mut self, link: LinkId) {
         let id = link;
         let Some(at) = self.at(id) else { return };
+        self.quiet = false;
         self.pump(at);
         let link = self.links.remove(at);
         if link.stage == Stage::Up {
@@ -496,6 +510,8 @@ impl Transport for VerbsTransport {
     fn prepare_sleep(&mut self) -> bool {
         let paths = self.links.iter_mut().filter(|link| link.flows()).flat_map(|link| &mut link.paths);
         let busy = paths.filter_map(|path| (!path.prepare_sleep()).then_some(())).count();
+        // Whatever wakes the sleeper is looked for at once.
+        self.quiet = false;
         self.inner.prepare_sleep() && busy == 0
     }
 
