@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::Result;
-use harmonaize_client::{Access, Rank};
+use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, Rank, RdmaOptions};
 use harmonaize_tests::job::{Worker, options, run_with};
 use harmonaize_tests::star;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -19,6 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// MiB of an arena: registered memory is all there from the start, and the guest has little.
 const ARENA: u64 = 24;
+
+/// Beside the agents' configurations: the tenant's secret.
+const SECRET: &str = "a.secret";
 
 /// One test at a time: addresses and devices are the guest's.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -57,6 +61,9 @@ impl Provider {
         }
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("topology.toml"), star(HOSTS, "1Gbit/s")).unwrap();
+        let secret = folder.path().join(SECRET);
+        std::fs::write(&secret, "tenant a and the agents of this test").unwrap();
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
         let text =
             format!("listen = \"{CONTROL}\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n");
         let control = Program::start("harmonaize-control", &folder.path().join("control.toml"), &text);
@@ -72,8 +79,11 @@ impl Provider {
     fn agent(&self, host: usize) -> Program {
         let text = format!(
             "host = \"h{host}\"\ncontrol = \"{CONTROL}\"\nlisten = \"10.0.0.{}:7200\"\npeer_timeout = \"10s\"\n\
-             connect_timeout = \"30s\"\n[verbs]\n[[tenant]]\nname = \"a\"\nsocket = {:?}\nuids = [0]\nremote = true\n",
+             connect_timeout = \"30s\"\n[verbs]\n[rdma]\ndevice = \"rxe{host}\"\nlisten = \"{}\"\n\
+             [[tenant]]\nname = \"a\"\nsocket = {:?}\nuids = [0]\nremote = true\n\
+             rdma = true\nsecret = \"{SECRET}\"\naddresses = [\"10.0.0.1\", \"10.0.0.4\"]\n",
             host + 1,
+            tenants(host),
             self.socket(host)
         );
         Program::start("harmonaize-agent", &self.folder.path().join(format!("agent{host}.toml")), &text)
@@ -86,6 +96,11 @@ impl Provider {
     fn sockets(&self) -> Vec<PathBuf> {
         (0..HOSTS).map(|host| self.socket(host)).collect()
     }
+}
+
+/// Where the agent of a host listens for tenants over TCP.
+fn tenants(host: usize) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, host as u8 + 1], 7300))
 }
 
 fn until(wrong: &str, done: impl Fn() -> bool) {
@@ -102,28 +117,57 @@ fn right<T>(results: Vec<Result<T>>) {
     }
 }
 
+fn everything(worker: &Worker) -> Result<()> {
+    for (salt, count) in [(1, 0), (2, 1), (3, 100), (4, 10_000), (5, 200_000)] {
+        worker.sum(salt, count, false, PATIENCE)?;
+        worker.sum(salt, count, true, PATIENCE)?;
+        worker.exchange(salt, count.min(20_000), PATIENCE)?;
+        let root = Rank(salt as u32 % worker.ranks);
+        let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
+        worker.communicator.broadcast(&tensor, root)?.wait(PATIENCE)?;
+        anyhow::ensure!(worker.contents(&tensor)? == Worker::input(root.0, salt, count), "wrong broadcast");
+        worker.communicator.barrier()?.wait(PATIENCE)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn every_collective_is_right() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(provider) = Provider::start() else { return };
-    let work = |worker: &Worker| -> Result<()> {
-        for (salt, count) in [(1, 0), (2, 1), (3, 100), (4, 10_000), (5, 200_000)] {
-            worker.sum(salt, count, false, PATIENCE)?;
-            worker.sum(salt, count, true, PATIENCE)?;
-            worker.exchange(salt, count.min(20_000), PATIENCE)?;
-            let root = Rank(salt as u32 % worker.ranks);
-            let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
-            worker.communicator.broadcast(&tensor, root)?.wait(PATIENCE)?;
-            anyhow::ensure!(
-                worker.contents(&tensor)? == Worker::input(root.0, salt, count),
-                "wrong broadcast"
-            );
-            worker.communicator.barrier()?.wait(PATIENCE)?;
-        }
-        Ok(())
+    right(run_with(&provider.sockets(), "mapped", 1, |_| options(Access::Mapped, ARENA), everything));
+    right(run_with(&provider.sockets(), "remote", 1, |_| options(Access::Remote, ARENA), everything));
+}
+
+/// A rank on each host through the agent's socket, on its agent's device or on one across the switch, and one over TCP.
+#[test]
+fn every_collective_is_right_for_ranks_attached_over_rdma() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(provider) = Provider::start() else { return };
+    let secret = provider.folder.path().join(SECRET);
+    let rank = |rank: usize| -> Result<()> {
+        let (at, device) = match rank {
+            0 | 1 => (provider.socket(rank).into(), None),
+            2 | 3 => (provider.socket(rank).into(), Some(format!("rxe{}", (rank + 1) % HOSTS))),
+            _ => (AgentAddress::tcp(tenants(0), "a", &secret)?, Some("rxe3:1".to_owned())),
+        };
+        let rdma = RdmaOptions { device, ..RdmaOptions::default() };
+        let timeout = PATIENCE;
+        let client = Client::attach(at, AttachOptions { rdma, timeout, ..options(Access::Rdma, ARENA) })?;
+        everything(&Worker::of(client, "rdma", rank as u32, HOSTS as u32 + 1, PATIENCE)?)
     };
-    right(run_with(&provider.sockets(), "mapped", 1, |_| options(Access::Mapped, ARENA), work));
-    right(run_with(&provider.sockets(), "remote", 1, |_| options(Access::Remote, ARENA), work));
+    let results = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..=HOSTS)
+            .map(|number| {
+                scope.spawn({
+                    let rank = &rank;
+                    move || rank(number)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    right(results);
 }
 
 #[test]
