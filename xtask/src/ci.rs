@@ -19,7 +19,7 @@ pub struct Args {
     /// Install missing packages and tools without asking
     #[arg(long)]
     pub yes: bool,
-    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, softroce, aarch64, bench, demo
+    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, softroce, aarch64, dpu, bench, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -45,6 +45,11 @@ const STAGES: &[(&str, Stage)] = &[
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
     ("softroce", |args| softroce::test(&softroce::TestArgs::all(args.yes))),
     ("aarch64", |args| aarch64::run(&aarch64::Args { yes: args.yes, cargo: Vec::new() })),
+    ("dpu", |args| {
+        let mut task = vec!["xtask", "dpu"];
+        task.extend(args.yes.then_some("--yes"));
+        cargo(&task)
+    }),
     ("bench", |_| {
         Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
         // Optimised, as it is used: its training would crawl otherwise.

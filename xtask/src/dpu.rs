@@ -115,7 +115,7 @@ fn missing() -> Option<String> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Some("the host's guest runs this machine's programs, which have to be x86-64 Linux's".into());
     }
-    let absent = packages::missing(&[packages::SOFTROCE, packages::DPU].concat());
+    let absent = absent();
     if !absent.is_empty() && !rustix::process::geteuid().is_root() {
         let list = absent.join(" ");
         return Some(format!(
@@ -123,6 +123,11 @@ fn missing() -> Option<String> {
         ));
     }
     None
+}
+
+/// Packages that are not installed here and are needed.
+pub(crate) fn absent() -> Vec<&'static str> {
+    packages::missing(&[packages::SOFTROCE, packages::DPU, packages::AARCH64].concat())
 }
 
 fn random() -> Result<u32> {

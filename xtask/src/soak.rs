@@ -1,5 +1,6 @@
-//! `cargo xtask soak`: the simulation's tests for as long as asked, each round with seeds not used before.
+//! `cargo xtask soak`: the simulation's tests, and two emulated offload units, for as long as asked, with new seeds each round.
 
+use crate::dpu;
 use crate::workspace;
 use anyhow::{Context, Result, bail};
 use std::ops::Range;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 #[command(after_help = "Examples:
   cargo xtask soak --minutes 30                 seeds from the clock on
   cargo xtask soak --minutes 1 --first 4711     again from a seed that failed
+  cargo xtask soak --suite dpu --minutes 60     two emulated offload units alone, with other data each time
   cargo xtask soak --suite core --release       one suite, optimised, without debug assertions")]
 pub struct Args {
     /// How long to go on; the round that runs then is finished
@@ -22,40 +24,58 @@ pub struct Args {
     /// Seeds in a round
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub round: u64,
-    /// This suite alone: core (communicators in virtual time) or plan (damaged programs against the checker)
+    /// This suite alone: core (communicators in virtual time), plan (damaged programs against the checker) or dpu (two hosts
+    /// with offload units, in virtual machines)
     #[arg(long)]
     pub suite: Option<String>,
     /// Optimise the tests, and leave debug assertions out
     #[arg(long)]
     pub release: bool,
+    /// Install missing packages without asking
+    #[arg(long)]
+    pub yes: bool,
 }
 
-/// Tests that take their seeds from the environment.
+/// What is run round by round.
 struct Suite {
     name: &'static str,
-    package: &'static str,
-    test: &'static str,
-    environment: fn(&Range<u64>) -> Vec<(&'static str, String)>,
+    work: Work,
+}
+
+enum Work {
+    /// Tests that take their seeds from the environment.
+    Tests {
+        package: &'static str,
+        test: &'static str,
+        environment: fn(&Range<u64>) -> Vec<(&'static str, String)>,
+    },
+    /// Two hosts with offload units.
+    OffloadUnits,
 }
 
 const SUITES: &[Suite] = &[
     Suite {
         name: "core",
-        package: "harmonaize-core",
-        test: "simulation",
-        environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],
+        work: Work::Tests {
+            package: "harmonaize-core",
+            test: "simulation",
+            environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],
+        },
     },
     Suite {
         name: "plan",
-        package: "harmonaize-plan",
-        test: "mutations",
-        environment: |seeds| {
-            vec![
-                ("HARMONAIZE_SEED", seeds.start.to_string()),
-                ("HARMONAIZE_RUNS", seeds.end.saturating_sub(seeds.start).to_string()),
-            ]
+        work: Work::Tests {
+            package: "harmonaize-plan",
+            test: "mutations",
+            environment: |seeds| {
+                vec![
+                    ("HARMONAIZE_SEED", seeds.start.to_string()),
+                    ("HARMONAIZE_RUNS", seeds.end.saturating_sub(seeds.start).to_string()),
+                ]
+            },
         },
     },
+    Suite { name: "dpu", work: Work::OffloadUnits },
 ];
 
 /// Runs the task; the error of a failing round names its seeds.
@@ -72,8 +92,14 @@ pub fn run(args: &Args) -> Result<()> {
     loop {
         let seeds = first..first.saturating_add(args.round);
         for suite in &suites {
-            let ran = round(suite, args.release, &seeds)?;
-            println!("{}: {ran} tests passed with seeds {}..{}", suite.name, seeds.start, seeds.end);
+            match &suite.work {
+                Work::Tests { package, test, environment } => {
+                    let ran =
+                        round(suite.name, (*package, *test), &environment(&seeds), args.release, &seeds)?;
+                    println!("{}: {ran} tests passed with seeds {}..{}", suite.name, seeds.start, seeds.end);
+                }
+                Work::OffloadUnits => offload_units(args.yes, seeds.start)?,
+            }
         }
         rounds += 1;
         first = seeds.end;
@@ -85,27 +111,50 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// One round of a suite; returns how many tests ran.
-fn round(suite: &Suite, release: bool, seeds: &Range<u64>) -> Result<u64> {
+/// One round of a suite of tests; returns how many tests ran.
+fn round(
+    name: &str,
+    (package, test): (&str, &str),
+    environment: &[(&str, String)],
+    release: bool,
+    seeds: &Range<u64>,
+) -> Result<u64> {
     let mut tests = workspace::cargo();
-    tests.args(["test", "--quiet", "-p", suite.package, "--test", suite.test]);
+    tests.args(["test", "--quiet", "-p", package, "--test", test]);
     if release {
         tests.arg("--release");
     }
-    tests.envs((suite.environment)(seeds));
+    tests.envs(environment.iter().map(|(name, value)| (name, value)));
     let output = tests.stdin(Stdio::null()).output().context("cannot start cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         println!("{said}{}", String::from_utf8_lossy(&output.stderr));
         match again(&said) {
-            Some(line) => bail!("{} failed; {line}", suite.name),
-            None => bail!("{} failed with seeds {}..{}", suite.name, seeds.start, seeds.end),
+            Some(line) => bail!("{name} failed; {line}"),
+            None => bail!("{name} failed with seeds {}..{}", seeds.start, seeds.end),
         }
     }
     match said.lines().filter_map(passed).sum() {
-        0 => bail!("{} has no tests in {}", suite.package, suite.test),
+        0 => bail!("{package} has no tests in {test}"),
         ran => Ok(ran),
     }
+}
+
+/// Two hosts with offload units, in a process of their own: it handles signals, and prints its seed.
+fn offload_units(yes: bool, seed: u64) -> Result<()> {
+    let absent = dpu::absent();
+    if !yes && !absent.is_empty() {
+        println!("SKIPPED: offload units: {} not installed; --yes installs it.", absent.join(" "));
+        return Ok(());
+    }
+    // Rounds differ in the low bits.
+    let seed = u32::try_from(seed & u64::from(u32::MAX))?.to_string();
+    let mut task = workspace::cargo();
+    task.args(["xtask", "dpu", "--pairs", "2", "--seed", &seed]);
+    if yes {
+        task.arg("--yes");
+    }
+    workspace::run(task.stdin(Stdio::null()))
 }
 
 /// The line by which a failing test says how to run it again.
@@ -132,7 +181,8 @@ mod tests {
 
     #[test]
     fn an_unknown_suite_is_refused() {
-        let args = Args { minutes: 0, first: None, round: 1, suite: Some("fly".into()), release: false };
+        let args =
+            Args { minutes: 0, first: None, round: 1, suite: Some("fly".into()), release: false, yes: false };
         assert!(run(&args).unwrap_err().to_string().contains("no such suite"));
     }
 }

@@ -221,3 +221,83 @@ pub(super) fn limit(places: &[Place]) -> Duration {
     let limits = hosts.map(|host| host.job.steps.iter().map(|step| step.limit_s).sum());
     Duration::from_secs(limits.max().unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn places(pairs: u32) -> Vec<Place> {
+        Order { pairs, seed: 7 }.places(Path::new("/s"))
+    }
+
+    #[test]
+    fn every_wire_is_listened_on_before_somebody_connects() {
+        for pairs in [1, 2] {
+            let mut there = BTreeSet::new();
+            for place in places(pairs) {
+                for card in place.cards {
+                    match card.wire {
+                        Wire::Listen(path) => assert!(there.insert(path), "two listen on one socket"),
+                        Wire::Connect(path) => assert!(there.contains(&path), "{}: {path:?}", place.name),
+                    }
+                }
+            }
+            assert_eq!(there.len(), pairs as usize + 1);
+        }
+    }
+
+    #[test]
+    fn cards_and_addresses_are_each_others_alone() {
+        let places = places(2);
+        let links: Vec<&Link> = places.iter().flat_map(|place| &place.job.links).collect();
+        assert_eq!(links.len(), 6);
+        for field in [|link: &Link| link.mac.clone(), |link: &Link| link.address.clone()] {
+            assert_eq!(links.iter().map(|link| field(link)).collect::<BTreeSet<_>>().len(), 6);
+        }
+        for place in &places {
+            let cards: Vec<&String> = place.cards.iter().map(|card| &card.mac).collect();
+            assert_eq!(cards, place.job.links.iter().map(|link| &link.mac).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn ranks_are_dealt_to_the_hosts_in_order() {
+        let places = places(2);
+        let words = |place: &Place| place.job.steps[1].command.join(" ");
+        assert!(
+            words(&places[2]).contains("all-reduce --agent 10.0.1.2:7300 --tenant a"),
+            "{}",
+            words(&places[2])
+        );
+        assert!(words(&places[2]).contains("--first 0 --here 2 --ranks 4 --seed 7"), "{}", words(&places[2]));
+        assert!(words(&places[3]).contains("--agent 10.0.2.2:7300"), "{}", words(&places[3]));
+        assert!(words(&places[3]).contains("--first 2 --here 2 --ranks 4 --seed 7"), "{}", words(&places[3]));
+    }
+
+    #[test]
+    fn configurations_are_read_as_they_were_meant() {
+        let places = places(2);
+        for (pair, place) in places.iter().filter(|place| place.side == Side::Unit).enumerate() {
+            let text = &place.files.iter().find(|(path, _)| path.ends_with("agent.toml")).unwrap().1;
+            let agent: toml::Table = text.parse().unwrap();
+            assert_eq!(agent["host"].as_str(), Some(place.name.as_str()));
+            assert_eq!(agent["control"].as_str(), Some("10.0.0.1:7100"));
+            assert_eq!(agent["listen"].as_str().unwrap(), format!("10.0.0.{}:7200", pair + 1));
+            assert_eq!(agent["rdma"]["listen"].as_str().unwrap(), format!("10.0.{}.2:7300", pair + 1));
+            let tenant = &agent["tenant"][0];
+            assert_eq!(tenant["addresses"][0].as_str().unwrap(), format!("10.0.{}.1", pair + 1));
+            assert_eq!((tenant["rdma"].as_bool(), tenant["secret"].as_str()), (Some(true), Some(SECRET)));
+            assert_eq!(place.files.iter().any(|(path, _)| path.ends_with("control.toml")), pair == 0);
+        }
+        let topology = &places[0].files.iter().find(|(path, _)| path.ends_with("topology.toml")).unwrap().1;
+        crate::topology::Topology::parse(topology).unwrap();
+    }
+
+    #[test]
+    fn the_limit_is_the_longest_hosts() {
+        assert_eq!(limit(&places(1)), PING_LIMIT + RANKS_LIMIT);
+        assert_eq!(limit(&places(2)), PING_LIMIT + 2 * RANKS_LIMIT);
+        assert!(limit(&places(2)) < AGENT_LIMIT, "or agents would end too early");
+    }
+}

@@ -107,3 +107,65 @@ impl Watched {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dpu::layout::Order;
+    use std::path::Path;
+
+    /// One pair: the unit is machine 0, the host machine 1.
+    fn watch(lines: &[(usize, &str)]) -> (Watch, Result<()>) {
+        let mut watch = Watch::new(&Order { pairs: 1, seed: 1 }.places(Path::new("/s")));
+        let said = lines.iter().try_for_each(|(machine, line)| watch.line(*machine, line));
+        (watch, said)
+    }
+
+    const GOOD: &[(usize, &str)] = &[
+        (0, "@@ end links 0 1.00"),
+        (1, "@@ begin ping-of-unit"),
+        (1, "Couldn't connect to 10.0.1.2:18600"),
+        (1, "@@ end ping-of-unit 0 1.00"),
+        (0, "@@ begin agent"),
+        (1, "@@ begin all-reduce"),
+        (1, "@@ end all-reduce 0 2.00"),
+        (1, "@@ halt 0"),
+    ];
+
+    #[test]
+    fn a_run_is_done_when_every_host_has_run_all() {
+        let (mut watch, said) = watch(GOOD);
+        said.unwrap();
+        assert!(!watch.done(), "the emulator has not ended");
+        assert_eq!(watch.halted(1), Some(0));
+        watch.closed(1, &Verdict::Done(0)).unwrap();
+        assert!(watch.done());
+        assert_eq!(watch.state(), "unit0 at agent");
+    }
+
+    #[test]
+    fn a_host_that_left_something_out_has_failed() {
+        let (mut watch, said) = watch(&GOOD[..4]);
+        said.unwrap();
+        let error = watch.closed(1, &Verdict::Done(0)).unwrap_err().to_string();
+        assert_eq!(error, "host0 never ran all-reduce");
+    }
+
+    #[test]
+    fn whatever_fails_is_named_with_its_machine() {
+        let said = |lines: &[(usize, &str)]| watch(lines).1.unwrap_err().to_string();
+        assert_eq!(said(&[(1, "@@ end all-reduce 1 2.00")]), "host0: all-reduce failed (1)");
+        assert_eq!(said(&[(0, "@@ end links 1 2.00")]), "unit0: links failed (1)");
+        assert_eq!(said(&[(0, "@@ end agent 0 2.00")]), "unit0: the agent ended");
+        let closed = |machine, verdict: &Verdict| {
+            let (mut watch, said) = watch(GOOD);
+            said.unwrap();
+            watch.closed(machine, verdict).unwrap_err().to_string()
+        };
+        assert_eq!(closed(0, &Verdict::Done(0)), "unit0 powered off, with 0 failures");
+        assert_eq!(closed(1, &Verdict::Done(1)), "host0 powered off, with 1 failures");
+        assert_eq!(closed(1, &Verdict::TimedOut), "host0 did not end, after all-reduce");
+        assert_eq!(closed(0, &Verdict::Died("killed".into())), "unit0 died, at agent: killed");
+        assert_eq!(watch(&[]).0.state(), "unit0 while it booted, host0 while it booted");
+    }
+}
