@@ -1,8 +1,13 @@
 //! `cargo xtask bench SUITE`: each bar is one row, measured beside what it is compared with.
 
+pub mod cluster;
 pub mod lab;
+pub mod launcher;
+pub mod perftest;
+pub mod rdma;
 pub mod row;
 pub mod suites;
+pub mod testbed;
 
 use crate::packages::{self, Consent};
 use crate::workspace::{Binaries, Profile};
@@ -10,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use lab::Lab;
 use row::{Row, table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -28,20 +33,45 @@ pub enum Suite {
     Service,
     /// Four ranks on one host against Gloo and Open MPI
     Intra,
+    /// The hosts of a testbed with RDMA devices, against perftest: needs --hosts
+    Rdma,
 }
 
 /// What `cargo xtask bench` takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask bench shaped                     a table on standard output
-  cargo xtask bench intra --yes --json out.json installs Gloo and Open MPI when missing")]
+  cargo xtask bench intra --yes --json out.json installs Gloo and Open MPI when missing
+  cargo xtask bench rdma --hosts testbed.toml  hosts that are reached by ssh
+
+A file for --hosts:
+  [[host]]
+  name = \"n1\"                # also whom ssh asks for, unless `ssh` or `launcher` says otherwise
+  ssh = \"root@n1.lab\"
+  address = \"10.1.0.1\"       # on the fabric
+  device = \"mlx5_0\"          # or with its port, mlx5_0:1
+  gid_index = 3               # left out: the one for RoCEv2 with the address
+Beside the hosts it may have `launcher` (such as \"ip netns exec {host}\", or \"local\"), `programs` (the folder where
+they are installed on the hosts), `folder`, `control` (the address of it on the first host), `ports` and `rate`.")]
 pub struct Args {
     /// Which rows
     #[arg(value_enum)]
     pub suite: Suite,
-    /// Write the rows as a JSON array too
+    /// Write the rows as a JSON array too; `-` prints it on a line of standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Suite rdma: the file that describes the hosts
+    #[arg(long, value_name = "FILE")]
+    pub hosts: Option<PathBuf>,
+    /// Suite rdma: how many rounds
+    #[arg(long, value_name = "NUMBER")]
+    pub rounds: Option<usize>,
+    /// Suite rdma: these parts alone: stream, latency, allreduce, loss, failure
+    #[arg(long, value_delimiter = ',', value_name = "PART")]
+    pub only: Vec<String>,
+    /// Suite rdma: show that its programs run, in a short round; no bar is held against it
+    #[arg(long)]
+    pub smoke: bool,
     /// More runs, and rows that last longer
     #[arg(long)]
     pub full: bool,
@@ -52,6 +82,9 @@ pub struct Args {
 
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
+    if args.suite == Suite::Rdma {
+        return rdma(args);
+    }
     let consent = Consent::from_flag(args.yes);
     packages::require(packages::EMULATION, consent)?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -68,14 +101,50 @@ pub fn run(args: &Args) -> Result<()> {
         Suite::Shaped => suites::shaped(&mut lab, runs)?,
         Suite::Service => suites::service(&mut lab, runs)?,
         Suite::Intra => suites::intra(&mut lab, runs, consent)?,
+        Suite::Rdma => bail!("the suite rdma runs on hosts of a testbed"),
     };
     drop(lab);
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
-    println!("{}\n\n{}", machine(), table(&rows));
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&rows)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    told(args, &rows)?;
+    judged(&rows)
+}
+
+/// The suite on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.
+fn rdma(args: &Args) -> Result<()> {
+    let Some(file) = &args.hosts else {
+        bail!(
+            "the suite rdma needs --hosts FILE; `cargo xtask bench --help` shows one, and `cargo xtask softroce bench` has its own"
+        )
+    };
+    let testbed = testbed::Testbed::read(file)?;
+    let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
+    let effort = if args.smoke { rdma::Effort::smoke() } else { rdma::Effort::new(rounds, &args.only) };
+    let began = Instant::now();
+    let rows = rdma::run(testbed, effort)?;
+    eprintln!("{:.0} s", began.elapsed().as_secs_f64());
+    told(args, &rows)?;
+    if args.smoke { Ok(()) } else { judged(&rows) }
+}
+
+/// Prints the rows, as JSON too where that was asked for.
+fn told(args: &Args, rows: &[Row]) -> Result<()> {
+    println!("{}\n\n{}", machine(), table(rows));
+    match &args.json {
+        Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string(rows)?),
+        Some(path) => write_json(path, rows)?,
+        None => {}
     }
+    Ok(())
+}
+
+/// Writes the rows to a file.
+pub(crate) fn write_json<T: serde::Serialize + ?Sized>(path: &Path, rows: &T) -> Result<()> {
+    let text = serde_json::to_string_pretty(rows)? + "\n";
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// An error where a row does not reach its bar.
+fn judged(rows: &[Row]) -> Result<()> {
     let failed: Vec<&Row> = rows.iter().filter(|row| !row.pass).collect();
     if !failed.is_empty() {
         bail!("{} of {} rows do not reach their bar", failed.len(), rows.len());

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+mod bench;
 mod suites;
 mod verdicts;
 
@@ -39,6 +40,7 @@ const PROGRAMS: &[&str] = &[
     "ibv_rc_pingpong",
     "ibv_ud_pingpong",
     "ib_write_bw",
+    "ib_write_lat",
     "ib_send_lat",
 ];
 
@@ -47,6 +49,8 @@ const PROGRAMS: &[&str] = &[
 #[command(after_help = "Examples:
   cargo xtask softroce test --yes          what CI runs; installs what is missing without asking
   cargo xtask softroce test --only smoke   the devices alone, without this project's tests
+  cargo xtask softroce bench --json out.json
+                                           the suite rdma of the benchmarks, beside perftest
   cargo xtask softroce shell --hosts 2     a shell in the guest, with two hosts")]
 pub struct Args {
     #[command(subcommand)]
@@ -57,6 +61,8 @@ pub struct Args {
 enum Action {
     /// Run the tests that need a device, then some of them again with lost packets
     Test(TestArgs),
+    /// Run the suite rdma of the benchmarks on the guest's hosts
+    Bench(bench::Args),
     /// Open a shell in a guest whose hosts are built
     Shell(Guest),
 }
@@ -80,7 +86,7 @@ pub struct Guest {
 pub struct TestArgs {
     #[command(flatten)]
     guest: Guest,
-    /// Run the steps alone whose names begin with one of these, for example machine, smoke, verbs, transport, loss
+    /// Run the steps alone whose names begin with one of these, for example machine, smoke, bench, verbs, transport, loss
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     only: Vec<String>,
 }
@@ -100,6 +106,7 @@ impl TestArgs {
 pub fn run(args: &Args) -> Result<()> {
     match &args.action {
         Action::Test(args) => test(args),
+        Action::Bench(args) => bench::run(args),
         Action::Shell(guest) => shell(guest),
     }
 }
@@ -118,6 +125,10 @@ pub(crate) fn test(args: &TestArgs) -> Result<()> {
         println!("failing steps, a dying kernel and an endless guest are told apart");
     }
     let mut steps = suites::smoke(args.guest.hosts);
+    if args.wants("bench") {
+        bench::add(&mut tree, args.guest.hosts)?;
+        steps.push(bench::smoke());
+    }
     steps.extend(suites::project(&mut tree, args.guest.hosts)?);
     steps.retain(|step| args.wants(&step.name));
     if steps.is_empty() {

@@ -27,12 +27,18 @@ struct Arguments {
     /// Print a line of JSON per size instead of columns
     #[arg(long)]
     json: bool,
+    /// Run the first size again and again until it fails, and print when it has begun and why it failed
+    #[arg(long)]
+    until_lost: bool,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let most = arguments.bytes.iter().copied().max().unwrap_or(0) as u64;
     let member = Member::join(&arguments.seat, 2 * most + 4096)?;
+    if arguments.until_lost {
+        return until_lost(&arguments, &member);
+    }
     if member.rank() == 0 && !arguments.json {
         println!("{}", Measured::HEADING);
     }
@@ -44,6 +50,21 @@ fn main() -> Result<()> {
         ensure!(measured.wrong == 0, "{} elements of rank {} are wrong", measured.wrong, member.rank());
     }
     Ok(())
+}
+
+/// One operation after the other, until the provider says that it cannot be done.
+fn until_lost(arguments: &Arguments, member: &Member) -> Result<()> {
+    let elements = arguments.bytes.first().copied().unwrap_or(0) / 4;
+    let (input, output) = (member.tensor::<f32>(elements)?, member.tensor::<f32>(elements)?);
+    input.write(0, &vec![1f32; elements])?;
+    member.all_reduce_into(&input, &output, ReduceOp::Sum)?;
+    println!("{}", serde_json::json!({"begun": true}));
+    loop {
+        if let Err(error) = member.all_reduce_into(&input, &output, ReduceOp::Sum) {
+            println!("{}", serde_json::json!({"lost": format!("{error:#}")}));
+            return Ok(());
+        }
+    }
 }
 
 fn measure(arguments: &Arguments, member: &Member, bytes: usize) -> Result<Measured> {
