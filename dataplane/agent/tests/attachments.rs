@@ -6,11 +6,15 @@ mod whole;
 
 use harmonaize_agent::config::Verbs;
 use harmonaize_client::{
-    Access, AgentAddress, AttachOptions, Client, Communicator, Dtype, Operation, Rank, RdmaOptions, ReduceOp,
-    Secret, Tensor,
+    Access, AgentAddress, AttachOptions, Client, Communicator, Dtype, Error, Operation, Rank, RdmaOptions,
+    ReduceOp, Secret, Status, Tensor,
 };
-use harmonaize_verbs::fake::Fabric;
+use harmonaize_verbs::fake::{Fabric, Fault};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+use tokio::sync::oneshot;
 use whole::{Agent, LIMIT, control};
 
 const RANKS: u32 = 6;
@@ -21,7 +25,7 @@ struct Worker {
     rank: u32,
 }
 
-fn wait(operation: Result<Operation, harmonaize_client::Error>) {
+fn wait(operation: Result<Operation, Error>) {
     operation.unwrap().wait(LIMIT).unwrap();
 }
 
@@ -81,31 +85,61 @@ fn free(test: u8, host: u8) -> SocketAddr {
     std::net::TcpListener::bind((Ipv4Addr::new(127, 77, test, host), 0)).unwrap().local_addr().unwrap()
 }
 
-fn all_ways(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
-    let folder = tempfile::tempdir().unwrap();
-    let (address, _control) = control();
-    let fabric = Fabric::new();
-    for (number, name) in ["agent0", "agent1", "host0", "host1"].into_iter().enumerate() {
-        fabric.add(name, Ipv4Addr::new(10, 9, 0, number as u8 + 1)).unwrap();
+/// Two agents and what tenants need to reach them.
+struct Provider {
+    fabric: Fabric,
+    sockets: [PathBuf; 2],
+    listen: [SocketAddr; 2],
+    secret: Secret,
+    _agents: [oneshot::Sender<()>; 2],
+    _control: oneshot::Sender<()>,
+    _folder: tempfile::TempDir,
+}
+
+impl Provider {
+    fn start(test: u8, links: impl Fn(usize) -> Option<Verbs>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (address, control) = control();
+        let fabric = Fabric::new();
+        for (number, name) in ["agent0", "agent1", "host0", "host1"].into_iter().enumerate() {
+            fabric.add(name, Ipv4Addr::new(10, 9, 0, number as u8 + 1)).unwrap();
+        }
+        let secret = Secret::new(&[b's'; 40]).unwrap();
+        let (sockets, listen) =
+            (["h0", "h1"].map(|host| folder.path().join(host)), [free(test, 1), free(test, 2)]);
+        let agents = [0, 1].map(|host| {
+            let mut agent = Agent::new(["h0", "h1"][host], address, &sockets[host]).with_rdma(
+                fabric.devices(),
+                ["agent0", "agent1"][host],
+                listen[host],
+                secret.clone(),
+            );
+            agent.config.verbs = links(host);
+            agent.start()
+        });
+        Self { fabric, sockets, listen, secret, _agents: agents, _control: control, _folder: folder }
     }
-    let secret = Secret::new(&[b's'; 40]).unwrap();
-    let (sockets, listen) =
-        (["h0", "h1"].map(|host| folder.path().join(host)), [free(test, 1), free(test, 2)]);
-    let _agents = [0, 1].map(|host| {
-        let mut agent = Agent::new(["h0", "h1"][host], address, &sockets[host]).with_rdma(
-            fabric.devices(),
-            ["agent0", "agent1"][host],
-            listen[host],
-            secret.clone(),
-        );
-        agent.config.verbs = links(host);
-        agent.start()
-    });
+
+    fn attach(&self, host: usize, access: Access, tcp: bool) -> Result<Client, Error> {
+        let at = match tcp {
+            false => AgentAddress::from(&self.sockets[host]),
+            true => {
+                let (address, secret) = (self.listen[host], self.secret.clone());
+                AgentAddress::Tcp { address, tenant: "a".into(), secret }
+            }
+        };
+        let device = Some(["host0", "host1"][host].to_owned());
+        let rdma = RdmaOptions { device, devices: self.fabric.devices(), ..RdmaOptions::default() };
+        Client::attach(at, AttachOptions { access, rdma, ..Default::default() })
+    }
+}
+
+fn all_ways(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
+    let provider = Provider::start(test, links);
     std::thread::scope(|scope| {
         for rank in 0..RANKS {
-            let (sockets, fabric, secret) = (&sockets, &fabric, &secret);
+            let provider = &provider;
             scope.spawn(move || {
-                let host = (rank % 2) as usize;
                 let (access, tcp) = [
                     (Access::Rdma, true),
                     (Access::Rdma, false),
@@ -114,17 +148,7 @@ fn all_ways(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
                     (Access::Remote, false),
                     (Access::Mapped, false),
                 ][rank as usize];
-                let at = match tcp {
-                    false => AgentAddress::from(&sockets[host]),
-                    true => {
-                        let address = listen[host];
-                        AgentAddress::Tcp { address, tenant: "a".into(), secret: secret.clone() }
-                    }
-                };
-                let device = Some(["host0", "host1"][host].to_owned());
-                let rdma = RdmaOptions { device, devices: fabric.devices(), ..RdmaOptions::default() };
-                let client =
-                    Client::attach(at, AttachOptions { access, rdma, ..Default::default() }).unwrap();
+                let client = provider.attach((rank % 2) as usize, access, tcp).unwrap();
                 let job = client.join("job", Rank(rank), RANKS, LIMIT).unwrap();
                 Worker { client, job, rank }.everything();
             });
@@ -143,4 +167,84 @@ fn the_same_with_links_over_rdma() {
         let devices = vec![["agent0", "agent1"][host].to_owned()];
         Some(Verbs { devices, ..Verbs::default() })
     });
+}
+
+/// Sums until one fails, and says how it failed.
+fn sums(provider: &Provider, job: &str, rank: u32, access: Access, started: &AtomicU32) -> Error {
+    let client = provider.attach(rank as usize, access, false).unwrap();
+    let comm = client.join(job, Rank(rank), 2, LIMIT).unwrap();
+    let tensor = client.tensor(Dtype::U64, 50_000).unwrap();
+    loop {
+        match comm.all_reduce_in_place(&tensor, ReduceOp::Sum).and_then(|mut operation| operation.wait(LIMIT))
+        {
+            Ok(_) => started.fetch_add(1, Ordering::Relaxed),
+            Err(error) => return error,
+        };
+    }
+}
+
+/// Sums until the first of two ranks has seen the flag and told the other by the sum.
+fn until(provider: &Provider, rank: u32, stop: &AtomicBool) {
+    let client = provider.attach(rank as usize, Access::Mapped, false).unwrap();
+    let comm = client.join("spared", Rank(rank), 2, LIMIT).unwrap();
+    let tensor = client.tensor(Dtype::U64, 1000).unwrap();
+    let mut told = [0_u64];
+    while told == [0] {
+        tensor.write(0, &[u64::from(rank == 0 && stop.load(Ordering::Relaxed))]).unwrap();
+        wait(comm.all_reduce_in_place(&tensor, ReduceOp::Sum));
+        tensor.read(0, &mut told).unwrap();
+    }
+}
+
+/// Whichever device breaks while operations run: the ranks over it lose their agent, their communicator ends with an error, and
+/// another communicator on the same agents goes on.
+#[test]
+fn a_device_that_breaks_in_mid_operation_ends_its_own_communicator() {
+    for (test, device) in [(3, "host0"), (4, "agent0")] {
+        let provider = Provider::start(test, |_| None);
+        let (started, stop) = (AtomicU32::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let (provider, started, stop) = (&provider, &started, &stop);
+            let near = scope.spawn(|| sums(provider, "doomed", 0, Access::Rdma, started));
+            let far = scope.spawn(|| sums(provider, "doomed", 1, Access::Mapped, started));
+            let spared: Vec<_> =
+                (0..2).map(|rank| scope.spawn(move || until(provider, rank, stop))).collect();
+            let deadline = Instant::now() + LIMIT;
+            while started.load(Ordering::Relaxed) < 20 {
+                assert!(Instant::now() < deadline, "nothing ran");
+                std::thread::yield_now();
+            }
+            provider.fabric.inject(device, Fault::DeviceLost);
+            let error = near.join().unwrap();
+            assert!(matches!(error, Error::AgentLost { .. }), "{device}: {error}");
+            match far.join().unwrap() {
+                Error::Operation { status: Status::RankLost, detail, .. } => {
+                    assert_eq!(detail.unwrap().ranks, [Rank(0)], "{device}");
+                }
+                other => panic!("{device}: {other}"),
+            }
+            stop.store(true, Ordering::Relaxed);
+            spared.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    }
+}
+
+/// A process that goes while its operation is under way, tensors and all, is a lost rank, and no more.
+#[test]
+fn a_process_that_goes_in_mid_operation_is_a_lost_rank() {
+    let provider = Provider::start(5, |_| None);
+    std::thread::scope(|scope| {
+        let far = scope.spawn(|| sums(&provider, "doomed", 1, Access::Rdma, &AtomicU32::new(0)));
+        let client = provider.attach(0, Access::Rdma, true).unwrap();
+        let comm = client.join("doomed", Rank(0), 2, LIMIT).unwrap();
+        let tensor = client.tensor(Dtype::U64, 50_000).unwrap();
+        wait(comm.all_reduce_in_place(&tensor, ReduceOp::Sum));
+        drop(comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap());
+        drop((comm, tensor, client));
+        let error = far.join().unwrap();
+        assert!(matches!(error, Error::Operation { .. }), "{error}");
+    });
+    for rank in 0..2 {
+        provider.attach(rank, Access::Rdma, false).unwrap();
+    }
 }

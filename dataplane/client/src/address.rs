@@ -11,6 +11,16 @@ use std::path::{Path, PathBuf};
 const MAX_SECRET: u64 = 64 << 10;
 
 /// Where the agent is. Whatever is a path stands for a socket.
+///
+/// ```no_run
+/// use harmonaize_client::{Access, AgentAddress, AttachOptions, Client};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let unit = AgentAddress::tcp("192.168.7.1:7300".parse()?, "blue", "/etc/harmonaize/secret")?;
+/// let client = Client::attach(unit, AttachOptions { access: Access::Rdma, ..AttachOptions::default() })?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentAddress {
     /// A Unix socket on this host.

@@ -94,3 +94,14 @@ impl Client {
         Joining::start(&self.shared, &self.pool, name, rank, ranks, timeout)?.wait()
     }
 }
+
+#[cfg(all(test, not(feature = "rdma")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_feature_rdma_is_an_error_of_its_own() {
+        let options = AttachOptions { access: Access::Rdma, ..AttachOptions::default() };
+        assert!(matches!(Client::attach("/nowhere", options), Err(Error::NoRdma)));
+    }
+}

@@ -244,7 +244,9 @@ impl Visitor {
     }
 
     async fn refuse(mut self, refused: &Refused) {
-        tracing::warn!(from = %self.from, "refused: {}", refused.text);
+        if refused.kind != RefusalKind::User {
+            tracing::warn!(from = %self.from, "refused: {}", refused.text);
+        }
         // A process of another version learns it from the challenge.
         if self.challenge.is_none() && self.challenge().await.is_err() {
             return;
