@@ -156,3 +156,19 @@ impl AsyncWrite for Stream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn a_silent_host_is_given_up_after_ten_seconds() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _process = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let stream = Stream::accepted(listener.accept().await.unwrap().0).unwrap();
+        assert!(sockopt::socket_keepalive(&stream).unwrap() && sockopt::tcp_nodelay(&stream).unwrap());
+        assert!(sockopt::tcp_keepidle(&stream).unwrap() + sockopt::tcp_keepintvl(&stream).unwrap() < SILENCE);
+        assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 10_000);
+    }
+}
