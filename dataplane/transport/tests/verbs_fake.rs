@@ -212,6 +212,26 @@ fn a_device_taken_away_in_silence_is_let_go_and_opened_anew_once_it_is_back() {
 }
 
 #[test]
+fn an_end_whose_port_is_down_says_so() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let [to_b, _] = up(&mut a, &mut b, 1);
+    fabric.inject("a0", Fault::PortDown);
+    a.send(to_b, 0, b"lost", None).unwrap();
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    let reason = down(&seen[0]).unwrap().to_string();
+    assert!(reason.ends_with("; port 1 of a0 is DOWN, not ACTIVE"), "{reason}");
+    open(&mut a, &mut b, 1);
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    let reason = down(&seen[0]).unwrap().to_string();
+    assert!(reason.contains("port 1 of a0 is DOWN, not ACTIVE"), "{reason}");
+    fabric.inject("a0", Fault::PortUp);
+    up(&mut a, &mut b, 1);
+}
+
+#[test]
 fn gids_of_different_networks_are_told_apart_before_anything_is_lost() {
     let fabric = fabric();
     let (mut a, mut b) =

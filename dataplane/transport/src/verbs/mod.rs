@@ -224,11 +224,22 @@ impl VerbsTransport {
         match fault {
             Fault::Breach(reason) => self.fail(id, reason, sink),
             Fault::Network(why) => {
+                let reason = self.and_ports(DownReason::Network(format!("path {path}: {why}")));
                 let Some(link) = self.link(id) else { return };
-                let reason = DownReason::Network(format!("path {path}: {why}"));
                 link.failing.get_or_insert((Instant::now() + GRACE, reason));
                 self.set_timer();
             }
+        }
+    }
+
+    /// The reason, and with it which of our own ports are not active: that is where to look first.
+    fn and_ports(&self, reason: DownReason) -> DownReason {
+        let states = self.rails.iter().filter_map(|rail| rail.device.active(rail.route.port).err());
+        let down: String = states.map(|error| format!("; {error}")).collect();
+        match reason {
+            DownReason::Network(why) => DownReason::Network(why + &down),
+            DownReason::Connect(why) => DownReason::Connect(why + &down),
+            other => other,
         }
     }
 
@@ -311,6 +322,7 @@ impl VerbsTransport {
                 }
                 drop(link);
                 self.set_timer();
+                let reason = self.and_ports(reason);
                 return sink(id, Event::Down { reason });
             }
         }
