@@ -31,6 +31,18 @@ impl SocketFile {
     fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), identity: identity(path) }
     }
+
+    /// Gives it another name, which nobody may have.
+    fn rename(&mut self, path: &Path) -> Result<(), Errno> {
+        use rustix::fs::{CWD, RenameFlags, rename, renameat_with};
+        match renameat_with(CWD, &self.path, CWD, path, RenameFlags::NOREPLACE) {
+            // A file system that cannot ask.
+            Err(Errno::INVAL | Errno::NOSYS) => rename(&self.path, path)?,
+            done => done?,
+        }
+        self.path = path.to_owned();
+        Ok(())
+    }
 }
 
 fn identity(path: &Path) -> Option<(u64, u64)> {
@@ -69,14 +81,16 @@ impl SocketServer {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(system("socket for"))?;
-        let address = SocketAddrUnix::new(&path).map_err(system("address"))?;
+        // Under another name until it listens: a socket that is there takes connections.
+        let name = path.with_file_name(format!(".{}", std::process::id()));
+        remove_stale(&tenant, &name)?;
+        let address = SocketAddrUnix::new(&name).map_err(system("address"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind"))?;
-        let file = SocketFile::new(&path);
-        // Nobody can connect before `listen`, so owner and mode are in place in time.
+        let mut file = SocketFile::new(&name);
         let mode = match uids.as_slice() {
             [uid] => {
                 let owner = Some(rustix::fs::Uid::from_raw(*uid));
-                rustix::fs::chown(&path, owner, None).map_err(|source| BindError::Owner {
+                rustix::fs::chown(&name, owner, None).map_err(|source| BindError::Owner {
                     tenant: tenant.clone(),
                     path: path.clone(),
                     uid: *uid,
@@ -86,8 +100,9 @@ impl SocketServer {
             }
             _ => 0o666,
         };
-        rustix::fs::chmod(&path, Mode::from_raw_mode(mode)).map_err(system("chmod"))?;
+        rustix::fs::chmod(&name, Mode::from_raw_mode(mode)).map_err(system("chmod"))?;
         rustix::net::listen(&listener, 128).map_err(system("listen on"))?;
+        file.rename(&path).map_err(system("name"))?;
         let listener = UnixListener::from_std(listener.into()).map_err(|source| BindError::System {
             tenant: tenant.clone(),
             path: path.clone(),

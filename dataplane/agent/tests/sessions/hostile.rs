@@ -181,6 +181,33 @@ fn bind(tenant: TenantRules) -> Result<SessionServer, BindError> {
     SessionServer::bind(vec![tenant], None)
 }
 
+/// Who waits for the file and connects at once is let in, never refused; and nothing is left beside the sockets.
+#[test]
+fn a_socket_that_is_there_takes_connections() {
+    const SOCKETS: usize = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: usize| folder.path().join(format!("{number}.sock"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _context = runtime.enter();
+    std::thread::scope(|scope| {
+        let tenant = scope.spawn(|| {
+            let deadline = std::time::Instant::now() + LIMIT;
+            for number in 0..SOCKETS {
+                while let Err(error) = UnixStream::connect(path(number)) {
+                    assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "socket {number}");
+                    assert!(std::time::Instant::now() < deadline, "no socket {number}");
+                }
+            }
+        });
+        let bound = (0..SOCKETS).map(|number| bind(crate::stub::rules(path(number))).unwrap());
+        let servers: Vec<SessionServer> = bound.collect();
+        let connected = tenant.join();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), SOCKETS);
+        drop(servers);
+        assert!(connected.is_ok());
+    });
+}
+
 #[test]
 fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
     let stub = Stub::start();
