@@ -77,6 +77,8 @@ impl SocketServer {
             let (tenant, path) = (tenant.clone(), path.clone());
             move |source: Errno| BindError::System { tenant, path, call, source: source.into() }
         };
+        // What nobody could connect to is refused here.
+        SocketAddrUnix::new(&path).map_err(system("address"))?;
         remove_stale(&tenant, &path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
