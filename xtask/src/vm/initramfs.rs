@@ -117,6 +117,7 @@ impl Image {
     /// Writes the tree with a job in it, under a name that no other run takes.
     pub fn write(tree: &mut Initramfs, job: &Job, name: &str) -> Result<Self> {
         tree.file(job::PATH, serde_json::to_vec(job)?);
+        sweep(&super::folder());
         let image = Self(super::folder().join(format!("{name}-{}.cpio", std::process::id())));
         tree.write(&image.0)?;
         Ok(image)
@@ -132,6 +133,23 @@ impl Drop for Image {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.0) {
             eprintln!("warning: {} stays: {error}", self.0.display());
+        }
+    }
+}
+
+/// Removes the archives of runs that a signal ended before they could: their names have the number of a process that is gone.
+fn sweep(folder: &Path) {
+    let process = |path: &Path| -> Option<u32> {
+        let name = path.file_name()?.to_str()?.strip_suffix(".cpio")?;
+        name.rsplit_once('-')?.1.parse().ok()
+    };
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let gone = |process: u32| !Path::new("/proc").join(process.to_string()).exists();
+        if process(&path).is_some_and(gone)
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            eprintln!("warning: {} stays: {error}", path.display());
         }
     }
 }
@@ -200,5 +218,22 @@ mod tests {
         let mut bytes = Vec::new();
         tree.archive(&mut bytes).unwrap();
         assert!(bytes.windows(10).any(|window| window == b"TRAILER!!!"));
+    }
+
+    #[test]
+    fn archives_of_runs_that_are_gone_are_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = format!("test-{}.cpio", std::process::id());
+        // Beyond the largest number that a process has (Linux, PID_MAX_LIMIT).
+        for name in ["test-5000000.cpio", &own, "test.cpio", "test-5000000.txt", "test-x.cpio"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        sweep(folder.path());
+        let left = std::fs::read_dir(folder.path()).unwrap();
+        let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        let mut expected = [own.as_str(), "test-5000000.txt", "test-x.cpio", "test.cpio"];
+        expected.sort_unstable();
+        assert_eq!(left, expected);
     }
 }
