@@ -28,12 +28,15 @@ struct Arguments {
     /// Images a step, over all workers
     #[arg(long, default_value_t = Recipe::default().batch)]
     batch: usize,
+    /// Test images that are told at the end
+    #[arg(long, default_value_t = Recipe::default().tested, value_name = "IMAGES")]
+    tested: usize,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let Arguments { seed, steps, batch, .. } = arguments;
-    let recipe = Recipe { seed, steps, batch, ..Recipe::default() };
+    let Arguments { seed, steps, batch, tested, .. } = arguments;
+    let recipe = Recipe { seed, steps, batch, tested, ..Recipe::default() };
     if arguments.single {
         return work(&recipe, &mut Alone);
     }

@@ -1,0 +1,145 @@
+//! Faults of real devices under agents with running collectives: a typed error for whom it concerns, nothing for others.
+
+use crate::alone;
+use crate::host::{Host, PATIENCE, may_break};
+use crate::provider::{ARENA, HOSTS, Program, Provider, configuration, program, right};
+use anyhow::{Result, bail};
+use harmonaize_client::{Access, Error, Status};
+use harmonaize_tests::job::{Worker, options, run_with};
+use rustix::thread::CapabilitySet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Sums until one fails with the loss of a rank; another failure, or none in time, is an error.
+fn until_a_rank_is_lost(worker: &Worker) -> Result<()> {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let Err(error) = worker.sum(2, 20_000, false, PATIENCE) else { continue };
+        let Some(Error::Operation { status: Status::RankLost, .. }) = error.downcast_ref() else {
+            bail!("not the loss of a rank but {error:#}");
+        };
+        return Ok(());
+    }
+    bail!("no error in {} s", PATIENCE.as_secs())
+}
+
+fn job(sockets: &[PathBuf], name: &str, work: impl Fn(&Worker) -> Result<()> + Sync) -> Vec<Result<()>> {
+    run_with(sockets, name, 1, |_| options(Access::Mapped, ARENA), work)
+}
+
+/// The kernel takes the device of an agent away under a running collective: every rank of that communicator gets a typed
+/// error, the communicator on the other hosts goes on, the agents let go of the device, and use it again once it is back.
+#[test]
+fn a_device_that_disappears_costs_its_communicators_an_error_and_no_other() {
+    let _alone = alone();
+    if !may_break(HOSTS) {
+        return;
+    }
+    let provider = Provider::start_with(|_| String::new(), |_| program("harmonaize-agent"));
+    let Some(provider) = provider else { return };
+    let sockets = provider.sockets();
+    let (ready, started) = std::sync::mpsc::sync_channel::<()>(1);
+    let over = AtomicBool::new(false);
+    let mut broken = std::thread::scope(|scope| {
+        let lost = scope.spawn(|| {
+            job(&sockets, "all", |worker| {
+                worker.sum(1, 1000, false, PATIENCE)?;
+                if worker.rank == 0 {
+                    ready.send(())?;
+                }
+                until_a_rank_is_lost(worker)
+            })
+        });
+        let spared = scope.spawn(|| {
+            job(&sockets[..2], "some", |worker| {
+                let mut rounds = 0;
+                // As often as it takes, and then some; the ranks agree by what they add up.
+                loop {
+                    let last = over.load(Ordering::Relaxed);
+                    worker.sum(rounds, 10_000, true, PATIENCE)?;
+                    let tensor = worker.tensor(&[u64::from(last)])?;
+                    worker
+                        .communicator
+                        .all_reduce_in_place(&tensor, harmonaize_client::ReduceOp::Sum)?
+                        .wait(PATIENCE)?;
+                    if worker.contents(&tensor)? != [0] {
+                        return Ok(());
+                    }
+                    rounds += 1;
+                }
+            })
+        });
+        started.recv_timeout(PATIENCE).unwrap();
+        let broken = Host(3).remove_device();
+        let lost = lost.join().unwrap();
+        over.store(true, Ordering::Relaxed);
+        right(spared.join().unwrap());
+        right(lost);
+        broken
+    });
+    broken.gone();
+    broken.mend();
+    right(job(&sockets, "again", |worker| worker.sum(3, 10_000, true, PATIENCE)));
+}
+
+/// An agent without the privilege to pin what it likes, and a low limit: joining fails on all ranks, the agent's log says
+/// which limit and how to raise it, and the other hosts' communicators form.
+#[test]
+fn an_agent_with_a_low_memlock_limit_says_what_to_set() {
+    let _alone = alone();
+    if !may_break(HOSTS) {
+        return;
+    }
+    // The privilege leaves this thread's bounding set, and with it the children's: a thread of its own, therefore.
+    let start = || {
+        rustix::thread::remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK).unwrap();
+        let lines = |_| String::new();
+        Provider::start_with(lines, |host| {
+            let agent = program("harmonaize-agent");
+            if host != 3 {
+                return agent;
+            }
+            let mut limited = std::process::Command::new("/usr/bin/busybox");
+            let agent = agent.get_program();
+            limited.args(["sh", "-c", "ulimit -l 64 && exec \"$0\" \"$@\""]).arg(agent).env("NO_COLOR", "1");
+            limited
+        })
+    };
+    let provider = std::thread::scope(|scope| scope.spawn(start).join().unwrap());
+    let Some(provider) = provider else { return };
+    let sockets = provider.sockets();
+    for (rank, result) in job(&sockets, "all", |_| Ok(())).into_iter().enumerate() {
+        let Err(error) = result else { panic!("rank {rank} has joined") };
+        println!("  rank {rank}: {error:#}");
+        assert!(matches!(error.downcast_ref(), Some(Error::Join { .. })), "rank {rank}: {error:#}");
+    }
+    let words = provider.agents[3].words();
+    assert!(words.contains("pinned memory is limited to 65536 bytes (RLIMIT_MEMLOCK)"), "{words}");
+    assert!(words.contains("LimitMEMLOCK=infinity"), "{words}");
+    right(job(&sockets[..3], "some", |worker| worker.sum(3, 10_000, true, PATIENCE)));
+}
+
+/// An agent that is told the wrong GID index or MTU ends at once, and says which it was and which there are.
+#[test]
+fn an_agent_with_a_wrong_gid_index_or_mtu_ends_and_says_so() {
+    let _alone = alone();
+    if !may_break(HOSTS) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let narrow = Host(0).link_mtu(1500);
+    for (verbs, expected) in [
+        ("gid_index = 200\n", "GID index 200 of rxe0 port 1 is empty; used are: [0, 1]"),
+        ("mtu = 4096\n", "an MTU of 4096 is over the 1024 of rxe0 port 1"),
+        ("mtu = 1500\n", "256, 512, 1024, 2048 or 4096"),
+        ("devices = [\"mlx5_0\"]\n", "no RDMA device mlx5_0; there are: rxe0, rxe1, rxe2, rxe3"),
+    ] {
+        let text = configuration(Host(0), verbs, &folder.path().join("socket"));
+        let config = folder.path().join("agent.toml");
+        let mut agent = Program::start(&mut program("harmonaize-agent"), &config, &text);
+        assert!(!agent.ended().success());
+        assert!(agent.words().contains(expected), "{}", agent.words());
+    }
+    narrow.mend();
+}

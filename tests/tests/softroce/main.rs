@@ -1,0 +1,121 @@
+//! The main job over RDMA: control and four agents on hosts that are devices, as `cargo xtask softroce test` makes them; and
+//! what becomes of it when devices break.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+mod faults;
+mod host;
+mod links;
+mod provider;
+mod training;
+
+use anyhow::Result;
+use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, Rank, RdmaOptions};
+use harmonaize_tests::job::{Worker, options, run_with};
+use host::PATIENCE;
+use provider::{ARENA, HOSTS, Provider, right, tenants};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// One test at a time: addresses and devices are the guest's.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn everything(worker: &Worker) -> Result<()> {
+    for (salt, count) in [(1, 0), (2, 1), (3, 100), (4, 10_000), (5, 200_000)] {
+        worker.sum(salt, count, false, PATIENCE)?;
+        worker.sum(salt, count, true, PATIENCE)?;
+        worker.exchange(salt, count.min(20_000), PATIENCE)?;
+        let root = Rank(salt as u32 % worker.ranks);
+        let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
+        worker.communicator.broadcast(&tensor, root)?.wait(PATIENCE)?;
+        anyhow::ensure!(worker.contents(&tensor)? == Worker::input(root.0, salt, count), "wrong broadcast");
+        worker.communicator.barrier()?.wait(PATIENCE)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn every_collective_is_right() {
+    let _alone = alone();
+    let Some(provider) = Provider::start() else { return };
+    right(run_with(&provider.sockets(), "mapped", 1, |_| options(Access::Mapped, ARENA), everything));
+    right(run_with(&provider.sockets(), "remote", 1, |_| options(Access::Remote, ARENA), everything));
+}
+
+/// A rank on each host through the agent's socket, on its agent's device or on one across the switch, and one over TCP.
+#[test]
+fn every_collective_is_right_for_ranks_attached_over_rdma() {
+    let _alone = alone();
+    let Some(provider) = Provider::start() else { return };
+    let secret = provider.secret();
+    let rank = |rank: usize| -> Result<()> {
+        let (at, device) = match rank {
+            0 | 1 => (provider.socket(rank).into(), None),
+            2 | 3 => (provider.socket(rank).into(), Some(format!("rxe{}", (rank + 1) % HOSTS))),
+            _ => (AgentAddress::tcp(tenants(0), "a", &secret)?, Some("rxe3:1".to_owned())),
+        };
+        let rdma = RdmaOptions { device, ..RdmaOptions::default() };
+        let timeout = PATIENCE;
+        let client = Client::attach(at, AttachOptions { rdma, timeout, ..options(Access::Rdma, ARENA) })?;
+        everything(&Worker::of(client, "rdma", rank as u32, HOSTS as u32 + 1, PATIENCE)?)
+    };
+    let results = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..=HOSTS)
+            .map(|number| {
+                scope.spawn({
+                    let rank = &rank;
+                    move || rank(number)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    right(results);
+}
+
+#[test]
+fn an_agent_that_dies_costs_its_communicator_an_error_and_no_other() {
+    let _alone = alone();
+    let Some(mut provider) = Provider::start() else { return };
+    let sockets = provider.sockets();
+    let (doomed, others) = (&mut provider.agents[3], &sockets[..2]);
+    let (ready, started) = std::sync::mpsc::sync_channel::<()>(0);
+    std::thread::scope(|scope| {
+        let lost = scope.spawn(|| {
+            run_with(
+                &sockets,
+                "all",
+                1,
+                |_| options(Access::Mapped, ARENA),
+                |worker| {
+                    // The others may be done, and the fourth agent gone, before its own rank has heard of it.
+                    let first = worker.sum(1, 1000, false, PATIENCE);
+                    if first.is_err() && worker.rank == 3 {
+                        return Ok(());
+                    }
+                    first?;
+                    if worker.rank == 0 {
+                        let _ = ready.send(());
+                    }
+                    let begun = Instant::now();
+                    while begun.elapsed() < PATIENCE {
+                        if worker.sum(2, 10_000, false, PATIENCE).is_err() {
+                            return Ok(());
+                        }
+                    }
+                    anyhow::bail!("no error in {} s", PATIENCE.as_secs())
+                },
+            )
+        });
+        let spared = scope.spawn(|| {
+            let sums = |worker: &Worker| (0..30).try_for_each(|i| worker.sum(i, 10_000, true, PATIENCE));
+            run_with(others, "some", 1, |_| options(Access::Mapped, ARENA), sums)
+        });
+        started.recv().unwrap();
+        doomed.kill();
+        right(lost.join().unwrap());
+        right(spared.join().unwrap());
+    });
+}

@@ -1,0 +1,171 @@
+//! Control and an agent for each host, as programs.
+
+use crate::host::{Host, present, until};
+use anyhow::Result;
+use harmonaize_tests::star;
+use std::fs::File;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+
+pub(crate) const HOSTS: usize = 4;
+const CONTROL: &str = "127.0.0.1:7100";
+
+/// MiB of an arena: registered memory is all there from the start, and the guest has little.
+pub(crate) const ARENA: u64 = 24;
+
+/// Beside the agents' configurations: the tenant's secret.
+const SECRET: &str = "a.secret";
+
+/// A program of the workspace, as the guest's job has put it.
+pub(crate) fn program(name: &str) -> Command {
+    let folder = std::env::var_os("HARMONAIZE_BINARIES").expect("the guest's job names the folder");
+    let mut command = Command::new(Path::new(&folder).join(name));
+    command.env("NO_COLOR", "1");
+    command
+}
+
+/// A daemon that ends with this value, and whose words are shown where the test fails.
+pub(crate) struct Program {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Program {
+    /// Starts it with a configuration; its words go to a file beside that.
+    pub(crate) fn start(command: &mut Command, config: &Path, text: &str) -> Self {
+        std::fs::write(config, text).unwrap();
+        let log = config.with_extension("log");
+        let file = File::create(&log).unwrap();
+        command.arg("--config").arg(config).stdout(file.try_clone().unwrap()).stderr(file);
+        Self { child: command.spawn().unwrap(), log }
+    }
+
+    /// What it has said so far.
+    pub(crate) fn words(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Ends it without a warning.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("the program does not end", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            println!("--- {}\n{}", self.log.display(), self.words());
+        }
+    }
+}
+
+/// Control and agents.
+pub(crate) struct Provider {
+    pub(crate) agents: Vec<Program>,
+    _control: Program,
+    folder: tempfile::TempDir,
+}
+
+impl Provider {
+    /// With agents that offer attachments over RDMA too. `None`, loudly, without a device for each host.
+    pub(crate) fn start() -> Option<Self> {
+        Self::start_with(rdma, |_| program("harmonaize-agent"))
+    }
+
+    /// The same with more lines for each agent's configuration, and its command.
+    pub(crate) fn start_with(
+        lines: impl Fn(usize) -> String,
+        agent: impl Fn(usize) -> Command,
+    ) -> Option<Self> {
+        if !present(HOSTS) {
+            println!("SKIPPED: this test needs the devices rxe0 to rxe3, as in `cargo xtask softroce test`");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("topology.toml"), star(HOSTS, "1Gbit/s")).unwrap();
+        let secret = folder.path().join(SECRET);
+        std::fs::write(&secret, "tenant a and the agents of this test").unwrap();
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let text =
+            format!("listen = \"{CONTROL}\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n");
+        let config = folder.path().join("control.toml");
+        let control = Program::start(&mut program("harmonaize-control"), &config, &text);
+        until("control does not listen", || TcpStream::connect(CONTROL).is_ok());
+        let mut provider = Self { agents: Vec::new(), _control: control, folder };
+        for host in 0..HOSTS {
+            let config = provider.folder.path().join(format!("agent{host}.toml"));
+            let text = configuration(Host(host as u32), "", &provider.socket(host)) + &lines(host);
+            provider.agents.push(Program::start(&mut agent(host), &config, &text));
+        }
+        until("an agent has no socket", || {
+            provider.sockets().iter().all(|socket| UnixStream::connect(socket).is_ok())
+        });
+        Some(provider)
+    }
+
+    /// The tenant's socket on a host.
+    pub(crate) fn socket(&self, host: usize) -> PathBuf {
+        self.folder.path().join(format!("h{host}.sock"))
+    }
+
+    /// The tenant's socket on each host.
+    pub(crate) fn sockets(&self) -> Vec<PathBuf> {
+        (0..HOSTS).map(|host| self.socket(host)).collect()
+    }
+
+    /// The file with the tenant's secret.
+    pub(crate) fn secret(&self) -> PathBuf {
+        self.folder.path().join(SECRET)
+    }
+
+    /// Where files may lie until the end of the test.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Where the agent of a host listens for tenants over TCP.
+pub(crate) fn tenants(host: usize) -> SocketAddr {
+    SocketAddr::from((Host(host as u32).address(), 7300))
+}
+
+/// The lines for attachments over RDMA, which go on in the tenant's table.
+fn rdma(host: usize) -> String {
+    format!(
+        "rdma = true\nsecret = \"{SECRET}\"\naddresses = [\"10.0.0.1\", \"10.0.0.4\"]\n\
+         [rdma]\ndevice = \"rxe{host}\"\nlisten = \"{}\"\n",
+        tenants(host)
+    )
+}
+
+/// An agent's configuration, with more lines for its table `[verbs]`.
+pub(crate) fn configuration(host: Host, verbs: &str, socket: &Path) -> String {
+    let (Host(number), address) = (host, host.address());
+    format!(
+        "host = \"h{number}\"\ncontrol = \"{CONTROL}\"\nlisten = \"{address}:7200\"\npeer_timeout = \"10s\"\n\
+         connect_timeout = \"30s\"\n[verbs]\n{verbs}[[tenant]]\nname = \"a\"\nsocket = {socket:?}\nuids = [0]\n\
+         remote = true\n"
+    )
+}
+
+/// Fails with the first rank's error.
+pub(crate) fn right<T>(results: Vec<Result<T>>) {
+    for (rank, result) in results.into_iter().enumerate() {
+        result.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
+    }
+}
