@@ -120,9 +120,12 @@ fn rdma(args: &Args) -> Result<()> {
     let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
     let effort = if args.smoke { rdma::Effort::smoke() } else { rdma::Effort::new(rounds, &args.only) };
     let began = Instant::now();
-    let rows = rdma::run(testbed, effort)?;
+    let rdma::Outcome { rows, problems } = rdma::run(testbed, effort)?;
     eprintln!("{:.0} s", began.elapsed().as_secs_f64());
     told(args, &rows)?;
+    if !problems.is_empty() {
+        bail!("{}", problems.join("; "));
+    }
     if args.smoke { Ok(()) } else { judged(&rows) }
 }
 

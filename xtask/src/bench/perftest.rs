@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 /// The programs that the suite runs.
 pub const PROGRAMS: [&str; 2] = ["ib_write_bw", "ib_write_lat"];
 
+/// How often a measure that failed is tried again.
+const TRIES: u32 = 3;
 /// How long a measure may take.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Waits until a TCP port listens: `$1` in hexadecimal; state 0A of `/proc/net/tcp` (Linux, proc_net_tcp.txt).
@@ -69,7 +71,7 @@ impl Measure {
             Self::Latency { .. } => (4, 1.0),
         };
         let figure = row.get(column).and_then(|word| word.parse::<f64>().ok());
-        let figure = figure.filter(|figure| figure.is_finite() && *figure > 0.0);
+        let figure = figure.filter(|figure| figure.is_finite() && *figure >= 0.0);
         Ok(figure.with_context(|| format!("no figure in {row:?}"))? * scale)
     }
 }
@@ -126,20 +128,46 @@ impl End {
     fn command(&self, measure: Measure, port: u16, to: Option<&Host>) -> Vec<String> {
         let mut command = measure.arguments();
         let Host { device, port: number, .. } = &self.host;
-        let more = format!("-d {device} -i {number} -x {} -p {port} -F", self.gid_index);
+        // Time to answer as our own links give it (4.096 us times 2^17): an emulated device is slow, and loses its place where
+        // it repeats what was not lost.
+        let more = format!("-d {device} -i {number} -x {} -p {port} -u 17 -F", self.gid_index);
         command.extend(more.split(' ').map(str::to_owned));
         command.extend(to.map(|host| host.address.to_string()));
         command
     }
 }
 
-/// Runs a measure between several pairs of hosts at once, from the first of each to the second; a figure for each.
-pub fn measure(
-    testbed: &Testbed,
-    ends: &[End],
-    pairs: &[(usize, usize)],
-    measure: Measure,
-) -> Result<Vec<f64>> {
+/// Runs a measure between several pairs of hosts at once, from the first of each to the second; the least of their figures.
+///
+/// Of several pairs each moves as much, so that the least is what all had of a link until the last was done. A busy emulated
+/// device fails now and then, and on a busy processor perftest may not learn how fast its clock is, and prints zeros: half the
+/// figures are enough, and with fewer it is tried again.
+pub fn measure(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<f64> {
+    let mut tries = 0;
+    loop {
+        match once(testbed, ends, pairs, measure).and_then(|figures| least(&figures)) {
+            Err(error) if tries < TRIES => {
+                tries += 1;
+                eprintln!("warning: perftest failed, and is tried again: {error:#}");
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The least of the figures that are some, if half are.
+fn least(figures: &[f64]) -> Result<f64> {
+    let some: Vec<f64> = figures.iter().copied().filter(|figure| *figure > 0.0).collect();
+    ensure!(
+        2 * some.len() >= figures.len(),
+        "{} of {} figures are zeros",
+        figures.len() - some.len(),
+        figures.len()
+    );
+    some.into_iter().reduce(f64::min).context("no figure")
+}
+
+fn once(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<Vec<f64>> {
     let deadline = Instant::now() + LIMIT;
     let end = |at: usize| ends.get(at).with_context(|| format!("no host {at}"));
     let mut servers = Vec::new();
@@ -192,9 +220,16 @@ mod tests {
             " 64      1000          35.02          7429.53      41.23    \t       1127.16 \t1784.00\t\t5940.33 \t\t7429.53\n",
         );
         assert_eq!(measure.figure(&printed).unwrap(), 41.23);
+        assert_eq!(measure.figure(&lines(" 64 1000 0.00 0.00 0.00 0.00")).unwrap(), 0.0);
         for wrong in ["", " 64 1000 1 2 nan 3", " 64 1000", " 128 1000 1 2 3 4"] {
             assert!(measure.figure(&lines(wrong)).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn half_the_figures_are_enough() {
+        assert_eq!(least(&[0.0, 3.0, 0.0, 2.0]).unwrap(), 2.0);
+        assert!(least(&[0.0, 3.0, 0.0]).is_err() && least(&[0.0]).is_err() && least(&[]).is_err());
     }
 
     #[test]
@@ -212,7 +247,7 @@ mod tests {
         let words = end.command(measure, 18_500, Some(&host("b", "10.0.0.2"))).join(" ");
         assert_eq!(
             words,
-            "ib_write_bw -s 64 -t 4 -n 60 --report_gbits -d mlx5_0 -i 2 -x 3 -p 18500 -F 10.0.0.2"
+            "ib_write_bw -s 64 -t 4 -n 60 --report_gbits -d mlx5_0 -i 2 -x 3 -p 18500 -u 17 -F 10.0.0.2"
         );
         assert!(words.starts_with(&end.command(measure, 18_500, None).join(" ")));
     }

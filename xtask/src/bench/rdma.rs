@@ -89,24 +89,43 @@ struct Figures {
     unplugged: Vec<f64>,
 }
 
-/// Measures, and returns a row for each bar.
-pub fn run(testbed: Testbed, effort: Effort) -> Result<Vec<Row>> {
+/// The names that ask for a part, what it is, and the part.
+type Part = (&'static [&'static str], &'static str, fn(&mut Suite) -> Result<()>);
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// A row for each bar that was measured.
+    pub rows: Vec<Row>,
+    /// Parts that failed; what they measured before is in the rows.
+    pub problems: Vec<String>,
+}
+
+/// Measures.
+pub fn run(testbed: Testbed, effort: Effort) -> Result<Outcome> {
     let mut ends = Vec::new();
     for host in &testbed.hosts {
         ends.push(End::check(host)?);
     }
     install(&testbed)?;
-    let mut suite =
-        Suite { testbed, ends, effort, secret: secret()?, writes: FEW, figures: Figures::default() };
+    let figures = Figures::default();
+    let mut suite = Suite { testbed, ends, effort, secret: secret()?, writes: FEW, figures };
     suite.calibrate()?;
-    suite.between_two()?;
-    if suite.effort.wants("allreduce") || suite.effort.wants("loss") {
-        suite.collectives()?;
+    let parts: [Part; 3] = [
+        (&["stream", "latency"], "between two hosts", Suite::between_two),
+        (&["allreduce", "loss"], "on all hosts", Suite::collectives),
+        (&["failure"], "with failures", Suite::failures),
+    ];
+    let mut problems = Vec::new();
+    for (names, what, part) in parts {
+        if names.iter().any(|name| suite.effort.wants(name))
+            && let Err(error) = part(&mut suite)
+        {
+            eprintln!("error: {what}: {error:#}");
+            problems.push(format!("{what}: {error:#}"));
+        }
     }
-    if suite.effort.wants("failure") {
-        suite.failures()?;
-    }
-    Ok(suite.rows())
+    Ok(Outcome { rows: suite.rows(), problems })
 }
 
 /// Copies the programs to the hosts, unless they are installed there.
@@ -181,11 +200,8 @@ impl Suite {
         Ok(())
     }
 
-    /// The least of what perftest tells of the pairs, all at once: each writes as much, so that it is what all had of a link
-    /// until the last one was done, as in a ring.
     fn perftest(&self, pairs: &[(usize, usize)], measure: Measure) -> Result<f64> {
-        let figures = perftest::measure(&self.testbed, &self.ends, pairs, measure)?;
-        figures.into_iter().reduce(f64::min).context("no pair")
+        perftest::measure(&self.testbed, &self.ends, pairs, measure)
     }
 
     /// Bytes a second of our stream.
