@@ -31,6 +31,9 @@ const AROUND: Duration = Duration::from_secs(60);
 /// How long an emulator may take to listen on a wire's socket.
 const WIRED: Duration = Duration::from_secs(10);
 
+/// Lines of each machine that are printed when a run has failed.
+const SHOWN: usize = 20;
+
 /// What `cargo xtask dpu` takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -103,6 +106,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         Err(error) => {
             if !stop.load(Ordering::Relaxed) {
+                places.iter().for_each(|place| folder.show_end(place));
                 folder.keep()?;
             }
             Err(error)
@@ -168,6 +172,14 @@ impl Folder {
         self.logs.join(format!("{}.log", place.name))
     }
 
+    /// Prints the last lines of a machine.
+    fn show_end(&self, place: &Place) {
+        let text = fs::read_to_string(self.log(place)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+        println!("\nThe last lines of {}:", place.name);
+        lines.iter().skip(lines.len().saturating_sub(SHOWN)).for_each(|line| println!("  {line}"));
+    }
+
     /// Moves the logs to where the drop does not reach.
     fn keep(&self) -> Result<()> {
         let kept = vm::folder().join("dpu-logs").join(std::process::id().to_string());
@@ -220,6 +232,23 @@ impl Run<'_> {
             emulators.push(machine.start(move |line| sender.send((number, line)).is_ok())?);
         }
         drop(sender);
+        let done = self.follow(&machines, &mut emulators, &mut logs, &said, deadline);
+        // What the others said at the time.
+        for (number, line) in said.try_iter() {
+            write_line(&mut logs, number, line.as_deref().unwrap_or_default())?;
+        }
+        done
+    }
+
+    /// Reads what the machines say until the last host is done.
+    fn follow(
+        &self,
+        machines: &[Machine<'_>],
+        emulators: &mut [Emulator],
+        logs: &mut [File],
+        said: &Receiver<Said>,
+        deadline: Instant,
+    ) -> Result<()> {
         let mut watch = Watch::new(self.places);
         while !watch.done() {
             if self.stop.load(Ordering::Relaxed) {
@@ -228,22 +257,14 @@ impl Run<'_> {
             if Instant::now() >= deadline {
                 bail!("past the time limit: {}", watch.state());
             }
-            let Some((number, line)) = next(&said)? else { continue };
-            match line {
-                Some(line) => {
-                    if let Some(log) = logs.get_mut(number) {
-                        writeln!(log, "{line}")?;
-                    }
-                    watch.line(number, &line)?;
-                }
-                None => {
-                    let (Some(machine), Some(emulator)) = (machines.get(number), emulators.get_mut(number))
-                    else {
-                        continue;
-                    };
-                    let verdict = ended(machine, emulator, watch.halted(number))?;
-                    watch.closed(number, &verdict)?;
-                }
+            let Some((number, line)) = next(said)? else { continue };
+            if let Some(line) = line {
+                write_line(logs, number, &line)?;
+                watch.line(number, &line)?;
+            } else if let (Some(machine), Some(emulator)) = (machines.get(number), emulators.get_mut(number))
+            {
+                let verdict = ended(machine, emulator, watch.halted(number))?;
+                watch.closed(number, &verdict)?;
             }
         }
         Ok(())
@@ -278,6 +299,13 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+fn write_line(logs: &mut [File], number: usize, line: &str) -> Result<()> {
+    if let Some(log) = logs.get_mut(number) {
+        writeln!(log, "{line}").context("cannot write a guest's log")?;
+    }
+    Ok(())
 }
 
 /// The next thing said, or nothing for a moment.

@@ -35,11 +35,14 @@ impl Case {
         self.elements * self.dtype.size()
     }
 
-    fn sources(&self) -> Vec<Memory> {
-        (self.seed..)
-            .zip(&self.source_offsets)
-            .map(|(seed, offset)| Memory::new(*offset, &memory::elements(self.dtype, self.elements, seed)))
-            .collect()
+    /// What each source holds: made once for all instruction sets, for making it takes longer than a pass.
+    fn contents(&self) -> Vec<Vec<u8>> {
+        let seeds = (self.seed..).take(self.source_offsets.len());
+        seeds.map(|seed| memory::elements(self.dtype, self.elements, seed)).collect()
+    }
+
+    fn sources(&self, contents: &[Vec<u8>]) -> Vec<Memory> {
+        self.source_offsets.iter().zip(contents).map(|(offset, bytes)| Memory::new(*offset, bytes)).collect()
     }
 
     fn run(&self, isa: Isa, sources: &[View<'_>], destinations: &[ViewMut<'_>]) {
@@ -50,8 +53,8 @@ impl Case {
     }
 
     /// What each destination holds after the pass, having checked that nothing else was written.
-    fn results(&self, isa: Isa) -> Vec<Vec<u8>> {
-        let sources = self.sources();
+    fn results(&self, isa: Isa, contents: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let sources = self.sources(contents);
         let before: Vec<_> = sources.iter().map(Memory::bytes).collect();
         let views: Vec<_> = sources.iter().map(|memory| memory.view().as_view()).collect();
         let stale = vec![0xa5; self.bytes()];
@@ -67,8 +70,8 @@ impl Case {
     }
 
     /// What each source holds after a pass in place, each being a destination.
-    fn results_in_place(&self, isa: Isa) -> Vec<Vec<u8>> {
-        let memories = self.sources();
+    fn results_in_place(&self, isa: Isa, contents: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let memories = self.sources(contents);
         let views: Vec<_> = memories.iter().map(|memory| memory.view().as_view()).collect();
         let to: Vec<_> = memories.iter().map(Memory::view).collect();
         self.run(isa, &views, &to);
