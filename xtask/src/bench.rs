@@ -66,7 +66,7 @@ pub struct Args {
     /// Suite rdma: how many rounds
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
-    /// Suite rdma: these parts alone: stream, latency, allreduce, loss, failure
+    /// Suite rdma: these parts alone: stream, latency, allreduce, loss, slow, failure
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
     /// Suite rdma: show that its programs run, in a short round; no bar is held against it

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub const PROGRAMS: [&str; 2] = ["ib_write_bw", "ib_write_lat"];
 
 /// How often a measure that failed is tried again.
-const TRIES: u32 = 3;
+const TRIES: u32 = 5;
 /// How long a measure may take.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Waits until a TCP port listens: `$1` in hexadecimal; state 0A of `/proc/net/tcp` (Linux, proc_net_tcp.txt).

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 const CHUNK: u64 = 1 << 20;
 /// Payloads and writes under way.
 const DEPTH: u32 = 16;
-/// Writes of a run of ib_write_bw, at least.
-const FEW: u64 = 2 * DEPTH as u64;
 /// Payload of the ping-pong.
 const SMALL: u64 = 64;
+/// Rounds with slow links, at most.
+const MOST_SLOW: usize = 3;
 /// The longest run of anything.
 const LIMIT: Duration = Duration::from_secs(120);
 /// What agents are told for the rows about failures: how long a peer may be silent.
@@ -34,26 +34,36 @@ pub struct Effort {
     pub rounds: usize,
     /// Seconds of a stream.
     pub seconds: u32,
+    /// Writes of a run of ib_write_bw, at least.
+    pub writes: u64,
     /// Round trips of a ping-pong.
     pub trips: u64,
     /// Bytes of a rank's tensor.
     pub tensor: u64,
     /// Timed operations of a run.
     pub operations: usize,
-    /// Parts alone: stream, latency, allreduce, loss, failure; all if empty.
+    /// Parts alone: stream, latency, allreduce, loss, slow, failure; all if empty.
     pub only: Vec<String>,
 }
 
 impl Effort {
     /// For figures.
     pub fn new(rounds: usize, only: &[String]) -> Self {
-        Self { rounds, seconds: 2, trips: 2000, tensor: 16 << 20, operations: 3, only: only.to_vec() }
+        Self {
+            rounds,
+            seconds: 2,
+            writes: 2 * u64::from(DEPTH),
+            trips: 2000,
+            tensor: 16 << 20,
+            operations: 3,
+            only: only.to_vec(),
+        }
     }
 
     /// Shows that all programs run, and measures nothing worth a figure.
     pub fn smoke() -> Self {
         let only = ["stream", "latency", "allreduce"].map(str::to_owned).to_vec();
-        Self { rounds: 1, seconds: 1, trips: 20, tensor: 1 << 20, operations: 1, only }
+        Self { rounds: 1, seconds: 1, writes: 8, trips: 20, tensor: 1 << 20, operations: 1, only }
     }
 
     fn wants(&self, part: &str) -> bool {
@@ -85,6 +95,9 @@ struct Figures {
     over_tcp: Vec<f64>,
     attached: Vec<f64>,
     lossy: Vec<f64>,
+    slow_ring: Vec<f64>,
+    slow_mapped: Vec<f64>,
+    slow_attached: Vec<f64>,
     killed: Vec<f64>,
     unplugged: Vec<f64>,
 }
@@ -109,11 +122,12 @@ pub fn run(testbed: Testbed, effort: Effort) -> Result<Outcome> {
     }
     install(&testbed)?;
     let figures = Figures::default();
-    let mut suite = Suite { testbed, ends, effort, secret: secret()?, writes: FEW, figures };
+    let mut suite = Suite { testbed, ends, effort, secret: secret()?, writes: 0, figures };
     suite.calibrate()?;
-    let parts: [Part; 3] = [
+    let parts: [Part; 4] = [
         (&["stream", "latency"], "between two hosts", Suite::between_two),
         (&["allreduce", "loss"], "on all hosts", Suite::collectives),
+        (&["slow"], "with slow links", Suite::slowly),
         (&["failure"], "with failures", Suite::failures),
     ];
     let mut problems = Vec::new();
@@ -163,9 +177,9 @@ fn secret() -> Result<String> {
 impl Suite {
     /// Finds how many writes ib_write_bw makes in the seconds of a stream.
     fn calibrate(&mut self) -> Result<()> {
-        let rate = self.perftest(&[(0, 1)], self.writing(FEW))?;
+        let rate = self.perftest(&[(0, 1)], self.writing(self.effort.writes))?;
         let count = rate * f64::from(self.effort.seconds) / CHUNK as f64;
-        self.writes = (count as u64).clamp(FEW, 1_000_000);
+        self.writes = (count as u64).clamp(self.effort.writes, 1_000_000);
         Ok(())
     }
 
@@ -272,7 +286,7 @@ impl Suite {
         let mut tcp = Cluster::start(&self.testbed, Carrier::Tcp, CALM)?;
         let runs = if self.effort.wants("allreduce") { rounds } else { 1 };
         for round in 1..=runs {
-            let writes = self.writing((self.writes / hosts as u64).max(FEW));
+            let writes = self.writing((self.writes / hosts as u64).max(self.effort.writes));
             let bound = self.perftest(&ring, writes)? / 1e6;
             let mapped = self.allreduce(&mut verbs, "mapped")?;
             let over_tcp = self.allreduce(&mut tcp, "mapped")?;
@@ -296,6 +310,36 @@ impl Suite {
         let lossy = lossy.context("with lost packets")?;
         eprintln!("with lost packets: busbw {lossy:.1} MB/s, all results right");
         self.figures.lossy.push(lossy);
+        Ok(())
+    }
+
+    /// The rounds of AllReduce with links that are slower than emulated devices: what waits for what shows, and not what
+    /// costs how much of a processor.
+    fn slowly(&mut self) -> Result<()> {
+        let faults = self.testbed.faults.clone();
+        let Some((slow, fast)) = faults.and_then(|faults| faults.slow.zip(faults.fast)) else {
+            return Ok(());
+        };
+        let mut cluster = Cluster::start(&self.testbed, Carrier::Verbs, CALM)?;
+        self.on_all(&slow)?;
+        let rounds = self.effort.rounds.min(MOST_SLOW);
+        let outcome = (1..=rounds).try_for_each(|round| self.slow_round(&mut cluster, round, rounds));
+        self.on_all(&fast)?;
+        outcome
+    }
+
+    fn slow_round(&mut self, cluster: &mut Cluster, round: usize, rounds: usize) -> Result<()> {
+        let hosts = self.testbed.hosts.len();
+        let ring: Vec<(usize, usize)> = (0..hosts).map(|host| (host, (host + 1) % hosts)).collect();
+        let bound = self.perftest(&ring, self.writing(self.effort.writes))? / 1e6;
+        let [mapped, attached] = ["mapped", "rdma"].map(|access| self.allreduce(cluster, access));
+        let (mapped, attached) = (mapped?, attached?);
+        eprintln!(
+            "slow links, round {round}/{rounds}: ib_write_bw in a ring {bound:.1} MB/s a host; busbw {mapped:.1} MB/s, attached over RDMA {attached:.1}"
+        );
+        self.figures.slow_ring.push(bound);
+        self.figures.slow_mapped.push(mapped);
+        self.figures.slow_attached.push(attached);
         Ok(())
     }
 
@@ -406,6 +450,24 @@ impl Suite {
                 0.70,
                 &figures.attached,
                 mapped,
+                "attached by mapping",
+            ),
+            more(
+                "allreduce f32, slow links: busbw MB/s",
+                tensor,
+                hosts,
+                0.80,
+                &figures.slow_mapped,
+                &figures.slow_ring,
+                "ib_write_bw, all hosts in a ring",
+            ),
+            more(
+                "allreduce f32, slow links, attached over RDMA: busbw MB/s",
+                tensor,
+                hosts,
+                0.70,
+                &figures.slow_attached,
+                &figures.slow_mapped,
                 "attached by mapping",
             ),
             more(

@@ -60,6 +60,10 @@ pub struct Faults {
     pub lossy: String,
     /// No more.
     pub lossless: String,
+    /// The host's link is so slow that no processor is: for devices that are emulated. Without it those rows are left out.
+    pub slow: Option<String>,
+    /// No more.
+    pub fast: Option<String>,
     /// The host's port goes down.
     pub down: String,
     /// And up again.

@@ -21,7 +21,7 @@ const OURS: [&str; 4] = ["wire", "collective", "harmonaize-agent", "harmonaize-c
 const PER_ROUND: Duration = Duration::from_secs(120);
 /// The rounds beside: loss and failures.
 const BESIDE: Duration = Duration::from_secs(240);
-const SMOKE: Duration = Duration::from_secs(120);
+const SMOKE: Duration = Duration::from_secs(240);
 
 /// What `cargo xtask softroce bench` takes.
 #[derive(Debug, Clone, clap::Args)]
@@ -34,7 +34,7 @@ pub(super) struct Args {
     /// Interleaved runs of each contestant
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=50))]
     rounds: u32,
-    /// These parts alone: stream, latency, allreduce, loss, failure
+    /// These parts alone: stream, latency, allreduce, loss, slow, failure
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     only: Vec<String>,
 }
@@ -102,6 +102,8 @@ fn testbed(hosts: u32) -> Result<String> {
         "launcher = 'local'\nprograms = '{PROGRAMS}'\nfolder = '/tmp/bench'\ncontrol = '127.0.0.1'\nrate = '1Gbit/s'\n\
          [faults]\nlossy = '/usr/bin/tc -n sw qdisc add dev p{{index}} root netem loss 1%'\n\
          lossless = '/usr/bin/tc -n sw qdisc del dev p{{index}} root'\n\
+         slow = '/usr/bin/tc -n sw qdisc add dev p{{index}} root netem rate 40mbit limit 100000'\n\
+         fast = '/usr/bin/tc -n sw qdisc del dev p{{index}} root'\n\
          down = '/usr/bin/ip -n sw link set p{{index}} down'\nup = '/usr/bin/ip -n sw link set p{{index}} up'\n"
     );
     for host in 0..hosts {
