@@ -8,6 +8,7 @@ pub mod ci;
 pub mod demo;
 pub mod deployment;
 pub mod dpu;
+pub mod ebpf;
 pub mod emulate;
 pub mod fabric;
 pub mod job;

@@ -65,7 +65,7 @@ impl Consent {
         if yes || on_ci { Self::Given } else { Self::Ask }
     }
 
-    fn obtain(self, what: &str) -> Result<()> {
+    pub(crate) fn obtain(self, what: &str) -> Result<()> {
         eprintln!("This needs {what}, which is not installed.");
         if self == Self::Given {
             eprintln!("Installing it.");

@@ -1,0 +1,126 @@
+//! What is counted of each flow.
+
+use crate::shared;
+
+/// Bits of `state` in [`TcpCounters`] and [`RoceCounters`].
+pub mod state {
+    /// The next sequence number is known (RoCE: of requests).
+    pub const SEQUENCE: u32 = 1;
+    /// RoCE: the next sequence number of read responses is known.
+    pub const RESPONSE: u32 = 2;
+}
+
+shared! {
+    /// What both protocols count, in one direction.
+    pub struct Traffic {
+        /// Packets on the wire.
+        pub packets: u64,
+        /// Their bytes on the wire with the link's header, without its checksum.
+        pub bytes: u64,
+        /// When the first passed; 0 while none has.
+        pub first_ns: u64,
+        /// When the last passed.
+        pub last_ns: u64,
+        /// When the running burst began: traffic without a gap as long as the set idle gap.
+        pub burst_began_ns: u64,
+        /// Bytes of the running burst.
+        pub burst_bytes: u64,
+        /// Packets that a queue has marked (ECN CE in the IP header); of a merged buffer, all of it.
+        pub marked: u64,
+        /// When the last signal of congestion passed: a mark, or for RoCE a CNP.
+        pub marked_ns: u64,
+    }
+
+    /// Times from a packet to what acknowledges it on its way back, both taken at this interface.
+    pub struct RoundTrips {
+        /// The shortest; meaningless while `count` is 0.
+        pub least_ns: u64,
+        /// The latest.
+        pub last_ns: u64,
+        /// The sum of all.
+        pub sum_ns: u64,
+        /// How many were taken: at most one is under way at a time.
+        pub count: u64,
+    }
+
+    /// One direction of a TCP connection.
+    pub struct TcpCounters {
+        /// Packets, bytes, times, marks.
+        pub traffic: Traffic,
+        /// From a segment with data in this direction to the ACK in the other. What was sent again is not measured (Karn).
+        pub round_trips: RoundTrips,
+        /// Packets whose sequence numbers begin before the highest end seen: retransmissions seen from here.
+        pub retransmissions: u64,
+        /// Packets that say that the sender has slowed down (CWR), handshake excluded.
+        pub slowed: u64,
+        /// Packets that echo marks to the other side (ECE), handshake excluded.
+        pub echoed: u64,
+        /// Packets that offer the other side a window of zero.
+        pub zero_windows: u64,
+        /// Jumps of more than 2^30 in the sequence, after which counting begins anew: not plausible within a connection.
+        pub jumps: u64,
+        /// The time at which the segment under measurement passed; 0 when there is none.
+        pub measured_ns: u64,
+        /// The sequence number that acknowledges it.
+        pub measured_end: u32,
+        /// The highest end of a segment so far: the next sequence number.
+        pub next_sequence: u32,
+        /// Bits of [`state`](crate::state).
+        pub state: u32,
+        /// Always 0.
+        pub reserved: u32,
+    }
+
+    /// Both directions of a TCP connection.
+    pub struct TcpFlow {
+        /// What comes in.
+        pub ingress: TcpCounters,
+        /// What leaves.
+        pub egress: TcpCounters,
+    }
+
+    /// What goes to one RoCE queue pair through an interface.
+    pub struct RoceCounters {
+        /// Packets, bytes, times, marks.
+        pub traffic: Traffic,
+        /// From a request that asks for an answer to its ACK, first read response or atomic response.
+        pub round_trips: RoundTrips,
+        /// Packets of SENDs.
+        pub sends: u64,
+        /// Packets of RDMA WRITEs.
+        pub writes: u64,
+        /// RDMA READ requests.
+        pub reads: u64,
+        /// Packets of RDMA READ responses.
+        pub read_responses: u64,
+        /// Atomic requests and responses.
+        pub atomics: u64,
+        /// Acknowledgements, NAKs not among them.
+        pub acknowledgements: u64,
+        /// NAKs that ask for a repetition after a gap in the sequence.
+        pub sequence_naks: u64,
+        /// NAKs of a receiver that is not ready (RNR).
+        pub not_ready_naks: u64,
+        /// All other NAKs, which end a connection.
+        pub fatal_naks: u64,
+        /// Congestion notifications (CNP) to this queue pair.
+        pub notifications: u64,
+        /// Packets of any other opcode.
+        pub unknown: u64,
+        /// Sequence numbers left out, of requests on reliable and unreliable connections and within read responses: lost
+        /// before this interface. After an RDMA READ request the next request may leave out any number.
+        pub gaps: u64,
+        /// Packets with a sequence number before the highest: repetitions seen from here.
+        pub repeats: u64,
+        /// When the request under measurement passed; 0 when there is none.
+        pub measured_ns: u64,
+        /// The next sequence number of requests.
+        pub next_request: u32,
+        /// The next sequence number of read responses.
+        pub next_response: u32,
+        /// Bits of [`state`](crate::state).
+        pub state: u32,
+        /// The UDP source port of the latest packet, which chooses the path where several are equal.
+        pub source_port: u32,
+    }
+}

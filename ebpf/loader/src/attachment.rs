@@ -1,0 +1,195 @@
+//! Putting the programs on interfaces, following interfaces that go and come back, and taking the programs off.
+
+use crate::collector::{Collector, classifier, program_name};
+use crate::error::{Error, chain};
+use crate::netlink;
+use aya::programs::links::{Link, LinkOrder};
+use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions};
+use aya::programs::{ProgramError, TcAttachType};
+use harmonaize_events::{Direction, InterfaceTotals};
+
+/// How the programs are held on an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    /// Links that end with the process that holds them.
+    Tcx,
+    /// Filters of the clsact queueing discipline. They outlive a process that is killed, until the programs are attached
+    /// to the interface again, which removes those left behind.
+    Clsact,
+}
+
+/// The programs on one interface.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    index: u32,
+    hook: Hook,
+    links: Vec<SchedClassifierLink>,
+    /// The queueing discipline was not there before.
+    discipline: bool,
+}
+
+/// What happened to an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// It is gone, and its programs with it. What had crossed it is here for the last time.
+    Gone {
+        /// Its name.
+        name: String,
+        /// The index that it had.
+        index: u32,
+        /// What had crossed it.
+        totals: Box<InterfaceTotals>,
+    },
+    /// An interface of its name is there again and has the programs: what crossed it meanwhile was not seen.
+    Back {
+        /// Its name.
+        name: String,
+        /// Its index now.
+        index: u32,
+    },
+}
+
+impl Collector {
+    /// Attaches the programs to an interface of the calling thread's network namespace, and returns its index.
+    ///
+    /// # Errors
+    /// There is no such interface, it has the programs already, or the kernel refuses.
+    pub fn attach(&mut self, name: &str) -> Result<u32, Error> {
+        if self.attachments.contains_key(name) {
+            return Err(Error::Attached { name: name.to_owned() });
+        }
+        let index = index_of(name)?;
+        // Listed first, or the first packets would be on an unknown interface.
+        self.list(index)?;
+        match self.hook(name, index) {
+            Ok(attachment) => {
+                self.attachments.insert(name.to_owned(), attachment);
+                Ok(index)
+            }
+            Err(error) => {
+                self.unlist(index)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the programs off an interface, and returns what had crossed it. Flows stay until they are read and forgotten.
+    ///
+    /// # Errors
+    /// It does not have them, or the kernel refuses.
+    pub fn detach(&mut self, name: &str) -> Result<InterfaceTotals, Error> {
+        let not = || Error::NotAttached { name: name.to_owned() };
+        let attachment = self.attachments.remove(name).ok_or_else(not)?;
+        let index = attachment.index;
+        let there = index_of(name).is_ok_and(|now| now == index);
+        let taken = attachment.take_off(there).map_err(|error| refused(name, &error));
+        let totals = self.unlist(index)?;
+        taken.map(|()| totals)
+    }
+
+    /// The interfaces that have the programs: name, index, and how.
+    pub fn attached(&self) -> impl Iterator<Item = (&str, u32, Hook)> {
+        self.attachments.iter().map(|(name, attachment)| (name.as_str(), attachment.index, attachment.hook))
+    }
+
+    /// Looks after interfaces that are gone or were replaced by others of their name, in the calling thread's network
+    /// namespace. An interface that is gone is attached again by `attach` once it is back, or here if it is back already.
+    ///
+    /// # Errors
+    /// As for [`Collector::attach`]; a later call goes on.
+    pub fn refresh(&mut self) -> Result<Vec<Change>, Error> {
+        let moved: Vec<(String, u32)> = self
+            .attachments
+            .iter()
+            .filter(|(name, attachment)| index_of(name).ok() != Some(attachment.index))
+            .map(|(name, attachment)| (name.clone(), attachment.index))
+            .collect();
+        let mut changes = Vec::new();
+        for (name, index) in moved {
+            // Nothing to take off: its programs went with it.
+            drop(self.attachments.remove(&name).map(|attachment| attachment.take_off(false)));
+            let totals = Box::new(self.unlist(index)?);
+            changes.push(Change::Gone { name: name.clone(), index, totals });
+            match self.attach(&name) {
+                Ok(index) => changes.push(Change::Back { name, index }),
+                Err(Error::NoInterface { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(changes)
+    }
+
+    fn hook(&mut self, name: &str, index: u32) -> Result<Attachment, Error> {
+        let hook = if self.kernel.tcx && !self.clsact { Hook::Tcx } else { Hook::Clsact };
+        let mut discipline = false;
+        if hook == Hook::Clsact {
+            // Ours if it was not there; it may also be one that was left behind with our filters.
+            discipline = tc::qdisc_add_clsact(name).is_ok();
+            for direction in [Direction::Ingress, Direction::Egress] {
+                let stray = tc::qdisc_detach_program(name, side(direction), program_name(direction));
+                discipline |= stray.is_ok();
+            }
+        }
+        let mut attachment = Attachment { index, hook, links: Vec::new(), discipline };
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let program = classifier(&mut self.ebpf, program_name(direction))?;
+            let options = match hook {
+                Hook::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
+                Hook::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
+            };
+            let link = program
+                .attach_with_options(name, side(direction), options)
+                .and_then(|id| program.take_link(id));
+            match link {
+                Ok(link) => attachment.links.push(link),
+                Err(error) => {
+                    let error = refused(name, &error);
+                    drop(attachment.take_off(true));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(attachment)
+    }
+}
+
+impl Attachment {
+    /// Removes the programs, and the queueing discipline if it came with them and nobody else uses it by now.
+    fn take_off(mut self, there: bool) -> Result<(), ProgramError> {
+        let mut done = Ok(());
+        for link in self.links.drain(..) {
+            let detached = link.detach();
+            if there {
+                done = done.and(detached);
+            }
+        }
+        if there && self.discipline {
+            let removed = netlink::remove_unused_clsact(self.index);
+            done = done.and(removed.map_err(ProgramError::IOError));
+        }
+        done
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        for name in self.attachments.keys().cloned().collect::<Vec<_>>() {
+            drop(self.detach(&name));
+        }
+    }
+}
+
+fn side(direction: Direction) -> TcAttachType {
+    match direction {
+        Direction::Ingress => TcAttachType::Ingress,
+        Direction::Egress => TcAttachType::Egress,
+    }
+}
+
+fn index_of(name: &str) -> Result<u32, Error> {
+    netlink::index_of(name).map_err(|_| Error::NoInterface { name: name.to_owned() })
+}
+
+fn refused(name: &str, error: &ProgramError) -> Error {
+    Error::Attach { name: name.to_owned(), reason: chain(error) }
+}

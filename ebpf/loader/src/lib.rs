@@ -1,0 +1,24 @@
+//! Loads the telemetry programs into the kernel, attaches them to interfaces, and reads what they counted and told.
+//!
+//! A [`Collector`] is one loaded pair of programs with their tables. It pins nothing: when it is dropped, or its process
+//! ends, programs, tables and (with tcx) their places on the interfaces are gone. The programs come as a committed object,
+//! so no BPF tool chain is needed to build this crate; `cargo xtask ebpf build` makes the object from its source.
+
+mod attachment;
+mod collector;
+mod error;
+mod kernel;
+mod netlink;
+mod read;
+mod sys;
+mod trial;
+
+pub use attachment::{Change, Hook};
+pub use collector::{Collector, Cost, Options, ProgramCost};
+pub use error::Error;
+pub use kernel::{Capability, Kernel};
+pub use read::Flows;
+pub use trial::Trial;
+
+/// The programs, built from `ebpf/programs`.
+pub const OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/telemetry.o");

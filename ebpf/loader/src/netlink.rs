@@ -1,0 +1,146 @@
+//! Interfaces by name, and the removal of a clsact queueing discipline that nobody uses: what else is done by route
+//! netlink, the library beneath does.
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send};
+use std::io;
+use std::os::fd::OwnedFd;
+
+const REMOVE_DISCIPLINE: u16 = 37;
+const GET_FILTERS: u16 = 46;
+const NEW_FILTER: u16 = 44;
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+const REQUEST: u16 = 0x001;
+const ACKNOWLEDGE: u16 = 0x004;
+const DUMP: u16 = 0x300;
+
+/// The clsact queueing discipline's handle and parent, and the places of its filters.
+const HANDLE: u32 = 0xffff_0000;
+const PARENT: u32 = 0xffff_fff1;
+const FILTERS: [u32; 2] = [0xffff_fff2, 0xffff_fff3];
+
+/// Bytes of `struct nlmsghdr` and of `struct tcmsg`.
+const HEADER: usize = 16;
+const MESSAGE: usize = HEADER + 20;
+
+/// The index of an interface in the calling thread's network namespace.
+pub(crate) fn index_of(name: &str) -> io::Result<u32> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    Ok(rustix::net::netdevice::name_to_index(socket, name)?)
+}
+
+/// Removes an interface's clsact queueing discipline unless it has filters.
+pub(crate) fn remove_unused_clsact(index: u32) -> io::Result<()> {
+    for place in FILTERS {
+        if has_filters(index, place)? {
+            return Ok(());
+        }
+    }
+    let socket = ask(REMOVE_DISCIPLINE, ACKNOWLEDGE, index, HANDLE, PARENT)?;
+    let mut buffer = vec![0; 8192];
+    let received = receive(&socket, &mut buffer)?;
+    for (kind, body) in messages(received) {
+        if kind == ERROR {
+            return refusal(body);
+        }
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+fn has_filters(index: u32, place: u32) -> io::Result<bool> {
+    let socket = ask(GET_FILTERS, DUMP, index, 0, place)?;
+    let mut buffer = vec![0; 1 << 16];
+    let mut found = false;
+    loop {
+        let received = receive(&socket, &mut buffer)?;
+        if received.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for (kind, body) in messages(received) {
+            match kind {
+                NEW_FILTER => found = true,
+                DONE => return Ok(found),
+                ERROR => return refusal(body).map(|()| found),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn ask(kind: u16, flags: u16, index: u32, handle: u32, parent: u32) -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        // Protocol 0 is NETLINK_ROUTE.
+        None,
+    )?;
+    let mut message = Vec::with_capacity(MESSAGE);
+    message.extend((MESSAGE as u32).to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend((REQUEST | flags).to_ne_bytes());
+    // Sequence number and port.
+    message.extend([0; 8]);
+    // Family and padding.
+    message.extend([0; 4]);
+    [index, handle, parent, 0].iter().for_each(|word| message.extend(word.to_ne_bytes()));
+    send(&socket, &message, SendFlags::empty())?;
+    Ok(socket)
+}
+
+fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    let (_, length) = recv(socket, &mut *buffer, RecvFlags::empty())?;
+    Ok(buffer.get(..length).unwrap_or_default())
+}
+
+/// The messages in what was received: kind and body.
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        let (kind, _) = rest.split_first_chunk::<2>()?;
+        let length = u32::from_ne_bytes(*length) as usize;
+        let body = bytes.get(HEADER..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes(*kind), body))
+    })
+}
+
+fn refusal(body: &[u8]) -> io::Result<()> {
+    match body.first_chunk::<4>().map(|code| i32::from_ne_bytes(*code)) {
+        Some(0) => Ok(()),
+        Some(code) => Err(io::Error::from_raw_os_error(-code)),
+        None => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_taken_apart_whatever_they_claim() {
+        let mut bytes = Vec::new();
+        for (kind, body) in [(NEW_FILTER, &[1, 2, 3, 4, 5][..]), (DONE, &[])] {
+            bytes.extend(((HEADER + body.len()) as u32).to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend([0; 10]);
+            bytes.extend(body);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        let found: Vec<_> = messages(&bytes).collect();
+        assert_eq!(found, [(NEW_FILTER, &[1, 2, 3, 4, 5][..]), (DONE, &[][..])]);
+        for length in [0u32, 3, 15, 1 << 30, u32::MAX] {
+            bytes[..4].copy_from_slice(&length.to_ne_bytes());
+            assert_eq!(messages(&bytes).count(), 0, "{length}");
+        }
+        assert_eq!(refusal(&(-2i32).to_ne_bytes()).unwrap_err().raw_os_error(), Some(2));
+        assert!(refusal(&0i32.to_ne_bytes()).is_ok());
+        assert!(refusal(&[]).is_err());
+    }
+
+    #[test]
+    fn the_loopback_has_an_index() {
+        assert_eq!(index_of("lo").unwrap(), 1);
+        assert!(index_of("no-such-device").is_err());
+    }
+}

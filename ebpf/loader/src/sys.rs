@@ -1,0 +1,154 @@
+//! The calls of bpf(2) that the library beneath does not have: reading a table in batches, and running a program on a
+//! packet that nobody sent.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+const PROGRAM_TEST_RUN: libc::c_long = 10;
+const MAP_LOOKUP_BATCH: libc::c_long = 24;
+
+/// `batch` in `union bpf_attr`.
+#[repr(C)]
+struct Batch {
+    from: u64,
+    to: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map: u32,
+    element_flags: u64,
+    flags: u64,
+}
+
+/// `test` in `union bpf_attr`.
+#[repr(C)]
+#[derive(Default)]
+struct Test {
+    program: u32,
+    returned: u32,
+    input_length: u32,
+    output_length: u32,
+    input: u64,
+    output: u64,
+    repeat: u32,
+    duration_ns: u32,
+    context_length: u32,
+    context_out_length: u32,
+    context: u64,
+    context_out: u64,
+    flags: u32,
+    processor: u32,
+    batch: u32,
+    reserved: u32,
+}
+
+fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<()> {
+    // SAFETY: the kernel reads and writes `attributes` alone, of the size that it is told, and what it points to: buffers
+    // that the two callers below hold borrowed until this returns.
+    let done =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// What one call brought.
+pub(crate) struct Read {
+    /// How many entries.
+    pub(crate) count: usize,
+    /// There are no more.
+    pub(crate) done: bool,
+}
+
+/// Reads entries of a hash table into the beginning of `keys` and `values`. `place` is where the last call stopped, none at
+/// first.
+///
+/// # Errors
+/// ENOSPC: the buffers are too small for the next bucket.
+pub(crate) fn lookup_batch<K, V>(
+    map: BorrowedFd<'_>,
+    place: &mut Option<u32>,
+    keys: &mut [K],
+    values: &mut [V],
+) -> io::Result<Read>
+where
+    K: FromBytes + IntoBytes + Immutable + KnownLayout,
+    V: FromBytes + IntoBytes + Immutable + KnownLayout,
+{
+    let room = keys.len().min(values.len());
+    let from = *place;
+    let mut to = 0u32;
+    let mut batch = Batch {
+        from: from.as_ref().map_or(0, |from| std::ptr::from_ref(from) as u64),
+        to: std::ptr::from_mut(&mut to) as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: u32::try_from(room).unwrap_or(u32::MAX),
+        map: u32::try_from(map.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        element_flags: 0,
+        flags: 0,
+    };
+    let done = match bpf(MAP_LOOKUP_BATCH, &mut batch) {
+        Ok(()) => false,
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+        Err(error) => return Err(error),
+    };
+    *place = Some(to);
+    Ok(Read { count: (batch.count as usize).min(room), done })
+}
+
+/// What a run on a packet gave.
+pub(crate) struct Ran {
+    /// What the program returned.
+    pub(crate) returned: i32,
+    /// Mean nanoseconds of a run.
+    pub(crate) duration_ns: u32,
+}
+
+/// Runs a program `repeat` times on a packet, with a context (`struct __sk_buff`).
+pub(crate) fn test_run(
+    program: BorrowedFd<'_>,
+    packet: &[u8],
+    context: &[u8],
+    repeat: u32,
+) -> io::Result<Ran> {
+    let short = |length: usize| u32::try_from(length).map_err(|_| io::ErrorKind::InvalidInput);
+    let mut test = Test {
+        program: u32::try_from(program.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        input_length: short(packet.len())?,
+        input: packet.as_ptr() as u64,
+        repeat,
+        context_length: short(context.len())?,
+        context: context.as_ptr() as u64,
+        ..Test::default()
+    };
+    bpf(PROGRAM_TEST_RUN, &mut test)?;
+    Ok(Ran { returned: test.returned.cast_signed(), duration_ns: test.duration_ns })
+}
+
+/// `map_elem` in `union bpf_attr`.
+#[repr(C)]
+struct Element {
+    map: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+const MAP_DELETE: libc::c_long = 3;
+
+/// Removes an entry; false when there is none.
+pub(crate) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
+    let mut element = Element {
+        map: u32::try_from(map.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        padding: 0,
+        key: key.as_ptr() as u64,
+        value: 0,
+        flags: 0,
+    };
+    match bpf(MAP_DELETE, &mut element) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,123 @@
+//! Counts what crosses an interface, per flow and direction, and tells at once what is worth knowing at once.
+//!
+//! Two programs, one for each direction, on the traffic control hooks (tcx or clsact). Neither changes a packet or its way.
+//! Headers are read straight from the packet: a helper call for each would double the cost. Whatever a packet claims, it
+//! is counted in exactly one class of its interface.
+#![no_std]
+#![no_main]
+// For the one instruction that adds atomically: the compiler has no name for it on this machine.
+#![feature(asm_experimental_arch)]
+
+mod headers;
+mod maps;
+mod roce;
+mod tcp;
+mod traffic;
+
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
+use harmonaize_events::{HEADERS_END, Totals};
+use headers::{Buffer, Class, Seen};
+
+/// Lets the packet go on, to the next program or on its way.
+const NEXT: i32 = -1;
+
+/// What comes in.
+#[classifier]
+pub fn count_ingress(context: TcContext) -> i32 {
+    count::<false>(&context);
+    NEXT
+}
+
+/// What leaves.
+#[classifier]
+pub fn count_egress(context: TcContext) -> i32 {
+    count::<true>(&context);
+    NEXT
+}
+
+#[inline(always)]
+fn count<const EGRESS: bool>(context: &TcContext) {
+    let mut attempts = maps::attempts();
+    loop {
+        let buffer = Buffer::of(context);
+        let Some(totals) = maps::totals::<EGRESS>(buffer.interface) else {
+            return maps::losses(|losses| losses.unlisted += 1);
+        };
+        let mut seen: Seen = maps::zeroed();
+        let class = match headers::read::<EGRESS>(&buffer, &mut seen) {
+            Ok(class) | Err(class) => class,
+        };
+        attempts = attempts.wrapping_sub(1);
+        if class == Class::Unreachable && attempts != 0 {
+            // The headers lie outside the buffer's first piece: have the kernel move them there. Rare.
+            if context.pull_data(buffer.length.min(HEADERS_END as u32)).is_ok() {
+                continue;
+            }
+        }
+        return settle::<EGRESS>(&buffer, class, &mut seen, totals);
+    }
+}
+
+/// Counts a buffer for its interface and its flow.
+#[inline(always)]
+fn settle<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut Seen, totals: &mut Totals) {
+    let packets = buffer.packets(seen.headers);
+    let bytes = u64::from(buffer.length) + (packets - 1) * u64::from(seen.headers);
+    totals.buffers += 1;
+    totals.buffer_bytes += u64::from(buffer.length);
+    totals.packets += packets;
+    totals.bytes += bytes;
+    seen.packets = packets;
+    seen.bytes = bytes;
+    seen.segment_size = buffer.segment_size;
+    seen.flow.interface = buffer.interface;
+    let placed = match class {
+        Class::Tcp => {
+            totals.tcp += packets;
+            if EGRESS { tcp_egress(seen) } else { tcp_ingress(seen) }
+        }
+        Class::Roce => {
+            totals.roce += packets;
+            if EGRESS { roce_egress(seen) } else { roce_ingress(seen) }
+        }
+        Class::Other | Class::Unreachable => return totals.other += packets,
+        Class::Fragment => return totals.fragments += packets,
+        Class::Malformed => return totals.malformed += packets,
+    };
+    if placed == 0 {
+        totals.unplaced += packets;
+    }
+}
+
+// Global functions, with names of their own, are what the verifier goes through once, whoever calls them. They return 0
+// when the flow finds no place in the table.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tcp_ingress(seen: *const Seen) -> u32 {
+    traffic::given(seen).map_or(0, |seen| u32::from(tcp::count::<false>(seen)))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tcp_egress(seen: *const Seen) -> u32 {
+    traffic::given(seen).map_or(0, |seen| u32::from(tcp::count::<true>(seen)))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn roce_ingress(seen: *const Seen) -> u32 {
+    traffic::given(seen).map_or(0, |seen| u32::from(roce::count::<false>(seen)))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn roce_egress(seen: *const Seen) -> u32 {
+    traffic::given(seen).map_or(0, |seen| u32::from(roce::count::<true>(seen)))
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

@@ -1,0 +1,114 @@
+//! One connection: retransmissions, congestion echoes, windows, and round trips, from sequence numbers and ACKs.
+
+use crate::headers::Seen;
+use crate::maps;
+use crate::traffic;
+use harmonaize_events::{EventKind, Ipv4Key, TcpCounters, state};
+
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
+const ECE: u8 = 0x40;
+const CWR: u8 = 0x80;
+
+/// The largest window that TCP can have: further away is another connection, or a lie.
+const WINDOW: i32 = 1 << 30;
+
+/// Counts a buffer; false when its connection finds no place in the table.
+#[inline(always)]
+pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
+    let key = &seen.flow;
+    let flow = if seen.ipv4 != 0 {
+        maps::tcp4_flow(&Ipv4Key {
+            local: key.local[3],
+            remote: key.remote[3],
+            local_port: key.local_port,
+            remote_port: key.remote_port,
+            interface: key.interface,
+        })
+    } else {
+        maps::tcp6_flow(key)
+    };
+    let Some(flow) = flow else { return false };
+    let now = traffic::now();
+    // SAFETY: memory of the table stays until this program has ended. The other direction's program may write its own
+    // part, and end or begin a measurement here, at the same time: single words, of which any value makes sense.
+    let flow = unsafe { &mut *flow };
+    let (own, other) =
+        if EGRESS { (&mut flow.egress, &mut flow.ingress) } else { (&mut flow.ingress, &mut flow.egress) };
+    traffic::count::<EGRESS, false>(&mut own.traffic, seen, now);
+    let flags = seen.flags;
+    if flags & RST != 0 {
+        return true;
+    }
+    if flags & SYN == 0 {
+        if flags & CWR != 0 {
+            own.slowed += 1;
+        }
+        if flags & ECE != 0 {
+            own.echoed += seen.packets;
+        }
+        if seen.window == 0 {
+            own.zero_windows += seen.packets;
+        }
+    }
+    if flags & ACK != 0
+        && other.measured_ns != 0
+        && seen.acknowledgement.wrapping_sub(other.measured_end) as i32 >= 0
+    {
+        traffic::round_trip(&mut other.round_trips, other.measured_ns, now);
+        other.measured_ns = 0;
+    }
+    let span = seen.payload + u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
+    if span != 0 {
+        follow::<EGRESS>(own, seen, span, now);
+    }
+    true
+}
+
+/// Follows the sequence numbers of one direction by a segment that takes `span` of them.
+#[inline(always)]
+fn follow<const EGRESS: bool>(own: &mut TcpCounters, seen: &Seen, span: u32, now: u64) {
+    let end = seen.sequence.wrapping_add(span);
+    let next = own.next_sequence;
+    let another = seen.flags & SYN != 0 && end != next;
+    if own.state & state::SEQUENCE == 0 || another {
+        own.state |= state::SEQUENCE;
+        return measure(own, end, now);
+    }
+    let ahead = seen.sequence.wrapping_sub(next) as i32;
+    if !(-WINDOW..=WINDOW).contains(&ahead) {
+        own.jumps += 1;
+        own.measured_ns = 0;
+        own.next_sequence = end;
+        return;
+    }
+    if ahead >= 0 {
+        if own.measured_ns == 0 {
+            return measure(own, end, now);
+        }
+        own.next_sequence = end;
+        return;
+    }
+    // An ACK may now be for either copy, or have waited for one.
+    own.measured_ns = 0;
+    let beyond = end.wrapping_sub(next) as i32;
+    if beyond <= 0 {
+        own.retransmissions += seen.packets;
+    } else {
+        let old = u64::from(ahead.unsigned_abs());
+        let size = u64::from(if seen.segment_size == 0 { span } else { seen.segment_size });
+        own.retransmissions += old.div_ceil(size.max(1));
+        own.next_sequence = end;
+    }
+    traffic::tell::<EGRESS>(EventKind::Retransmission, &seen.flow, now, own.retransmissions);
+}
+
+/// Goes on to `end`, and measures how long its ACK takes.
+#[inline(always)]
+fn measure(own: &mut TcpCounters, end: u32, now: u64) {
+    own.next_sequence = end;
+    own.measured_end = end;
+    own.measured_ns = now;
+}

@@ -1,0 +1,115 @@
+//! What both protocols count: packets, bytes, bursts, marks, round trips; and how events are told.
+
+use crate::headers::Seen;
+use crate::maps;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use harmonaize_events::{Direction, Event, EventKind, FlowKey, RoundTrips, Traffic};
+
+/// What was handed to a function; the verifier wants to see that it is there.
+#[inline(always)]
+pub fn given<'a>(seen: *const Seen) -> Option<&'a Seen> {
+    // SAFETY: it lies on the caller's stack, whole, until the function returns.
+    unsafe { seen.as_ref() }
+}
+
+/// The time.
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: the helper takes nothing and only reads the clock.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Counts a buffer for a flow, and tells of a flow or burst that begins, and of marks.
+///
+/// Without atomics: the packets of one flow in one direction come one after the other, on whichever processor. A sender
+/// holds its socket, a receive queue is polled by one processor at a time. Where that does not hold, for several queue
+/// pairs' answers to one, `ATOMIC` adds as one instruction, which takes longer.
+#[inline(always)]
+pub fn count<const EGRESS: bool, const ATOMIC: bool>(traffic: &mut Traffic, seen: &Seen, now: u64) {
+    if ATOMIC {
+        add(&mut traffic.packets, seen.packets);
+        add(&mut traffic.bytes, seen.bytes);
+    } else {
+        traffic.packets += seen.packets;
+        traffic.bytes += seen.bytes;
+    }
+    if traffic.first_ns == 0 {
+        traffic.first_ns = now;
+        traffic.burst_began_ns = now;
+        tell::<EGRESS>(EventKind::FlowBegan, &seen.flow, now, 0);
+    } else if longer(now, traffic.last_ns, maps::idle_gap_ns()) {
+        let event = Event {
+            burst_began_ns: traffic.burst_began_ns,
+            burst_ended_ns: traffic.last_ns,
+            burst_bytes: traffic.burst_bytes,
+            ..event::<EGRESS>(EventKind::BurstBegan, &seen.flow, now, 0)
+        };
+        maps::tell(&event);
+        traffic.burst_began_ns = now;
+        traffic.burst_bytes = 0;
+    }
+    traffic.last_ns = now;
+    traffic.burst_bytes += seen.bytes;
+    if seen.marked != 0 {
+        traffic.marked += seen.packets;
+        let total = traffic.marked;
+        congestion::<EGRESS>(traffic, seen, now, total);
+    }
+}
+
+/// Notes a signal of congestion, and tells of the first after a clean while; `total` is what is counted of them.
+#[inline(always)]
+pub fn congestion<const EGRESS: bool>(traffic: &mut Traffic, seen: &Seen, now: u64, total: u64) {
+    if longer(now, traffic.marked_ns, maps::clean_ns()) {
+        tell::<EGRESS>(EventKind::CongestionBegan, &seen.flow, now, total);
+    }
+    traffic.marked_ns = now;
+}
+
+/// Tells what happened.
+#[inline(always)]
+pub fn tell<const EGRESS: bool>(kind: EventKind, flow: &FlowKey, now: u64, total: u64) {
+    maps::tell(&event::<EGRESS>(kind, flow, now, total));
+}
+
+#[inline(always)]
+fn event<const EGRESS: bool>(kind: EventKind, flow: &FlowKey, now: u64, total: u64) -> Event {
+    let direction = if EGRESS { Direction::Egress } else { Direction::Ingress } as u8;
+    Event {
+        time_ns: now,
+        flow: FlowKey { direction, ..*flow },
+        kind: kind as u32,
+        reserved: 0,
+        total,
+        burst_began_ns: 0,
+        burst_ended_ns: 0,
+        burst_bytes: 0,
+    }
+}
+
+/// Adds to a counter that several processors may add to at once.
+#[inline(always)]
+fn add(counter: &mut u64, value: u64) {
+    // SAFETY: the counter is eight bytes, aligned, in a table's entry.
+    unsafe {
+        core::arch::asm!("lock *(u64 *)({at} + 0) += {value}", at = in(reg) counter, value = in(reg) value);
+    }
+}
+
+/// True when `later` is more than `span` after `earlier`; times of other processors may be a little ahead of ours.
+#[inline(always)]
+pub fn longer(later: u64, earlier: u64, span: u64) -> bool {
+    later > earlier && later - earlier > span
+}
+
+/// Takes a sample.
+#[inline(always)]
+pub fn round_trip(trips: &mut RoundTrips, from: u64, to: u64) {
+    let time = to.saturating_sub(from);
+    if trips.count == 0 || time < trips.least_ns {
+        trips.least_ns = time;
+    }
+    trips.last_ns = time;
+    trips.sum_ns += time;
+    trips.count += 1;
+}
