@@ -332,7 +332,7 @@ impl Suite {
         let hosts = self.testbed.hosts.len();
         let ring: Vec<(usize, usize)> = (0..hosts).map(|host| (host, (host + 1) % hosts)).collect();
         let bound = self.perftest(&ring, self.writing(self.effort.writes))? / 1e6;
-        let [mapped, attached] = ["mapped", "rdma"].map(|access| self.allreduce(cluster, access));
+        let [mapped, attached] = ["mapped", "rdma"].map(|access| self.timed(cluster, access, 1));
         let (mapped, attached) = (mapped?, attached?);
         eprintln!(
             "slow links, round {round}/{rounds}: ib_write_bw in a ring {bound:.1} MB/s a host; busbw {mapped:.1} MB/s, attached over RDMA {attached:.1}"
@@ -345,7 +345,12 @@ impl Suite {
 
     /// busbw of AllReduce in MB/s, at the median operation; every rank checks its results.
     fn allreduce(&self, cluster: &mut Cluster, access: &str) -> Result<f64> {
-        let (bytes, operations) = (self.effort.tensor.to_string(), self.effort.operations.to_string());
+        self.timed(cluster, access, self.effort.operations)
+    }
+
+    /// The same with so many timed operations.
+    fn timed(&self, cluster: &mut Cluster, access: &str, operations: usize) -> Result<f64> {
+        let (bytes, operations) = (self.effort.tensor.to_string(), operations.to_string());
         let arguments = ["--bytes", &bytes, "--warmup", "1", "--iterations", &operations, "--access", access];
         let measured = cluster.run(&arguments, LIMIT)?;
         let took = median(&measured.times_us).context("nothing was timed")?;
