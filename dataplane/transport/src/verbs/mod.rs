@@ -9,6 +9,7 @@
 mod exchange;
 mod link;
 mod mailbox;
+mod outbox;
 mod path;
 mod rail;
 mod wake;

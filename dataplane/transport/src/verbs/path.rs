@@ -2,6 +2,7 @@
 
 use super::exchange::{PathEnd, Place, RingEnd, WORD};
 use super::mailbox::{Credits, HEAD, Kind, Message, SLOT};
+use super::outbox::Outbox;
 use super::rail::Rail;
 use crate::rings::Rings;
 use crate::{DownReason, Event, Landing, MAX_HEADER, SendError};
@@ -34,13 +35,6 @@ impl From<VerbsError> for Fault {
     fn from(error: VerbsError) -> Self {
         Self::Network(error.to_string())
     }
-}
-
-/// A frame that waits.
-struct Frame {
-    header: [u8; MAX_HEADER],
-    header_bytes: u16,
-    payload: Option<(Landing, Span, u64)>,
 }
 
 /// A message under way.
@@ -79,8 +73,7 @@ pub(super) struct Path {
     their_mailbox: Place,
     their_count: u32,
     credits: Credits,
-    outbox: VecDeque<Frame>,
-    queue_frames: usize,
+    outbox: Outbox,
     posted: VecDeque<Posted>,
     batch: Vec<Work>,
     inline_bytes: usize,
@@ -94,6 +87,8 @@ pub(super) struct Path {
     /// Last words of the peer came beside the path: nothing more comes on it.
     ended: bool,
     word: Vec<u8>,
+    /// A slot's copy.
+    slot: Box<[u8]>,
 }
 
 impl std::fmt::Debug for Path {
@@ -115,7 +110,7 @@ impl Path {
         // The memory that a peer writes into, and never the tenants'.
         let memory = Memory::private(2 * count as usize * SLOT).map_err(|_| VerbsError::NotRegistered)?;
         let slots = Region::register(rail.regions.domain(), &memory, Access::REMOTE_WRITE)?;
-        let completions = CompletionQueue::create(&rail.device, 3 * count)?;
+        let completions = CompletionQueue::create(&rail.device, 2 * count + receives(count))?;
         let pair = create_pair(rail, &completions, count, flow_label)?;
         let endpoint = pair.endpoint();
         let end = PathEnd {
@@ -137,8 +132,7 @@ impl Path {
             their_mailbox: end.mailbox,
             their_count: count,
             credits: Credits::new(count, count),
-            outbox: VecDeque::with_capacity(queue_frames),
-            queue_frames,
+            outbox: Outbox::new(queue_frames),
             posted: VecDeque::with_capacity(count as usize),
             batch: Vec::with_capacity(2 * count as usize),
             taken: Vec::with_capacity(POLL),
@@ -148,6 +142,7 @@ impl Path {
             armed: false,
             ended: false,
             word: Vec::new(),
+            slot: vec![0; SLOT].into_boxed_slice(),
         };
         Ok((path, end))
     }
@@ -166,7 +161,7 @@ impl Path {
         })?;
         let remote = Endpoint { number: end.queue_pair, psn: end.packet_sequence, gid, mtu, lid, reads: 0 };
         let failed = |error: VerbsError| DownReason::Connect(format!("path {}: {error}", end.number));
-        pair.post_receives(self.count).map_err(failed)?;
+        pair.post_receives(receives(self.count)).map_err(failed)?;
         self.pair = Pair::Connected(pair.connect(&remote).map_err(failed)?);
         self.their_mailbox = end.mailbox;
         self.their_count = their_count;
@@ -202,17 +197,7 @@ impl Path {
         header: &[u8],
         payload: Option<(Landing, Span, u64)>,
     ) -> Result<(), SendError> {
-        let header_bytes = u16::try_from(header.len()).map_err(|_| SendError::Invalid)?;
-        let mut frame = Frame { header: [0; MAX_HEADER], header_bytes, payload };
-        frame.header.get_mut(..header.len()).ok_or(SendError::Invalid)?.copy_from_slice(header);
-        if frame.payload.as_ref().is_some_and(|(_, span, _)| u32::try_from(span.bytes()).is_err()) {
-            return Err(SendError::Invalid);
-        }
-        if self.outbox.len() >= self.queue_frames {
-            return Err(SendError::Full);
-        }
-        self.outbox.push_back(frame);
-        Ok(())
+        self.outbox.push(header, payload)
     }
 
     /// A ring became known, for which the first frame may have waited.
@@ -223,16 +208,10 @@ impl Path {
     /// Sends what may go, and credit where it is due; says how many messages went. Costs a copy of each header and small
     /// payload, and one call of the library.
     pub(super) fn flush(&mut self, outlet: &mut Outlet<'_>) -> Result<usize, Fault> {
-        let mut sent = 0;
-        while self.credits.frame()
-            && self.posted.len() < self.count as usize
-            && let Some(frame) = self.outbox.front()
-        {
-            let Some(kind) = frame.kind(outlet, &mut self.asked) else { break };
-            let Some(frame) = self.outbox.pop_front() else { break };
-            self.take_frame(frame, kind, outlet)?;
-            sent += 1;
-        }
+        let mut outbox = std::mem::take(&mut self.outbox);
+        let taken = self.take_frames(&mut outbox, outlet);
+        self.outbox = outbox;
+        let mut sent = taken?;
         if self.credits.must_return() && self.posted.len() < self.count as usize {
             self.post(Kind::Credit, &[], None)?;
             sent += 1;
@@ -245,20 +224,30 @@ impl Path {
         Ok(sent)
     }
 
-    /// Adds a frame to the batch.
-    fn take_frame(&mut self, frame: Frame, kind: Kind, outlet: &mut Outlet<'_>) -> Result<(), Fault> {
-        let header = frame.header.get(..usize::from(frame.header_bytes)).unwrap_or(&[]);
-        let Some((landing, span, token)) = frame.payload else {
-            return self.post(kind, header, None);
-        };
-        if let Kind::Landed(..) = kind {
-            let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
-            let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
-            let region = rail.regions.region(span.memory(), Access::SEND)?;
-            self.batch.push(Work::write(Local::new(&region, span)?, to));
-            return self.post(kind, header, Some((token, None)));
+    /// Adds the frames that may go to the batch; says how many.
+    fn take_frames(&mut self, outbox: &mut Outbox, outlet: &mut Outlet<'_>) -> Result<usize, Fault> {
+        let mut taken = 0;
+        while self.credits.frame()
+            && self.posted.len() < self.count as usize
+            && let Some(frame) = outbox.front()
+        {
+            let Some(kind) = frame.kind(outlet, &mut self.asked) else { break };
+            let Some(frame) = outbox.pop() else { break };
+            let header = outbox.header(&frame);
+            match frame.payload {
+                None => self.post(kind, header, None)?,
+                Some((landing, span, token)) if matches!(kind, Kind::Landed(..)) => {
+                    let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
+                    let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
+                    let region = rail.regions.region(span.memory(), Access::SEND)?;
+                    self.batch.push(Work::write(Local::new(&region, span)?, to));
+                    self.post(kind, header, Some((token, None)))?;
+                }
+                Some((_, span, token)) => self.post(kind, header, Some((token, Some(&span))))?,
+            }
+            taken += 1;
         }
-        self.post(kind, header, Some((token, Some(&span))))
+        Ok(taken)
     }
 
     /// Adds a message to the batch: `token` comes back when it is done; a span is copied behind the header.
@@ -321,8 +310,8 @@ impl Path {
         if count > 0
             && let Pair::Connected(pair) = &mut self.pair
         {
-            let missing = self.count.saturating_sub(pair.receives());
-            if missing > 0 {
+            let missing = receives(self.count).saturating_sub(pair.receives());
+            if missing >= self.count / 4 {
                 pair.post_receives(missing)?;
             }
         }
@@ -382,15 +371,19 @@ impl Path {
             }
         }
         if completion.is_receive() && !self.ended {
-            self.arrived(completion.immediate(), rings, sink)?;
+            let mut slot = std::mem::take(&mut self.slot);
+            let read = self.arrived(completion.immediate(), &mut slot, rings, sink);
+            self.slot = slot;
+            read?;
         }
         Ok(())
     }
 
-    /// Reads the next message of the mailbox.
+    /// Reads the next message of the mailbox, by way of `slot`, which has a slot's length.
     fn arrived(
         &mut self,
         immediate: Option<u32>,
+        slot: &mut [u8],
         rings: &Rings,
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<(), Fault> {
@@ -399,10 +392,9 @@ impl Path {
             let found = immediate.map_or("none".into(), |number| number.to_string());
             return Err(DownReason::Protocol(format!("message {found} where {number} was due")).into());
         }
-        let mut slot = [0; SLOT];
         let at = u64::from(number & (self.count - 1)) * SLOT as u64;
         let wrong = |error: harmonaize_shm::MemoryError| Fault::Network(error.to_string());
-        let (head, rest) = slot.split_at_mut(HEAD);
+        let (head, rest) = slot.split_at_mut_checked(HEAD).ok_or_else(gone)?;
         self.slots.memory().read(at, head).map_err(wrong)?;
         let message = Message::read(head, number)?;
         let rest = rest.get_mut(..message.bytes() - HEAD).unwrap_or_default();
@@ -472,8 +464,8 @@ impl Path {
             }
         }
         let mut number = self.next_out;
-        for frame in self.outbox.iter().filter(|frame| frame.payload.is_none()) {
-            word(number, frame.header.get(..frame.header_bytes.into()).unwrap_or(&[]));
+        for header in self.outbox.words() {
+            word(number, header);
             number = number.wrapping_add(1);
         }
     }
@@ -490,6 +482,12 @@ fn one_network(ours: Gid, theirs: Gid) -> Result<(), String> {
     ))
 }
 
+/// Receive requests for a mailbox of so many slots: a quarter more than messages that may come, so that they need to be posted
+/// again only when so many are used up.
+fn receives(count: u32) -> u32 {
+    count + count / 4
+}
+
 /// A queue pair with as much inline data as the device allows. A frame is two work requests at most.
 fn create_pair(
     rail: &Rail,
@@ -499,34 +497,13 @@ fn create_pair(
 ) -> Result<QueuePair<Unconnected>, VerbsError> {
     let route = harmonaize_verbs::Path { flow_label, ..rail.route };
     let create = |inline_bytes| {
-        let depths = Depths { sends: 2 * count, receives: count, inline_bytes };
+        let depths = Depths { sends: 2 * count, receives: receives(count), inline_bytes };
         QueuePair::create(rail.regions.domain(), completions, depths, route)
     };
     create(220).or_else(|first| create(60).or_else(|_| create(0)).map_err(|_| first))
 }
 
-impl Frame {
-    /// How it is to travel; none: it must wait for its ring.
-    fn kind(&self, outlet: &mut Outlet<'_>, asked: &mut bool) -> Option<Kind> {
-        let Some((landing, span, _)) = &self.payload else { return Some(Kind::Bare) };
-        let bytes = span.bytes() as u32;
-        let whole = HEAD + usize::from(self.header_bytes) + span.bytes();
-        if span.bytes() <= outlet.inline_payload && whole <= SLOT {
-            return Some(Kind::Carried(*landing, bytes));
-        }
-        let ring = ring(outlet.rings, landing.ring);
-        if ring.is_some_and(|ring| bytes <= ring.slot_bytes) {
-            return Some(Kind::Landed(*landing, bytes));
-        }
-        if !*asked {
-            *outlet.want = Some((*landing, bytes));
-            *asked = true;
-        }
-        None
-    }
-}
-
-fn ring(rings: &[RingEnd], number: u16) -> Option<&RingEnd> {
+pub(super) fn ring(rings: &[RingEnd], number: u16) -> Option<&RingEnd> {
     rings.binary_search_by_key(&number, |ring| ring.number).ok().and_then(|at| rings.get(at))
 }
 
