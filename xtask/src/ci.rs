@@ -2,7 +2,7 @@
 
 use crate::packages::{self, Consent};
 use crate::workspace::{self, Binaries, Profile};
-use crate::{aarch64, softroce, test, tidy};
+use crate::{aarch64, ebpf, softroce, test, tidy};
 use anyhow::{Result, bail};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -43,6 +43,7 @@ const STAGES: &[(&str, Stage)] = &[
         workspace::run(&mut doc)
     }),
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
+    ("ebpf", |args| ebpf::check(Consent::from_flag(args.yes))),
     ("softroce", |args| softroce::test(&softroce::TestArgs::all(args.yes))),
     ("aarch64", |args| aarch64::run(&aarch64::Args { yes: args.yes, cargo: Vec::new() })),
     ("dpu", |args| {

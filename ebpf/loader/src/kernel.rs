@@ -48,14 +48,14 @@ pub struct Kernel {
     pub ring_buffer: bool,
     /// Programs can be attached as tcx links (Linux 6.6); else by the clsact queueing discipline.
     pub tcx: bool,
-    /// Capabilities that this process lacks. While there are some, the kernel does not tell what it has.
+    /// Capabilities that the calling thread lacks. While there are some, the kernel does not tell what it has.
     pub missing: Vec<Capability>,
 }
 
 impl Kernel {
     /// Looks, without changing anything. Needs no privilege, but sees less without.
     pub fn probe() -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
         let missing = missing(effective(&status));
         Self {
             release: std::fs::read_to_string("/proc/sys/kernel/osrelease")
@@ -104,7 +104,7 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// The effective capabilities in the text of `/proc/self/status`.
+/// The effective capabilities in the text of `/proc/thread-self/status`.
 fn effective(status: &str) -> u64 {
     let field = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     field.and_then(|field| u64::from_str_radix(field.trim(), 16).ok()).unwrap_or(0)

@@ -60,7 +60,7 @@ pub fn count<const EGRESS: bool, const ATOMIC: bool>(traffic: &mut Traffic, seen
 /// Notes a signal of congestion, and tells of the first after a clean while; `total` is what is counted of them.
 #[inline(always)]
 pub fn congestion<const EGRESS: bool>(traffic: &mut Traffic, seen: &Seen, now: u64, total: u64) {
-    if longer(now, traffic.marked_ns, maps::clean_ns()) {
+    if traffic.marked_ns == 0 || longer(now, traffic.marked_ns, maps::clean_ns()) {
         tell::<EGRESS>(EventKind::CongestionBegan, &seen.flow, now, total);
     }
     traffic.marked_ns = now;

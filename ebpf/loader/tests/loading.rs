@@ -1,0 +1,126 @@
+//! Loading the programs: within their budget, and with an error that says what is missing.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+mod support;
+
+use harmonaize_events::Direction;
+use harmonaize_loader::{Capability, Collector, Error, Kernel, Options, Trial};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use support::packets::{Segment, ip};
+use support::{collector, object};
+use toml::Table;
+
+fn open(object: Vec<u8>) -> Result<Collector, Error> {
+    Collector::open(&Options { object: Some(object.into()), ..Options::default() })
+}
+
+#[test]
+fn the_verifier_stays_within_the_budget() {
+    let Some(collector) = collector(Options::default()) else { return };
+    let budget: Table = std::fs::read_to_string(support::committed("budget.toml")).unwrap().parse().unwrap();
+    for program in collector.cost().unwrap().programs {
+        let most = budget["verified"][program.name].as_integer().unwrap();
+        match program.verified {
+            Some(verified) => {
+                eprintln!("{}: {verified} of {most} instructions", program.name);
+                assert!(i64::from(verified) <= most, "{}: {verified} of {most}", program.name);
+            }
+            None => eprintln!("SKIPPED: this kernel does not tell how many instructions it verified"),
+        }
+    }
+}
+
+#[test]
+fn runs_are_timed_if_asked_for() {
+    let Some(mut collector) = collector(Options { run_time: true, ..Options::default() }) else { return };
+    let segment = Segment {
+        source: 1,
+        destination: 2,
+        sequence: 0,
+        acknowledgement: 0,
+        flags: support::packets::ACK,
+        window: 1,
+        payload: 0,
+    };
+    let packet = ip([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 6, 0, &segment.bytes());
+    let trial = Trial { direction: Direction::Egress, packet: &packet, segments: None, repeat: 1000 };
+    assert!(!collector.trial(trial).unwrap().is_zero());
+    let cost = collector.cost().unwrap();
+    assert!(cost.timed);
+    let [ingress, egress] = &cost.programs[..] else { panic!("two programs: {cost:?}") };
+    assert_eq!((ingress.name, egress.name), ("count_ingress", "count_egress"));
+    assert_eq!((ingress.runs, ingress.time.is_zero()), (0, true));
+    assert_eq!(egress.runs % 1000, 0, "runs of trials are timed by some kernels: {cost:?}");
+}
+
+#[test]
+fn a_refusal_says_which_program_and_why() {
+    if collector(Options::default()).is_none() {
+        return;
+    }
+    let mut bytes = std::fs::read(object("telemetry.o")).unwrap();
+    // The programs' section begins with the first instruction of one of them: it now reads beyond the context.
+    let word = |at: usize, length: usize| {
+        let mut word = [0; 8];
+        word[..length].copy_from_slice(&bytes[at..at + length]);
+        u64::from_le_bytes(word) as usize
+    };
+    let (sections, names) = (word(0x28, 8), word(0x3e, 2));
+    let offset = |section: usize| word(sections + section * 64 + 0x18, 8);
+    let name = |section: usize| offset(names) + word(sections + section * 64, 4);
+    let programs = (0..word(0x3c, 2)).find(|section| bytes[name(*section)..].starts_with(b"classifier\0"));
+    let at = offset(programs.unwrap());
+    bytes[at..at + 8].copy_from_slice(&[0x79, 0x10, 0xff, 0x7f, 0, 0, 0, 0]);
+    match open(bytes).unwrap_err() {
+        Error::Refused { program, log, .. } => {
+            assert!(program.starts_with("count_"), "{program}");
+            assert!(log.contains("invalid bpf_context access"), "{log}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn an_object_that_is_none_is_refused() {
+    if collector(Options::default()).is_none() {
+        return;
+    }
+    let whole = std::fs::read(object("telemetry.o")).unwrap();
+    let other = std::fs::read(object("loss.o")).unwrap();
+    for bytes in [Vec::new(), b"not an object".to_vec(), whole[..whole.len() / 2].to_vec(), other] {
+        let error = open(bytes).unwrap_err();
+        assert!(matches!(error, Error::Object { .. }), "{error}");
+    }
+}
+
+#[test]
+fn missing_capabilities_are_named() {
+    if collector(Options::default()).is_none() {
+        return;
+    }
+    let without = |lost: CapabilitySet| {
+        // Capabilities are a thread's own.
+        let asked = std::thread::spawn(move || {
+            let mut own = capabilities(None).unwrap();
+            own.effective.remove(lost);
+            set_capabilities(None, own).unwrap();
+            (Kernel::probe(), Collector::open(&Options::default()).err())
+        });
+        asked.join().unwrap()
+    };
+    let (kernel, error) = without(CapabilitySet::BPF | CapabilitySet::SYS_ADMIN);
+    assert_eq!(kernel.missing, [Capability::Bpf]);
+    assert_eq!(error.unwrap().to_string(), "telemetry needs CAP_BPF, which this process does not have");
+    let (kernel, error) = without(CapabilitySet::NET_ADMIN);
+    assert_eq!(kernel.missing, [Capability::NetAdmin]);
+    assert!(matches!(error, Some(Error::Privilege { .. })), "{error:?}");
+}
+
+#[test]
+fn interfaces_that_are_not_there_are_named() {
+    let Some(mut collector) = collector(Options::default()) else { return };
+    let error = collector.attach("no-such-device").unwrap_err();
+    assert_eq!(error.to_string(), "there is no interface named no-such-device in this network namespace");
+    assert!(matches!(collector.detach("lo"), Err(Error::NotAttached { .. })));
+    assert!(matches!(collector.totals(1), Err(Error::Table { .. })));
+}

@@ -1,0 +1,44 @@
+//! Support for these tests: a collector where there can be one, and packets.
+#![allow(dead_code)] // each test uses some of it
+
+pub(crate) mod model;
+pub(crate) mod packets;
+
+use harmonaize_loader::{Collector, Error, Options};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+
+/// The file of an object: the committed one, or one built a moment ago.
+pub(crate) fn object(name: &str) -> PathBuf {
+    match std::env::var_os("HARMONAIZE_EBPF_OBJECTS") {
+        Some(folder) => PathBuf::from(folder).join(name),
+        None => committed(name),
+    }
+}
+
+/// A file that is committed beside the objects.
+pub(crate) fn committed(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../objects").join(name)
+}
+
+/// The programs, loaded; `None`, loudly, where the privilege or the kernel's support is missing.
+pub(crate) fn collector(options: Options) -> Option<Collector> {
+    let object = std::fs::read(object("telemetry.o")).unwrap();
+    let options = Options { object: Some(object.into()), ..options };
+    match Collector::open(&options) {
+        Ok(collector) => Some(collector),
+        Err(error @ (Error::Privilege { .. } | Error::Kernel { .. } | Error::Denied { .. })) => {
+            eprintln!("SKIPPED: this test loads programs into the kernel: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A seed from `SEED`, or a new one; printed, so that a failure can be run again.
+pub(crate) fn seed() -> u64 {
+    let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
+    eprintln!("SEED={seed}");
+    seed
+}
