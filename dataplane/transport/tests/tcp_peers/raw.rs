@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 pub(crate) const SECRET: [u8; 32] = [5; 32];
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Patient: a machine may leave this thread aside for a while.
 pub(crate) fn config() -> Config {
     Config {
-        connect_timeout: Duration::from_secs(2),
-        handshake_timeout: Duration::from_millis(300),
+        connect_timeout: PATIENCE,
+        handshake_timeout: PATIENCE,
         ..Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
     }
 }

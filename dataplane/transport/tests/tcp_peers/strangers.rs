@@ -74,6 +74,11 @@ impl Scene {
     }
 }
 
+/// Who does not shake hands in time is cut off.
+fn hasty() -> Config {
+    Config { handshake_timeout: Duration::from_millis(300), ..config() }
+}
+
 struct Random(u64);
 
 impl Random {
@@ -239,7 +244,7 @@ fn a_liar_does_not_keep_the_right_peer_out() {
 
 #[test]
 fn silent_strangers_are_cut_off_and_keep_nobody_out() {
-    let mut scene = Scene::new(Config { guests: 4, ..config() });
+    let mut scene = Scene::new(Config { guests: 4, ..hasty() });
     let to = scene.b.local_address();
     let strangers: Vec<TcpStream> = (0..30).map(|_| TcpStream::connect(to).unwrap()).collect();
     let at_a = scene.a.open(introduction(1, to, true)).unwrap();
@@ -253,7 +258,7 @@ fn silent_strangers_are_cut_off_and_keep_nobody_out() {
 
 #[test]
 fn an_unknown_name_waits_and_is_then_refused() {
-    let mut scene = Scene::new(config());
+    let mut scene = Scene::new(hasty());
     let to = scene.b.local_address();
     let (_, reply) = crate::raw::ask(to, &hello(1, 77, 0, 1), || scene.turn()).unwrap();
     assert_eq!(reply[8..12], [1, 0, 2, 0], "our version, unknown name");
@@ -261,7 +266,7 @@ fn an_unknown_name_waits_and_is_then_refused() {
 
 #[test]
 fn a_silent_peer_is_noticed_and_an_idle_one_is_not() {
-    let timeout = Duration::from_millis(300);
+    let timeout = Duration::from_secs(1);
     let mut scene = Scene::new(Config { peer_timeout: timeout, ..config() });
     // Its kernel answers, it does not.
     let (_stream, link) = scene.joined(1);
