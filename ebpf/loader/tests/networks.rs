@@ -227,13 +227,18 @@ fn packets_and_bytes_equal_the_interfaces() {
             equal = ([change(0), change(1)], [of(&totals.ingress), of(&totals.egress)]);
             equal.0 == equal.1
         });
-        let totals = collector.totals(index).unwrap();
-        collector.read_flows(&mut flows).unwrap();
-        let sum = |of: fn(&TcpFlow) -> u64| flows.tcp.iter().map(|(_, flow)| of(flow)).sum::<u64>();
-        assert_eq!(sum(|flow| flow.egress.traffic.packets), totals.egress.tcp);
-        assert_eq!(sum(|flow| flow.ingress.traffic.packets), totals.ingress.tcp);
+        let mut totals = collector.totals(index).unwrap();
+        let sum =
+            |flows: &Flows, of: fn(&TcpFlow) -> u64| flows.tcp.iter().map(|(_, flow)| of(flow)).sum::<u64>();
+        // An acknowledgement may come between one reading and the next.
+        wait("flows add up to totals", || {
+            totals = collector.totals(index).unwrap();
+            collector.read_flows(&mut flows).unwrap();
+            sum(&flows, |flow| flow.egress.traffic.packets) == totals.egress.tcp
+                && sum(&flows, |flow| flow.ingress.traffic.packets) == totals.ingress.tcp
+        });
         if totals.egress.packets == totals.egress.tcp {
-            assert_eq!(sum(|flow| flow.egress.traffic.bytes), totals.egress.bytes);
+            assert_eq!(sum(&flows, |flow| flow.egress.traffic.bytes), totals.egress.bytes);
         }
         if cut == Some(1) {
             assert_eq!(
