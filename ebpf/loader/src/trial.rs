@@ -3,7 +3,7 @@
 use crate::collector::{Collector, program_name};
 use crate::{Error, sys};
 use harmonaize_events::Direction;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 /// A packet to run a program on.
@@ -19,6 +19,8 @@ pub struct Trial<'a> {
     pub repeat: u32,
 }
 
+/// What a program returns for a packet that goes on (TCX_NEXT, TC_ACT_UNSPEC).
+const PASS: i32 = -1;
 /// The loopback interface's index, in every network namespace.
 const LOOPBACK: u32 = 1;
 
@@ -28,14 +30,12 @@ const INTERFACE_AT: usize = 40;
 const SEGMENTS_AT: usize = 164;
 const SEGMENT_SIZE_AT: usize = 176;
 
-impl Collector {
-    /// Runs a program on a packet as if it crossed the loopback interface, and returns the mean time of a run. The packet
-    /// goes nowhere; its counters and events are real.
+impl Trial<'_> {
+    /// Runs any classifier program on the packet, as if it crossed the loopback interface, and returns the mean time of a run.
     ///
     /// # Errors
     /// The kernel does not take the packet (too short), or the program did not let it pass.
-    pub fn trial(&mut self, trial: Trial<'_>) -> Result<Duration, Error> {
-        self.list(LOOPBACK)?;
+    pub fn run(&self, program: BorrowedFd<'_>) -> Result<Duration, Error> {
         let mut context = [0; CONTEXT];
         let mut set = |at: usize, value: u32| {
             if let Some(place) = context.get_mut(at..at + 4) {
@@ -43,22 +43,31 @@ impl Collector {
             }
         };
         set(INTERFACE_AT, LOOPBACK);
-        if let Some((segments, size)) = trial.segments {
+        if let Some((segments, size)) = self.segments {
             set(SEGMENTS_AT, segments);
             set(SEGMENT_SIZE_AT, size);
         }
-        let name = program_name(trial.direction);
-        let call = || format!("running {name} on a packet");
-        let program = self.program(name)?;
-        let fd = program.fd().map_err(|error| Error::object(error.to_string()))?;
-        let ran = sys::test_run(fd.as_fd(), trial.packet, &context, trial.repeat)
-            .map_err(|error| Error::call(call(), error))?;
-        if ran.returned != -1 {
-            return Err(Error::object(format!("{name} returned {}", ran.returned)));
+        let ran = sys::test_run(program, self.packet, &context, self.repeat)
+            .map_err(|error| Error::call("running a program on a packet", error))?;
+        if ran.returned != PASS {
+            return Err(Error::object(format!("a program returned {} for a packet", ran.returned)));
         }
         Ok(Duration::from_nanos(u64::from(ran.duration_ns)))
     }
+}
 
+impl Collector {
     /// The index that packets of a trial have.
     pub const TRIAL_INTERFACE: u32 = LOOPBACK;
+
+    /// Runs the program of the trial's direction. The packet goes nowhere; its counters and events are real.
+    ///
+    /// # Errors
+    /// As for [`Trial::run`].
+    pub fn trial(&mut self, trial: Trial<'_>) -> Result<Duration, Error> {
+        self.list(LOOPBACK)?;
+        let program = self.program(program_name(trial.direction))?;
+        let fd = program.fd().map_err(|error| Error::object(error.to_string()))?;
+        trial.run(fd.as_fd())
+    }
 }

@@ -1,4 +1,5 @@
-//! Drops packets of TCP that carry data, by chance: the network of a test, where the kernel has no netem.
+//! Drops buffers by chance, but for short ones: the network of a test, where the kernel has no netem. And a program that
+//! does nothing, to know what a run costs by itself.
 #![no_std]
 #![no_main]
 
@@ -38,6 +39,12 @@ pub fn lose(context: TcContext) -> i32 {
         unsafe { *dropped += 1 };
     }
     DROP
+}
+
+/// Does nothing.
+#[classifier]
+pub fn nothing(_context: TcContext) -> i32 {
+    NEXT
 }
 
 #[panic_handler]

@@ -3,10 +3,11 @@
 //! Nothing in a packet is believed: what reaches beyond the packet, or contradicts itself, makes it malformed. Headers that
 //! lie deeper than is looked make it `other`, as an unknown protocol would.
 
+use crate::key::Key;
 use crate::maps;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
-use harmonaize_events::{Direction, EXTENSION_HEADERS, FlowKey, HEADERS_END, PSN_MASK, Protocol, ROCE_PORT};
+use harmonaize_events::{Direction, EXTENSION_HEADERS, HEADERS_END, PSN_MASK, Protocol, ROCE_PORT};
 
 /// What a buffer is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub enum Class {
 #[repr(C)]
 pub struct Seen {
     /// The flow that it belongs to.
-    pub flow: FlowKey,
+    pub key: Key,
     /// Packets on the wire, and their bytes there.
     pub packets: u64,
     pub bytes: u64,
@@ -157,8 +158,8 @@ struct Ipv6 {
     payload: u16,
     next: u8,
     hops: u8,
-    source: [u32; 4],
-    destination: [u32; 4],
+    source: [u64; 2],
+    destination: [u64; 2],
 }
 
 #[derive(Clone, Copy)]
@@ -284,7 +285,7 @@ fn ipv4<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: usize) -> Resu
     }
     seen.marked = u32::from(ip.service & 3 == 3);
     seen.ipv4 = 1;
-    place::<EGRESS>(seen, FlowKey::mapped(ip.source), FlowKey::mapped(ip.destination));
+    seen.key.place::<EGRESS>(Key::mapped(ip.source), Key::mapped(ip.destination));
     Ok(Transport { protocol: ip.protocol, offset: at + own, limit })
 }
 
@@ -302,17 +303,11 @@ fn ipv6<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: usize) -> Resu
         return Err(Class::Malformed);
     }
     seen.marked = u32::from((ip.class >> 4) & 3 == 3);
-    place::<EGRESS>(seen, ip.source, ip.destination);
+    seen.key.place::<EGRESS>(ip.source, ip.destination);
     if matches!(ip.next, HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT | AUTHENTICATION) {
         return extensions(buffer, ip.next, offset, limit);
     }
     Ok(Transport { protocol: ip.next, offset, limit })
-}
-
-#[inline(always)]
-fn place<const EGRESS: bool>(seen: &mut Seen, source: [u32; 4], destination: [u32; 4]) {
-    let flow = &mut seen.flow;
-    (flow.local, flow.remote) = if EGRESS { (source, destination) } else { (destination, source) };
 }
 
 /// Follows extension headers to the transport's.
@@ -352,10 +347,7 @@ fn tcp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
     seen.acknowledgement = u32::from_be(tcp.acknowledgement);
     seen.flags = tcp.flags;
     seen.window = tcp.window;
-    let flow = &mut seen.flow;
-    let (source, destination) = (u16::from_be(tcp.source), u16::from_be(tcp.destination));
-    (flow.local_port, flow.remote_port) = if EGRESS { (source, destination) } else { (destination, source) };
-    flow.protocol = TCP;
+    seen.key.tcp::<EGRESS>(u16::from_be(tcp.source), u16::from_be(tcp.destination));
     Ok(Class::Tcp)
 }
 
@@ -384,9 +376,7 @@ fn udp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
     seen.flags = base.opcode;
     seen.sequence = u32::from_be(base.sequence);
     seen.window = u16::from_be(udp.source);
-    let flow = &mut seen.flow;
-    flow.queue_pair = u32::from_be(base.destination) & PSN_MASK;
-    flow.direction = if EGRESS { Direction::Egress } else { Direction::Ingress } as u8;
-    flow.protocol = UDP;
+    let direction = if EGRESS { Direction::Egress } else { Direction::Ingress };
+    seen.key.roce(u32::from_be(base.destination) & PSN_MASK, direction);
     Ok(Class::Roce)
 }

@@ -9,6 +9,7 @@
 #![feature(asm_experimental_arch)]
 
 mod headers;
+mod key;
 mod maps;
 mod roce;
 mod tcp;
@@ -18,6 +19,7 @@ use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use harmonaize_events::{HEADERS_END, Totals};
 use headers::{Buffer, Class, Seen};
+use key::Key;
 
 /// Lets the packet go on, to the next program or on its way.
 const NEXT: i32 = -1;
@@ -44,7 +46,7 @@ fn count<const EGRESS: bool>(context: &TcContext) {
         let Some(totals) = maps::totals::<EGRESS>(buffer.interface) else {
             return maps::losses(|losses| losses.unlisted += 1);
         };
-        let mut seen: Seen = maps::zeroed();
+        let mut seen = Seen { key: Key::at(buffer.interface), ..maps::zeroed() };
         let class = match headers::read::<EGRESS>(&buffer, &mut seen) {
             Ok(class) | Err(class) => class,
         };
@@ -71,7 +73,6 @@ fn settle<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut Seen, to
     seen.packets = packets;
     seen.bytes = bytes;
     seen.segment_size = buffer.segment_size;
-    seen.flow.interface = buffer.interface;
     let placed = match class {
         Class::Tcp => {
             totals.tcp += packets;

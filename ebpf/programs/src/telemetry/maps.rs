@@ -5,13 +5,14 @@
 //! interfaces follow nothing, and are per processor.
 //! A full table evicts its least recently used flow; the totals still have its packets.
 
+use crate::key::{Key, Requested};
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{LruHashMap, PerCpuArray, RingBuf};
 use harmonaize_events::{
-    Event, FlowKey, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Ipv4Key, Losses, RequestKey,
-    RequestSent, RoceCounters, TcpFlow, Totals,
+    Event, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses, RequestSent, RoceCounters,
+    TcpFlow, Totals,
 };
 
 /// A gap of this length between two packets of a flow ends a burst.
@@ -22,17 +23,18 @@ static IDLE_GAP_NS: Global<u64> = Global::new(500_000);
 #[unsafe(no_mangle)]
 static CLEAN_NS: Global<u64> = Global::new(10_000_000);
 
+/// By an [`Ipv4Key`](harmonaize_events::Ipv4Key), word by word.
 #[map]
-static TCP4_FLOWS: LruHashMap<Ipv4Key, TcpFlow> = LruHashMap::with_max_entries(1 << 15, 0);
+static TCP4_FLOWS: LruHashMap<[u64; 2], TcpFlow> = LruHashMap::with_max_entries(1 << 15, 0);
 
 #[map]
-static TCP6_FLOWS: LruHashMap<FlowKey, TcpFlow> = LruHashMap::with_max_entries(1 << 14, 0);
+static TCP6_FLOWS: LruHashMap<Key, TcpFlow> = LruHashMap::with_max_entries(1 << 14, 0);
 
 #[map]
-static ROCE_FLOWS: LruHashMap<FlowKey, RoceCounters> = LruHashMap::with_max_entries(1 << 14, 0);
+static ROCE_FLOWS: LruHashMap<Key, RoceCounters> = LruHashMap::with_max_entries(1 << 14, 0);
 
 #[map]
-static REQUESTS: LruHashMap<RequestKey, RequestSent> = LruHashMap::with_max_entries(1 << 14, 0);
+static REQUESTS: LruHashMap<Requested, RequestSent> = LruHashMap::with_max_entries(1 << 14, 0);
 
 /// Each interface at its index modulo the number of places, or in one of the next few. The loader lists the interfaces; the
 /// programs only look them up.
@@ -119,13 +121,13 @@ pub fn losses(note: impl FnOnce(&mut Losses)) {
 
 /// The entry of a connection over IPv4, made if it is new; none where there is no room.
 #[inline(always)]
-pub fn tcp4_flow(key: &Ipv4Key) -> Option<*mut TcpFlow> {
-    entry(&TCP4_FLOWS, key, &NEW_TCP)
+pub fn tcp4_flow(key: &Key) -> Option<*mut TcpFlow> {
+    entry(&TCP4_FLOWS, &key.ipv4(), &NEW_TCP)
 }
 
 /// The entry of a connection over IPv6, made if it is new; none where there is no room.
 #[inline(always)]
-pub fn tcp6_flow(key: &FlowKey) -> Option<*mut TcpFlow> {
+pub fn tcp6_flow(key: &Key) -> Option<*mut TcpFlow> {
     entry(&TCP6_FLOWS, key, &NEW_TCP)
 }
 
@@ -143,19 +145,19 @@ fn entry<K, V>(table: &LruHashMap<K, V>, key: &K, new: &V) -> Option<*mut V> {
 
 /// The entry of a queue pair, made if it is new; none where there is no room.
 #[inline(always)]
-pub fn roce_flow(key: &FlowKey) -> Option<*mut RoceCounters> {
+pub fn roce_flow(key: &Key) -> Option<*mut RoceCounters> {
     entry(&ROCE_FLOWS, key, &NEW_ROCE)
 }
 
 /// The entry of a queue pair, if there is one.
 #[inline(always)]
-pub fn known_roce_flow(key: &FlowKey) -> Option<*mut RoceCounters> {
+pub fn known_roce_flow(key: &Key) -> Option<*mut RoceCounters> {
     ROCE_FLOWS.get_ptr_mut(key)
 }
 
 /// Requests that wait for their acknowledgement.
 #[inline(always)]
-pub fn requests() -> &'static LruHashMap<RequestKey, RequestSent> {
+pub fn requests() -> &'static LruHashMap<Requested, RequestSent> {
     &REQUESTS
 }
 

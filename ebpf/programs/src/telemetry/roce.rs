@@ -6,9 +6,7 @@ use crate::headers::Seen;
 use crate::maps;
 use crate::traffic;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use harmonaize_events::{
-    Direction, EventKind, FlowKey, PSN_MASK, RequestKey, RequestSent, RoceCounters, state,
-};
+use harmonaize_events::{EventKind, PSN_MASK, RequestSent, RoceCounters, state};
 
 /// Congestion notification packet.
 const NOTIFICATION: u8 = 0x81;
@@ -42,12 +40,11 @@ const FORGOTTEN_NS: u64 = 1_000_000_000;
 /// Counts a buffer; false when its queue pair finds no place in the table.
 #[inline(always)]
 pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
-    let Some(own) = maps::roce_flow(&seen.flow) else { return false };
+    let Some(own) = maps::roce_flow(&seen.key) else { return false };
     let now = traffic::now();
-    // SAFETY: as for TCP's entries. Requests and answers to one queue pair may come from several processors at once: what
-    // must be exact is added atomically, and the rest is single words, of which any value makes sense.
+    // SAFETY: as for TCP's entries.
     let own = unsafe { &mut *own };
-    traffic::count::<EGRESS, true>(&mut own.traffic, seen, now);
+    traffic::count::<EGRESS>(&mut own.traffic, seen, now);
     own.source_port = u32::from(seen.window);
     let opcode = seen.flags;
     if opcode == NOTIFICATION {
@@ -136,13 +133,13 @@ fn response<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now: u64, o
 #[inline(always)]
 fn repeat<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now: u64) {
     own.repeats += seen.packets;
-    traffic::tell::<EGRESS>(EventKind::Retransmission, &seen.flow, now, own.repeats);
+    traffic::tell::<EGRESS>(EventKind::Retransmission, &seen.key, now, own.repeats);
 }
 
 #[inline(always)]
 fn gap<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now: u64, missing: u32) {
     own.gaps += u64::from(missing);
-    traffic::tell::<EGRESS>(EventKind::Gap, &seen.flow, now, own.gaps);
+    traffic::tell::<EGRESS>(EventKind::Gap, &seen.key, now, own.gaps);
 }
 
 /// An ACK, or a NAK by its syndrome.
@@ -163,15 +160,15 @@ fn acknowledgement<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now:
         }
     }
     let total = own.not_ready_naks + own.sequence_naks + own.fatal_naks;
-    traffic::tell::<EGRESS>(EventKind::Refusal, &seen.flow, now, total);
+    traffic::tell::<EGRESS>(EventKind::Refusal, &seen.key, now, total);
 }
 
 /// Remembers a request that will be answered. Where another one cannot be told from it, or the same was sent twice, neither
 /// is measured.
 #[inline(always)]
 fn asked<const EGRESS: bool>(seen: &Seen, now: u64, repeated: bool) {
-    let key = request_key(seen, EGRESS);
-    let sent = RequestSent { time_ns: now, queue_pair: seen.flow.queue_pair, reserved: 0 };
+    let key = seen.key.request(sequence(seen), EGRESS);
+    let sent = RequestSent { time_ns: now, queue_pair: seen.key.queue_pair(), reserved: 0 };
     let requests = maps::requests();
     if !repeated && requests.insert(&key, &sent, u64::from(BPF_NOEXIST)).is_ok() {
         return;
@@ -183,7 +180,7 @@ fn asked<const EGRESS: bool>(seen: &Seen, now: u64, repeated: bool) {
         let _ = requests.insert(&key, &sent, u64::from(BPF_ANY));
         return;
     }
-    if found.queue_pair != seen.flow.queue_pair {
+    if found.queue_pair != seen.key.queue_pair() {
         maps::losses(|losses| losses.ambiguous += 1);
     }
     found.queue_pair = RequestSent::AMBIGUOUS;
@@ -192,7 +189,7 @@ fn asked<const EGRESS: bool>(seen: &Seen, now: u64, repeated: bool) {
 /// Finds the request that a packet answers, and takes the time.
 #[inline(always)]
 fn answered<const EGRESS: bool>(seen: &Seen, now: u64) {
-    let request = request_key(seen, !EGRESS);
+    let request = seen.key.request(sequence(seen), !EGRESS);
     let Some(sent) = maps::requests().get_ptr_mut(&request) else { return };
     // SAFETY: as for the entries of flows.
     let sent = unsafe { *sent };
@@ -200,8 +197,7 @@ fn answered<const EGRESS: bool>(seen: &Seen, now: u64) {
     if sent.queue_pair == RequestSent::AMBIGUOUS {
         return;
     }
-    let direction = if EGRESS { Direction::Ingress } else { Direction::Egress } as u8;
-    let asker = FlowKey { queue_pair: sent.queue_pair, direction, ..seen.flow };
+    let asker = seen.key.back(sent.queue_pair);
     if let Some(asker) = maps::known_roce_flow(&asker) {
         // SAFETY: as for the entries of flows.
         let asker = unsafe { &mut *asker };
@@ -213,12 +209,4 @@ fn answered<const EGRESS: bool>(seen: &Seen, now: u64) {
 #[inline(always)]
 fn sequence(seen: &Seen) -> u32 {
     seen.sequence & PSN_MASK
-}
-
-/// The key of the request that a packet is, or answers, when the request leaves here or else comes in.
-#[inline(always)]
-fn request_key(seen: &Seen, leaves: bool) -> RequestKey {
-    let (local, remote) = (seen.flow.local, seen.flow.remote);
-    let (requester, responder) = if leaves { (local, remote) } else { (remote, local) };
-    RequestKey { requester, responder, sequence: sequence(seen), interface: seen.flow.interface }
 }

@@ -3,7 +3,7 @@
 use crate::headers::Seen;
 use crate::maps;
 use crate::traffic;
-use harmonaize_events::{EventKind, Ipv4Key, TcpCounters, state};
+use harmonaize_events::{EventKind, TcpCounters, state};
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
@@ -18,26 +18,16 @@ const WINDOW: i32 = 1 << 30;
 /// Counts a buffer; false when its connection finds no place in the table.
 #[inline(always)]
 pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
-    let key = &seen.flow;
-    let flow = if seen.ipv4 != 0 {
-        maps::tcp4_flow(&Ipv4Key {
-            local: key.local[3],
-            remote: key.remote[3],
-            local_port: key.local_port,
-            remote_port: key.remote_port,
-            interface: key.interface,
-        })
-    } else {
-        maps::tcp6_flow(key)
-    };
+    let key = &seen.key;
+    let flow = if seen.ipv4 != 0 { maps::tcp4_flow(key) } else { maps::tcp6_flow(key) };
     let Some(flow) = flow else { return false };
     let now = traffic::now();
-    // SAFETY: memory of the table stays until this program has ended. The other direction's program may write its own
-    // part, and end or begin a measurement here, at the same time: single words, of which any value makes sense.
+    // SAFETY: memory of the table stays until this program has ended. Others may write it at the same time: what must be
+    // exact is added atomically, and the rest is single words, of which any value makes sense.
     let flow = unsafe { &mut *flow };
     let (own, other) =
         if EGRESS { (&mut flow.egress, &mut flow.ingress) } else { (&mut flow.ingress, &mut flow.egress) };
-    traffic::count::<EGRESS, false>(&mut own.traffic, seen, now);
+    traffic::count::<EGRESS>(&mut own.traffic, seen, now);
     let flags = seen.flags;
     if flags & RST != 0 {
         return true;
@@ -102,7 +92,7 @@ fn follow<const EGRESS: bool>(own: &mut TcpCounters, seen: &Seen, span: u32, now
         own.retransmissions += old.div_ceil(size.max(1));
         own.next_sequence = end;
     }
-    traffic::tell::<EGRESS>(EventKind::Retransmission, &seen.flow, now, own.retransmissions);
+    traffic::tell::<EGRESS>(EventKind::Retransmission, &seen.key, now, own.retransmissions);
 }
 
 /// Goes on to `end`, and measures how long its ACK takes.

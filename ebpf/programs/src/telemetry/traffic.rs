@@ -1,9 +1,10 @@
 //! What both protocols count: packets, bytes, bursts, marks, round trips; and how events are told.
 
 use crate::headers::Seen;
+use crate::key::Key;
 use crate::maps;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
-use harmonaize_events::{Direction, Event, EventKind, FlowKey, RoundTrips, Traffic};
+use harmonaize_events::{Direction, Event, EventKind, RoundTrips, Traffic};
 
 /// What was handed to a function; the verifier wants to see that it is there.
 #[inline(always)]
@@ -21,28 +22,23 @@ pub fn now() -> u64 {
 
 /// Counts a buffer for a flow, and tells of a flow or burst that begins, and of marks.
 ///
-/// Without atomics: the packets of one flow in one direction come one after the other, on whichever processor. A sender
-/// holds its socket, a receive queue is polled by one processor at a time. Where that does not hold, for several queue
-/// pairs' answers to one, `ATOMIC` adds as one instruction, which takes longer.
+/// Several processors may do so for one flow at once: what a peer's softirq and its application send over a veth comes in
+/// on both of their processors. So packets and bytes are added atomically, and exact. The rest is not: two writers may
+/// lose one of their two steps there.
 #[inline(always)]
-pub fn count<const EGRESS: bool, const ATOMIC: bool>(traffic: &mut Traffic, seen: &Seen, now: u64) {
-    if ATOMIC {
-        add(&mut traffic.packets, seen.packets);
-        add(&mut traffic.bytes, seen.bytes);
-    } else {
-        traffic.packets += seen.packets;
-        traffic.bytes += seen.bytes;
-    }
+pub fn count<const EGRESS: bool>(traffic: &mut Traffic, seen: &Seen, now: u64) {
+    add(&mut traffic.packets, seen.packets);
+    add(&mut traffic.bytes, seen.bytes);
     if traffic.first_ns == 0 {
         traffic.first_ns = now;
         traffic.burst_began_ns = now;
-        tell::<EGRESS>(EventKind::FlowBegan, &seen.flow, now, 0);
+        tell::<EGRESS>(EventKind::FlowBegan, &seen.key, now, 0);
     } else if longer(now, traffic.last_ns, maps::idle_gap_ns()) {
         let event = Event {
             burst_began_ns: traffic.burst_began_ns,
             burst_ended_ns: traffic.last_ns,
             burst_bytes: traffic.burst_bytes,
-            ..event::<EGRESS>(EventKind::BurstBegan, &seen.flow, now, 0)
+            ..event::<EGRESS>(EventKind::BurstBegan, &seen.key, now, 0)
         };
         maps::tell(&event);
         traffic.burst_began_ns = now;
@@ -61,23 +57,23 @@ pub fn count<const EGRESS: bool, const ATOMIC: bool>(traffic: &mut Traffic, seen
 #[inline(always)]
 pub fn congestion<const EGRESS: bool>(traffic: &mut Traffic, seen: &Seen, now: u64, total: u64) {
     if traffic.marked_ns == 0 || longer(now, traffic.marked_ns, maps::clean_ns()) {
-        tell::<EGRESS>(EventKind::CongestionBegan, &seen.flow, now, total);
+        tell::<EGRESS>(EventKind::CongestionBegan, &seen.key, now, total);
     }
     traffic.marked_ns = now;
 }
 
 /// Tells what happened.
 #[inline(always)]
-pub fn tell<const EGRESS: bool>(kind: EventKind, flow: &FlowKey, now: u64, total: u64) {
-    maps::tell(&event::<EGRESS>(kind, flow, now, total));
+pub fn tell<const EGRESS: bool>(kind: EventKind, key: &Key, now: u64, total: u64) {
+    maps::tell(&event::<EGRESS>(kind, key, now, total));
 }
 
 #[inline(always)]
-fn event<const EGRESS: bool>(kind: EventKind, flow: &FlowKey, now: u64, total: u64) -> Event {
-    let direction = if EGRESS { Direction::Egress } else { Direction::Ingress } as u8;
+fn event<const EGRESS: bool>(kind: EventKind, key: &Key, now: u64, total: u64) -> Event {
+    let direction = if EGRESS { Direction::Egress } else { Direction::Ingress };
     Event {
         time_ns: now,
-        flow: FlowKey { direction, ..*flow },
+        flow: key.flow(direction),
         kind: kind as u32,
         reserved: 0,
         total,

@@ -1,18 +1,15 @@
 //! Whatever a packet claims, it is counted in the one class that it belongs to, and for its flow: random, truncated and
 //! hostile packets run through the programs in the kernel.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-mod support;
-
+use crate::support::model::{self, Kind};
+use crate::support::packets::{Segment, Transfer, ethernet, ip, udp};
+use crate::support::{collector, seed};
 use harmonaize_events::{Direction, FlowKey, Totals};
 use harmonaize_loader::{Collector, Flows, Options, Trial};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use support::model::{self, Kind};
-use support::packets::{Segment, Transfer, ethernet, ip, udp};
-use support::{collector, seed};
 
 const PACKETS: usize = 30_000;
 

@@ -1,8 +1,7 @@
 //! What is counted and told of TCP and RoCE v2, by traces written by hand and run through the programs in the kernel.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-mod support;
-
+use crate::support::collector;
+use crate::support::packets::{ACK, CWR, ECE, FIN, RST, SYN, Segment, Transfer, ip};
 use harmonaize_events::{
     Direction::{self, Egress, Ingress},
     Event, EventKind, RoceCounters, TcpFlow,
@@ -10,8 +9,6 @@ use harmonaize_events::{
 use harmonaize_loader::{Collector, Flows, Options, Trial};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
-use support::collector;
-use support::packets::{ACK, CWR, ECE, FIN, RST, SYN, Segment, Transfer, ip};
 
 const HERE: [u8; 4] = [10, 0, 0, 1];
 const THERE: [u8; 4] = [10, 0, 0, 2];

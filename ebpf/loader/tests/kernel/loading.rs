@@ -1,13 +1,10 @@
 //! Loading the programs: within their budget, and with an error that says what is missing.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-mod support;
-
+use crate::support::packets::{Segment, ip};
+use crate::support::{collector, object};
 use harmonaize_events::Direction;
 use harmonaize_loader::{Capability, Collector, Error, Kernel, Options, Trial};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use support::packets::{Segment, ip};
-use support::{collector, object};
 use toml::Table;
 
 fn open(object: Vec<u8>) -> Result<Collector, Error> {
@@ -17,7 +14,8 @@ fn open(object: Vec<u8>) -> Result<Collector, Error> {
 #[test]
 fn the_verifier_stays_within_the_budget() {
     let Some(collector) = collector(Options::default()) else { return };
-    let budget: Table = std::fs::read_to_string(support::committed("budget.toml")).unwrap().parse().unwrap();
+    let budget: Table =
+        std::fs::read_to_string(crate::support::committed("budget.toml")).unwrap().parse().unwrap();
     for program in collector.cost().unwrap().programs {
         let most = budget["verified"][program.name].as_integer().unwrap();
         match program.verified {
@@ -38,7 +36,7 @@ fn runs_are_timed_if_asked_for() {
         destination: 2,
         sequence: 0,
         acknowledgement: 0,
-        flags: support::packets::ACK,
+        flags: crate::support::packets::ACK,
         window: 1,
         payload: 0,
     };

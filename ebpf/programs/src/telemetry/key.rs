@@ -1,0 +1,92 @@
+//! The key of a flow, as the words that tables compare: written in smaller pieces, it would be read back slowly by the
+//! comparison, which waits for all of them.
+
+use harmonaize_events::{Direction, FlowKey, Protocol, RequestKey};
+
+/// A [`FlowKey`], word by word: 16 bytes on this side, 16 on the other, ports and queue pair, interface and the rest.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Key([u64; 6]);
+
+const _: () = assert!(size_of::<Key>() == size_of::<FlowKey>());
+const _: () = assert!(size_of::<Requested>() == size_of::<RequestKey>());
+
+/// A [`RequestKey`], word by word.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Requested([u64; 5]);
+
+impl Key {
+    /// Of no flow yet, at an interface.
+    #[inline(always)]
+    pub fn at(interface: u32) -> Self {
+        Self([0, 0, 0, 0, 0, u64::from(interface)])
+    }
+
+    /// An IPv4 address in two words, mapped.
+    #[inline(always)]
+    pub fn mapped(address: u32) -> [u64; 2] {
+        [0, 0xffff_0000 | u64::from(address) << 32]
+    }
+
+    /// Sets the addresses.
+    #[inline(always)]
+    pub fn place<const EGRESS: bool>(&mut self, source: [u64; 2], destination: [u64; 2]) {
+        let (local, remote) = if EGRESS { (source, destination) } else { (destination, source) };
+        [self.0[0], self.0[1]] = local;
+        [self.0[2], self.0[3]] = remote;
+    }
+
+    /// Makes it the key of a connection.
+    #[inline(always)]
+    pub fn tcp<const EGRESS: bool>(&mut self, source: u16, destination: u16) {
+        let (local, remote) = if EGRESS { (source, destination) } else { (destination, source) };
+        self.0[4] = u64::from(local) | u64::from(remote) << 16;
+        self.0[5] |= (Protocol::Tcp as u64) << 32;
+    }
+
+    /// Makes it the key of what goes to a queue pair.
+    #[inline(always)]
+    pub fn roce(&mut self, queue_pair: u32, direction: Direction) {
+        self.0[4] = u64::from(queue_pair) << 32;
+        self.0[5] |= (Protocol::Roce as u64) << 32 | (direction as u64) << 40;
+    }
+
+    /// That of the other direction, to another queue pair.
+    #[inline(always)]
+    pub fn back(&self, queue_pair: u32) -> Self {
+        let [a, b, c, d, _, rest] = self.0;
+        // Of two directions, 1 and 2, the other.
+        Self([a, b, c, d, u64::from(queue_pair) << 32, rest ^ 3 << 40])
+    }
+
+    /// The destination queue pair.
+    #[inline(always)]
+    pub fn queue_pair(&self) -> u32 {
+        (self.0[4] >> 32) as u32
+    }
+
+    /// An [`Ipv4Key`](harmonaize_events::Ipv4Key), word by word.
+    #[inline(always)]
+    pub fn ipv4(&self) -> [u64; 2] {
+        let [_, local, _, remote, ports, rest] = self.0;
+        [local >> 32 | remote >> 32 << 32, ports | rest << 32]
+    }
+
+    /// The key of a request of this sequence number that leaves here, or else comes in.
+    #[inline(always)]
+    pub fn request(&self, sequence: u32, leaves: bool) -> Requested {
+        let [a, b, c, d, _, rest] = self.0;
+        let last = u64::from(sequence) | rest << 32;
+        Requested(if leaves { [a, b, c, d, last] } else { [c, d, a, b, last] })
+    }
+
+    /// The flow for user space, with a direction.
+    #[inline(always)]
+    pub fn flow(&self, direction: Direction) -> FlowKey {
+        let [a, b, c, d, e, rest] = self.0;
+        let rest = rest & !(0xff << 40) | (direction as u64) << 40;
+        // SAFETY: both are six words, and any words are a flow's key.
+        unsafe { core::mem::transmute::<[u64; 6], FlowKey>([a, b, c, d, e, rest]) }
+    }
+}
