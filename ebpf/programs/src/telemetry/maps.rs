@@ -11,8 +11,8 @@ use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{LruHashMap, PerCpuArray, RingBuf};
 use harmonaize_events::{
-    Event, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses, RequestSent, RoceCounters,
-    TcpFlow, Totals,
+    Event, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses, RequestSent, RoceCounters, TcpFlow,
+    Totals,
 };
 
 /// A gap of this length between two packets of a flow ends a burst.
