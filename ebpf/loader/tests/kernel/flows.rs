@@ -7,6 +7,7 @@ use harmonaize_events::{
     Event, EventKind, RoceCounters, TcpFlow,
 };
 use harmonaize_loader::{Collector, Flows, Options, Trial};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -92,7 +93,7 @@ fn ends(direction: Direction) -> (IpAddr, IpAddr) {
 
 /// A segment with so many bytes from a sequence number.
 fn data(sequence: u32, payload: usize) -> Segment {
-    Segment { source: 0, destination: 0, sequence, acknowledgement: 0, flags: ACK, window: 1000, payload }
+    Segment { source: 0, destination: 0, sequence, acknowledgement: 0, flags: ACK, window: 256, payload }
 }
 
 /// An acknowledgement alone.
@@ -201,6 +202,32 @@ fn buffers_of_several_segments_count_as_those() {
 }
 
 #[test]
+fn a_buffer_that_is_old_in_part_counts_its_old_segments() {
+    let Some(mut line) = Line::quiet() else { return };
+    line.tcp(Egress, data(0, 1500));
+    let mut again = data(0, 3000);
+    (again.source, again.destination) = (1000, 2000);
+    line.pass(Egress, &ip(HERE.into(), THERE.into(), 6, 0, &again.bytes()), Some((3, 1000)));
+    let own = line.connection().egress;
+    assert_eq!((own.retransmissions, own.traffic.packets, own.next_sequence), (2, 4, 3000));
+}
+
+/// Events can be waited for by the descriptor.
+#[test]
+fn events_wake_who_polls() {
+    let Some(mut line) = Line::quiet() else { return };
+    let ready = |line: &Line| {
+        let mut polled = [PollFd::new(&line.collector, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap()
+    };
+    assert_eq!(ready(&line), 0);
+    line.tcp(Egress, data(0, 10));
+    assert_eq!(ready(&line), 1);
+    assert_eq!(line.events().len(), 1);
+    assert_eq!(ready(&line), 0);
+}
+
+#[test]
 fn bursts_are_told_when_the_next_begins() {
     // Any time at all between two packets is a gap.
     let Some(mut line) = Line::with(Options { idle_gap: Duration::ZERO, ..Options::default() }) else {
@@ -272,12 +299,13 @@ fn roce_requests_are_measured_to_their_answers() {
     line.roce(Ingress, transfer(RESPONSE_LAST, 9, 3));
     line.roce(Egress, transfer(FETCH_ADD, 7, 4));
     line.roce(Ingress, transfer(ATOMIC_RESPONSE, 9, 4));
-    // Nobody asked for this one.
+    // Nobody asked for the one; the other has been answered.
     line.roce(Ingress, answer(9, 5, 0));
+    line.roce(Ingress, answer(9, 0, 0x1f));
     let most = u64::try_from(line.begun.elapsed().as_nanos()).unwrap();
     let (own, other) = (line.queue_pair(Egress, 7), line.queue_pair(Ingress, 9));
     assert_eq!((own.writes, own.reads, own.atomics, own.traffic.packets), (3, 1, 1, 5));
-    assert_eq!((other.acknowledgements, other.read_responses, other.atomics), (2, 3, 1));
+    assert_eq!((other.acknowledgements, other.read_responses, other.atomics), (3, 3, 1));
     assert_eq!((own.gaps, own.repeats, other.gaps, other.repeats), (0, 0, 0, 0));
     assert_eq!((own.round_trips.count, other.round_trips.count), (3, 0));
     assert!(own.round_trips.least_ns > 0 && own.round_trips.sum_ns < most);
@@ -335,14 +363,17 @@ fn roce_datagrams_have_no_sequence_and_unreliable_connections_have() {
         line.roce(Egress, asking(0x60 | SEND_ONLY, 1, sequence));
         line.roce(Egress, asking(0x20 | SEND_ONLY, 2, sequence));
     }
-    // No such operation: a READ on an unreliable connection, an RDMA WRITE in a datagram, the reliable datagram, vendors'.
-    for (queue_pair, opcode) in [(3, 0x20 | READ), (3, 0x60 | WRITE_FIRST), (3, 0x40), (3, 0xe0), (3, 31)] {
+    // No such operation: a READ or an invalidation on an unreliable connection, an RDMA WRITE in a datagram, the reliable
+    // datagram, vendors'.
+    for (queue_pair, opcode) in
+        [(3, 0x20 | READ), (3, 0x60 | WRITE_FIRST), (3, 0x20 | 22), (3, 0x40), (3, 0xe0), (3, 31)]
+    {
         line.roce(Egress, transfer(opcode, queue_pair, 1));
     }
     let (datagrams, connected) = (line.queue_pair(Egress, 1), line.queue_pair(Egress, 2));
     assert_eq!((datagrams.sends, datagrams.gaps, datagrams.repeats), (3, 0, 0));
     assert_eq!((connected.sends, connected.gaps, connected.repeats), (3, 894, 1));
-    assert_eq!(line.queue_pair(Egress, 3).unknown, 5);
+    assert_eq!(line.queue_pair(Egress, 3).unknown, 6);
     // Neither is acknowledged.
     line.roce(Ingress, answer(4, 900, 0));
     assert_eq!(line.queue_pair(Egress, 2).round_trips.count, 0);

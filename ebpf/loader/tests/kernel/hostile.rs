@@ -64,6 +64,10 @@ fn transport(random: &mut ChaCha8Rng) -> (u8, Vec<u8>) {
             if random.random_range(0..4) == 0 {
                 bytes[9] = random.random();
             }
+            if random.random_range(0..4) == 0 {
+                // Its own length, about as short as it may be.
+                bytes[5] = random.random_range(8 + 12..8 + 12 + 4 + 6);
+            }
             (17, bytes)
         }
         6 => (17, udp(port(random), port(random), &vec![0; random.random_range(0..40)])),
