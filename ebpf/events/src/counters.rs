@@ -23,8 +23,8 @@ shared! {
         pub last_ns: u64,
         /// When the running burst began: traffic without a gap as long as the set idle gap.
         pub burst_began_ns: u64,
-        /// Bytes of the running burst.
-        pub burst_bytes: u64,
+        /// `bytes` before the running burst, which has had the rest.
+        pub burst_after: u64,
         /// Packets that a queue has marked (ECN CE in the IP header); of a merged buffer, all of it.
         pub marked: u64,
         /// When the last signal of congestion passed: a mark, or for RoCE a CNP.

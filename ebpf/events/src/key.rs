@@ -65,6 +65,23 @@ shared! {
         pub interface: u32,
     }
 
+    /// What goes to a RoCE v2 queue pair over IPv4, likewise.
+    #[derive(Hash, PartialOrd, Ord)]
+    pub struct Ipv4RoceKey {
+        /// The address on this side, in memory order.
+        pub local: u32,
+        /// The address on the other side.
+        pub remote: u32,
+        /// The destination queue pair.
+        pub queue_pair: u32,
+        /// The interface's index in its network namespace.
+        pub interface: u32,
+        /// A [`Direction`], by its number.
+        pub direction: u32,
+        /// Always 0.
+        pub reserved: u32,
+    }
+
     /// A request of RoCE v2 whose acknowledgement is awaited: by it the ACK, which names neither the request's queue pair nor
     /// its port, finds the request again.
     #[derive(Hash)]
@@ -109,20 +126,42 @@ impl From<Ipv4Key> for FlowKey {
     }
 }
 
+impl From<Ipv4RoceKey> for FlowKey {
+    fn from(key: Ipv4RoceKey) -> Self {
+        Self {
+            local: Self::mapped(key.local),
+            remote: Self::mapped(key.remote),
+            queue_pair: key.queue_pair,
+            interface: key.interface,
+            protocol: Protocol::Roce as u8,
+            direction: key.direction as u8,
+            ..Self::default()
+        }
+    }
+}
+
 impl FlowKey {
     /// The key of the programs' own table of TCP over IPv4; none for any other flow.
     pub fn ipv4(&self) -> Option<Ipv4Key> {
+        let (local, remote) = self.ipv4_ends(Protocol::Tcp)?;
+        let (local_port, remote_port) = (self.local_port, self.remote_port);
+        Some(Ipv4Key { local, remote, local_port, remote_port, interface: self.interface })
+    }
+
+    /// The key of the programs' own table of RoCE v2 over IPv4; none for any other flow.
+    pub fn ipv4_roce(&self) -> Option<Ipv4RoceKey> {
+        let (local, remote) = self.ipv4_ends(Protocol::Roce)?;
+        let (queue_pair, interface) = (self.queue_pair, self.interface);
+        let direction = u32::from(self.direction);
+        Some(Ipv4RoceKey { local, remote, queue_pair, interface, direction, reserved: 0 })
+    }
+
+    fn ipv4_ends(&self, protocol: Protocol) -> Option<(u32, u32)> {
         let [a, b, mark, local] = self.local;
         let [c, d, other, remote] = self.remote;
-        let mapped = Self::mapped(0)[2];
+        let [_, _, mapped, _] = Self::mapped(0);
         let fits = [a, b, c, d] == [0; 4] && mark == mapped && other == mapped;
-        (fits && self.protocol == Protocol::Tcp as u8).then_some(Ipv4Key {
-            local,
-            remote,
-            local_port: self.local_port,
-            remote_port: self.remote_port,
-            interface: self.interface,
-        })
+        (fits && self.protocol == protocol as u8).then_some((local, remote))
     }
 
     /// The words of an IPv4 address in [`FlowKey::local`] and [`FlowKey::remote`]; `address` in memory order.
@@ -176,5 +215,10 @@ mod tests {
         assert_eq!(key.ipv4(), None);
         let short = Ipv4Key { local: 1, remote: 2, local_port: 3, remote_port: 4, interface: 5 };
         assert_eq!(FlowKey::from(short).ipv4(), Some(short));
+        assert_eq!(FlowKey::from(short).ipv4_roce(), None);
+        let short =
+            Ipv4RoceKey { local: 1, remote: 2, queue_pair: 3, interface: 4, direction: 2, reserved: 0 };
+        assert_eq!(FlowKey::from(short).ipv4_roce(), Some(short));
+        assert_eq!(FlowKey::from(short).ipv4(), None);
     }
 }

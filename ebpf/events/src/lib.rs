@@ -13,7 +13,7 @@ mod totals;
 
 pub use counters::{RoceCounters, RoundTrips, TcpCounters, TcpFlow, Traffic, state};
 pub use event::{Event, EventKind};
-pub use key::{Direction, FlowKey, Ipv4Key, Protocol, RequestKey, RequestSent};
+pub use key::{Direction, FlowKey, Ipv4Key, Ipv4RoceKey, Protocol, RequestKey, RequestSent};
 pub use totals::{InterfaceTotals, Losses, Totals};
 
 /// The UDP port of RoCE v2 (InfiniBand Architecture, annex A17).

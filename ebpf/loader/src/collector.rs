@@ -9,8 +9,8 @@ use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues, RingBuf};
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
 use harmonaize_events::{
-    Direction, Event, FlowKey, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Ipv4Key, Losses, Protocol,
-    RoceCounters, TcpFlow,
+    Direction, Event, FlowKey, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Ipv4Key, Ipv4RoceKey,
+    Losses, Protocol, RoceCounters, TcpFlow,
 };
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,7 +21,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// The tables of flows, by their names in the object.
 const TCP4: &str = "TCP4_FLOWS";
 const TCP6: &str = "TCP6_FLOWS";
-const ROCE: &str = "ROCE_FLOWS";
+const ROCE4: &str = "ROCE4_FLOWS";
+const ROCE6: &str = "ROCE6_FLOWS";
 
 const TOTALS: usize = size_of::<InterfaceTotals>();
 const LOSSES: usize = size_of::<Losses>();
@@ -35,8 +36,8 @@ pub struct Options {
     pub idle_gap: Duration,
     /// Signals of congestion further apart than this begin anew.
     pub clean: Duration,
-    /// How many TCP connections are kept, and half as many queue pairs; the least recently used are evicted beyond. Some
-    /// 450 bytes of the kernel's memory for each.
+    /// How many TCP connections over IPv4 are kept, and half as many over IPv6, and half as many queue pairs over each; the
+    /// least recently used are evicted beyond. About 1 KiB of the kernel's memory for each of the number.
     pub flows: u32,
     /// Bytes of the ring of events: a power of two, rounded up.
     pub ring: u32,
@@ -95,7 +96,8 @@ pub struct Collector {
     events: RingBuf<MapData>,
     tcp4: Buffers<Ipv4Key, TcpFlow>,
     tcp6: Buffers<FlowKey, TcpFlow>,
-    roce: Buffers<FlowKey, RoceCounters>,
+    roce4: Buffers<Ipv4RoceKey, RoceCounters>,
+    roce6: Buffers<FlowKey, RoceCounters>,
     removed: u64,
     evicted: u64,
     /// While it is open, the kernel takes times.
@@ -129,9 +131,10 @@ impl Collector {
             .btf(None)
             .override_global("IDLE_GAP_NS", &idle_gap, true)
             .override_global("CLEAN_NS", &clean, true)
-            .map_max_entries("TCP4_FLOWS", flows)
-            .map_max_entries("TCP6_FLOWS", flows / 2)
-            .map_max_entries("ROCE_FLOWS", flows / 2)
+            .map_max_entries(TCP4, flows)
+            .map_max_entries(TCP6, flows / 2)
+            .map_max_entries(ROCE4, flows / 2)
+            .map_max_entries(ROCE6, flows / 2)
             .map_max_entries("REQUESTS", flows / 2)
             .map_max_entries("EVENTS", ring)
             .load(options.object.as_deref().unwrap_or(crate::OBJECT))
@@ -153,7 +156,8 @@ impl Collector {
             attachments: BTreeMap::new(),
             tcp4: Buffers::default(),
             tcp6: Buffers::default(),
-            roce: Buffers::default(),
+            roce4: Buffers::default(),
+            roce6: Buffers::default(),
             removed: 0,
             evicted: 0,
             run_time,
@@ -176,7 +180,8 @@ impl Collector {
         let entries = self.losses()?.entries;
         self.tcp4.read(descriptor(&self.ebpf, TCP4)?, TCP4, &mut into.tcp)?;
         self.tcp6.read(descriptor(&self.ebpf, TCP6)?, TCP6, &mut into.tcp)?;
-        self.roce.read(descriptor(&self.ebpf, ROCE)?, ROCE, &mut into.roce)?;
+        self.roce4.read(descriptor(&self.ebpf, ROCE4)?, ROCE4, &mut into.roce)?;
+        self.roce6.read(descriptor(&self.ebpf, ROCE6)?, ROCE6, &mut into.roce)?;
         let there = (into.tcp.len() + into.roce.len()) as u64;
         self.evicted = self.evicted.max(entries.saturating_sub(there + self.removed));
         into.evicted = self.evicted;
@@ -223,11 +228,12 @@ impl Collector {
     /// # Errors
     /// A call on the table fails.
     pub fn forget(&mut self, flow: &FlowKey) -> Result<bool, Error> {
-        let short = flow.ipv4();
-        let (name, key) = match &short {
-            Some(short) => (TCP4, short.as_bytes()),
-            None if flow.protocol == Protocol::Tcp as u8 => (TCP6, flow.as_bytes()),
-            None => (ROCE, flow.as_bytes()),
+        let (tcp, roce) = (flow.ipv4(), flow.ipv4_roce());
+        let (name, key) = match (&tcp, &roce) {
+            (Some(tcp), _) => (TCP4, tcp.as_bytes()),
+            (_, Some(roce)) => (ROCE4, roce.as_bytes()),
+            _ if flow.protocol == Protocol::Tcp as u8 => (TCP6, flow.as_bytes()),
+            _ => (ROCE6, flow.as_bytes()),
         };
         let done = sys::delete(descriptor(&self.ebpf, name)?, key)
             .map_err(|error| Error::call(format!("removing from the table {name}"), error))?;

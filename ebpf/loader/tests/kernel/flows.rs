@@ -250,7 +250,7 @@ fn bursts_are_told_when_the_next_begins() {
         (second.time_ns, second.time_ns, 200)
     );
     assert_eq!((traffic.first_ns, traffic.last_ns), (first.time_ns, third.time_ns));
-    assert_eq!((traffic.burst_began_ns, traffic.burst_bytes), (third.time_ns, 100));
+    assert_eq!((traffic.burst_began_ns, traffic.bytes - traffic.burst_after), (third.time_ns, 100));
     assert!(first.time_ns < second.time_ns && second.time_ns < third.time_ns);
     assert!(events.iter().all(|event| event.flow.direction == Egress as u8 && event.flow.local_port == 1000));
 }

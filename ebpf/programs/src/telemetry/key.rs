@@ -73,6 +73,13 @@ impl Key {
         [local >> 32 | remote >> 32 << 32, ports | rest << 32]
     }
 
+    /// An [`Ipv4RoceKey`](harmonaize_events::Ipv4RoceKey), word by word.
+    #[inline(always)]
+    pub fn ipv4_roce(&self) -> [u64; 3] {
+        let [_, local, _, remote, numbers, rest] = self.0;
+        [local >> 32 | remote >> 32 << 32, numbers >> 32 | rest << 32, rest >> 40 & 0xff]
+    }
+
     /// The key of a request of this sequence number that leaves here, or else comes in.
     #[inline(always)]
     pub fn request(&self, sequence: u32, leaves: bool) -> Requested {

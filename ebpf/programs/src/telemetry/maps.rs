@@ -30,8 +30,12 @@ static TCP4_FLOWS: LruHashMap<[u64; 2], TcpFlow> = LruHashMap::with_max_entries(
 #[map]
 static TCP6_FLOWS: LruHashMap<Key, TcpFlow> = LruHashMap::with_max_entries(1 << 14, 0);
 
+/// By an [`Ipv4RoceKey`](harmonaize_events::Ipv4RoceKey), word by word.
 #[map]
-static ROCE_FLOWS: LruHashMap<Key, RoceCounters> = LruHashMap::with_max_entries(1 << 14, 0);
+static ROCE4_FLOWS: LruHashMap<[u64; 3], RoceCounters> = LruHashMap::with_max_entries(1 << 14, 0);
+
+#[map]
+static ROCE6_FLOWS: LruHashMap<Key, RoceCounters> = LruHashMap::with_max_entries(1 << 14, 0);
 
 #[map]
 static REQUESTS: LruHashMap<Requested, RequestSent> = LruHashMap::with_max_entries(1 << 14, 0);
@@ -143,16 +147,22 @@ fn entry<K, V>(table: &LruHashMap<K, V>, key: &K, new: &V) -> Option<*mut V> {
     table.get_ptr_mut(key)
 }
 
-/// The entry of a queue pair, made if it is new; none where there is no room.
+/// The entry of a queue pair over IPv4, made if it is new; none where there is no room.
 #[inline(always)]
-pub fn roce_flow(key: &Key) -> Option<*mut RoceCounters> {
-    entry(&ROCE_FLOWS, key, &NEW_ROCE)
+pub fn roce4_flow(key: &Key) -> Option<*mut RoceCounters> {
+    entry(&ROCE4_FLOWS, &key.ipv4_roce(), &NEW_ROCE)
+}
+
+/// The entry of a queue pair over IPv6, made if it is new; none where there is no room.
+#[inline(always)]
+pub fn roce6_flow(key: &Key) -> Option<*mut RoceCounters> {
+    entry(&ROCE6_FLOWS, key, &NEW_ROCE)
 }
 
 /// The entry of a queue pair, if there is one.
 #[inline(always)]
-pub fn known_roce_flow(key: &Key) -> Option<*mut RoceCounters> {
-    ROCE_FLOWS.get_ptr_mut(key)
+pub fn known_roce_flow(key: &Key, ipv4: bool) -> Option<*mut RoceCounters> {
+    if ipv4 { ROCE4_FLOWS.get_ptr_mut(key.ipv4_roce()) } else { ROCE6_FLOWS.get_ptr_mut(key) }
 }
 
 /// Requests that wait for their acknowledgement.

@@ -40,7 +40,9 @@ const FORGOTTEN_NS: u64 = 1_000_000_000;
 /// Counts a buffer; false when its queue pair finds no place in the table.
 #[inline(always)]
 pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
-    let Some(own) = maps::roce_flow(&seen.key) else { return false };
+    let key = &seen.key;
+    let own = if seen.ipv4 != 0 { maps::roce4_flow(key) } else { maps::roce6_flow(key) };
+    let Some(own) = own else { return false };
     let now = traffic::now();
     // SAFETY: as for TCP's entries.
     let own = unsafe { &mut *own };
@@ -198,7 +200,7 @@ fn answered<const EGRESS: bool>(seen: &Seen, now: u64) {
         return;
     }
     let asker = seen.key.back(sent.queue_pair);
-    if let Some(asker) = maps::known_roce_flow(&asker) {
+    if let Some(asker) = maps::known_roce_flow(&asker, seen.ipv4 != 0) {
         // SAFETY: as for the entries of flows.
         let asker = unsafe { &mut *asker };
         traffic::round_trip(&mut asker.round_trips, sent.time_ns, now);

@@ -27,6 +27,7 @@ pub fn now() -> u64 {
 /// lose one of their two steps there.
 #[inline(always)]
 pub fn count<const EGRESS: bool>(traffic: &mut Traffic, seen: &Seen, now: u64) {
+    let before = traffic.bytes;
     add(&mut traffic.packets, seen.packets);
     add(&mut traffic.bytes, seen.bytes);
     if traffic.first_ns == 0 {
@@ -37,15 +38,14 @@ pub fn count<const EGRESS: bool>(traffic: &mut Traffic, seen: &Seen, now: u64) {
         let event = Event {
             burst_began_ns: traffic.burst_began_ns,
             burst_ended_ns: traffic.last_ns,
-            burst_bytes: traffic.burst_bytes,
+            burst_bytes: before - traffic.burst_after,
             ..event::<EGRESS>(EventKind::BurstBegan, &seen.key, now, 0)
         };
         maps::tell(&event);
         traffic.burst_began_ns = now;
-        traffic.burst_bytes = 0;
+        traffic.burst_after = before;
     }
     traffic.last_ns = now;
-    traffic.burst_bytes += seen.bytes;
     if seen.marked != 0 {
         traffic.marked += seen.packets;
         let total = traffic.marked;
