@@ -15,7 +15,7 @@ mod segment;
 
 pub use end::{AgentEnd, EndError, TenantEnd};
 pub use mapped::{MappedEnd, MappedTenant};
-pub use memory::{Memory, MemoryError, Pin, Span};
+pub use memory::{Memory, MemoryError, Pin, Span, check_range};
 pub use passing::{receive_with_descriptors, send_with_descriptors};
 pub use remote::{REMOTE_DEPTH, RemoteEnd, RemoteTenant};
 pub use ring::RingError;

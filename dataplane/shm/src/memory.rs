@@ -44,6 +44,14 @@ pub enum MemoryError {
     },
 }
 
+/// Whether `bytes` bytes from `offset` lie in `size` bytes.
+pub fn check_range(offset: u64, bytes: u64, size: u64) -> Result<(), MemoryError> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(MemoryError::OutOfRange { offset, bytes, size }),
+    }
+}
+
 /// A readable and writable mapping, private to this process or shared through a memfd. Unmapped when dropped; its bytes
 /// may change at any time, so they are reached through views alone.
 #[derive(Debug)]
@@ -153,11 +161,8 @@ impl Memory {
     }
 
     fn check(&self, offset: u64, bytes: u64) -> Result<(usize, usize), MemoryError> {
-        let size = self.bytes as u64;
-        match offset.checked_add(bytes) {
-            Some(end) if end <= size => Ok((offset as usize, bytes as usize)),
-            _ => Err(MemoryError::OutOfRange { offset, bytes, size }),
-        }
+        check_range(offset, bytes, self.bytes as u64)?;
+        Ok((offset as usize, bytes as usize))
     }
 
     /// A range to read.
@@ -263,15 +268,12 @@ impl Span {
 
     /// `bytes` bytes from `offset` of this span.
     pub fn range(&self, offset: u64, bytes: u64) -> Result<Self, MemoryError> {
-        let size = self.bytes as u64;
-        match offset.checked_add(bytes) {
-            Some(end) if end <= size => Ok(Self {
-                memory: Arc::clone(&self.memory),
-                offset: self.offset + offset as usize,
-                bytes: bytes as usize,
-            }),
-            _ => Err(MemoryError::OutOfRange { offset, bytes, size }),
-        }
+        check_range(offset, bytes, self.bytes as u64)?;
+        Ok(Self {
+            memory: Arc::clone(&self.memory),
+            offset: self.offset + offset as usize,
+            bytes: bytes as usize,
+        })
     }
 }
 

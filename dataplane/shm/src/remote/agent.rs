@@ -3,7 +3,7 @@
 use super::REMOTE_DEPTH;
 use super::channel::{Channel, Frame, Landing, Receiver};
 use super::frame::{Header, kind};
-use crate::{AgentEnd, EndError, MAX_ENTRIES, Memory, MemoryError, RingError, Span};
+use crate::{AgentEnd, EndError, MAX_ENTRIES, Memory, MemoryError, RingError, Span, check_range};
 use harmonaize_abi::{Completion, Submission};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::VecDeque;
@@ -55,11 +55,8 @@ impl RemoteEnd {
     }
 
     fn check(&self, offset: u64, bytes: usize) -> Result<u64, EndError> {
-        let (bytes, size) = (bytes as u64, self.arena_bytes);
-        match offset.checked_add(bytes) {
-            Some(end) if end <= size => Ok(bytes),
-            _ => Err(MemoryError::OutOfRange { offset, bytes, size }.into()),
-        }
+        check_range(offset, bytes as u64, self.arena_bytes)?;
+        Ok(bytes as u64)
     }
 }
 

@@ -1,10 +1,10 @@
 //! The agent's end of an attachment over RDMA.
 
-use super::channel::{Channel, Slots, Waiting, check, failed};
+use super::channel::{Channel, Slots, Waiting, failed};
 use crate::{Access, Domain, Function, Local, Registrations, RemoteAddress, VerbsError, Work};
 use harmonaize_abi::session::{Offer, PairEnd, Registered};
 use harmonaize_abi::{Completion, Submission};
-use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
+use harmonaize_shm::{AgentEnd, EndError, Memory, Span, check_range};
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -74,7 +74,10 @@ impl RdmaEnd {
         access: Access,
         work: fn(Local, RemoteAddress) -> Work,
     ) -> Result<(), EndError> {
-        check(offset, span.bytes(), self.arena_bytes)?;
+        check_range(offset, span.bytes() as u64, self.arena_bytes)?;
+        if self.transfers.len() >= TRANSFERS {
+            return Err(EndError::Full);
+        }
         let region = self.regions.region(span.memory(), access).map_err(failed)?;
         let local = Local::new(&region, span).map_err(failed)?;
         // The tenant's numbers: nonsense fails at its device.

@@ -9,7 +9,7 @@ use crate::{
     Path, QueuePair, Region, RemoteAddress, Status, Unconnected, VerbsError, Work,
 };
 use harmonaize_abi::session::{PairEnd, Registered};
-use harmonaize_shm::{EndError, Memory, MemoryError, Span};
+use harmonaize_shm::{EndError, Memory, Span};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -118,14 +118,12 @@ impl Waiting {
             peer: RemoteAddress { address: peer.mailbox.address, rkey: peer.mailbox.rkey },
             entries: self.entries,
             slots: self.slots,
-            transfers: self.transfers,
             sent: 0,
             taken: 0,
             arrived: 0,
             waiting: Vec::with_capacity(room),
             batch: Vec::with_capacity(room),
             polled: Vec::with_capacity(POLL),
-            unfinished: 0,
             finished: 0,
             armed: false,
             lost: false,
@@ -146,7 +144,6 @@ pub(super) struct Channel {
     peer: RemoteAddress,
     entries: u32,
     slots: Slots,
-    transfers: usize,
     inline: bool,
     /// Messages sent, taken, and arrived, since the beginning.
     sent: u64,
@@ -156,8 +153,7 @@ pub(super) struct Channel {
     waiting: Vec<Work>,
     batch: Vec<Work>,
     polled: Vec<Completion>,
-    /// Transfers asked for that have not ended, and those that have and were not told.
-    unfinished: usize,
+    /// Transfers that have ended and were not told.
     finished: usize,
     armed: bool,
     lost: bool,
@@ -205,15 +201,12 @@ impl Channel {
         Ok(())
     }
 
-    /// Reads or writes the peer's memory, with the next [`Self::post`]. Transfers end in order.
+    /// Reads or writes the peer's memory, with the next [`Self::post`]. Transfers end in order; the caller has no more under way
+    /// than it said.
     pub(super) fn transfer(&mut self, work: Work) -> Result<(), EndError> {
         if self.lost {
             return Err(EndError::Closed);
         }
-        if self.unfinished >= self.transfers {
-            return Err(EndError::Full);
-        }
-        self.unfinished += 1;
         self.waiting.push(work.signalled().token(TRANSFER));
         Ok(())
     }
@@ -261,7 +254,6 @@ impl Channel {
 
     /// How many transfers have ended since the last time.
     pub(super) fn finished(&mut self) -> usize {
-        self.unfinished = self.unfinished.saturating_sub(self.finished);
         std::mem::take(&mut self.finished)
     }
 
@@ -287,14 +279,5 @@ impl Channel {
 
     pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
-    }
-}
-
-/// Whether a range lies in an arena of so many bytes.
-pub(super) fn check(offset: u64, bytes: usize, size: u64) -> Result<(), MemoryError> {
-    let bytes = bytes as u64;
-    match offset.checked_add(bytes) {
-        Some(end) if end <= size => Ok(()),
-        _ => Err(MemoryError::OutOfRange { offset, bytes, size }),
     }
 }
