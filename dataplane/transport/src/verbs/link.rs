@@ -5,9 +5,7 @@ use super::path::{Fault, Outlet, Path};
 use super::rail::Rail;
 use crate::rings::Rings;
 use crate::{DownReason, Event, LinkId};
-use harmonaize_verbs::Region;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// How far a link has come.
@@ -38,8 +36,6 @@ pub(super) struct Link {
     /// We are ready, the peer is.
     ready: (bool, bool),
     pub(super) rings: Rings,
-    /// What keeps the rings' memory open for the peer.
-    pub(super) landing: Vec<Arc<Region>>,
     pub(super) peer_rings: Vec<RingEnd>,
     /// Frames of the exchange that the TCP link has not taken yet.
     pub(super) said: VecDeque<Vec<u8>>,
@@ -78,7 +74,6 @@ impl Link {
             ends: vec![None; source_ports.len()],
             ready: (false, false),
             rings: Rings::default(),
-            landing: Vec::new(),
             peer_rings: Vec::new(),
             said: VecDeque::new(),
             deadline: None,

@@ -451,7 +451,7 @@ impl Transport for VerbsTransport {
         let Some(link) = self.links.get_mut(at) else { return Err(DownReason::Closed) };
         let mut end =
             RingEnd { number: ring, slot_bytes: memory.slot_bytes, slots: memory.slots, places: Vec::new() };
-        let mut regions = Vec::new();
+        // The registrations keep them for as long as the link has the ring.
         for rail in &mut self.rails {
             let region = rail
                 .regions
@@ -459,10 +459,8 @@ impl Transport for VerbsTransport {
                 .map_err(|error| DownReason::Connect(format!("ring {ring}: {error}")))?;
             let address = region.address() + memory.memory.offset() as u64;
             end.places.push(Place { address, rkey: region.rkey() });
-            regions.push(region);
         }
         link.rings.attach(ring, memory)?;
-        link.landing.append(&mut regions);
         link.say(&Control::Ring(end));
         self.quiet = false;
         self.pump(at);
