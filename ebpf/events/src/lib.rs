@@ -9,11 +9,13 @@
 mod counters;
 mod event;
 mod key;
+mod mark;
 mod totals;
 
 pub use counters::{RoceCounters, RoundTrips, TcpCounters, TcpFlow, Traffic, state};
 pub use event::{Event, EventKind};
 pub use key::{Direction, FlowKey, Ipv4Key, Ipv4RoceKey, Protocol, RequestKey, RequestSent};
+pub use mark::{Mark, MarkKind};
 pub use totals::{InterfaceTotals, Losses, Totals};
 
 /// The UDP port of RoCE v2 (InfiniBand Architecture, annex A17).

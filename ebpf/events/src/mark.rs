@@ -1,0 +1,64 @@
+//! What the engine says of the operations that it runs, so that own traffic need not be guessed.
+
+use crate::shared;
+
+/// What a [`Mark`] tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum MarkKind {
+    /// A local rank called an operation. `bytes` are those of its tensor.
+    Called = 1,
+    /// A segment of an operation begins here: its first step is executed. `bytes` are those of its part of a tensor.
+    SegmentBegan = 2,
+    /// `bytes` for a peer were handed to the transport.
+    Sent = 3,
+    /// `bytes` from a peer have arrived.
+    Received = 4,
+    /// The operation has ended well for a local rank.
+    Ended = 5,
+    /// It has ended with an error for a local rank.
+    Failed = 6,
+}
+
+impl MarkKind {
+    /// The kind with a number; none for one that this version does not know.
+    pub const fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Self::Called,
+            2 => Self::SegmentBegan,
+            3 => Self::Sent,
+            4 => Self::Received,
+            5 => Self::Ended,
+            6 => Self::Failed,
+            _ => return None,
+        })
+    }
+}
+
+shared! {
+    /// A moment in an operation of one of this host's own communicators.
+    pub struct Mark {
+        /// When.
+        pub time_ns: u64,
+        /// The communicator, as control numbers it.
+        pub communicator: u64,
+        /// The operation's number on the communicator, from 0.
+        pub operation: u64,
+        /// The segment's number on the communicator, from 0; 0 for `Called`, `Ended` and `Failed`.
+        pub segment: u64,
+        /// Depends on the kind; else 0.
+        pub bytes: u64,
+        /// The epoch that the segment runs by; 0 for `Called`, `Ended` and `Failed`.
+        pub epoch: u32,
+        /// Which participant of the communicator this agent is.
+        pub participant: u32,
+        /// `Called`, `Ended`, `Failed`: whose call. Else 0.
+        pub rank: u32,
+        /// `Sent`, `Received`: the other participant. Else 0.
+        pub peer: u32,
+        /// A [`MarkKind`], by its number.
+        pub kind: u32,
+        /// The channel that the segment runs on; 0 for `Called`, `Ended` and `Failed`.
+        pub channel: u32,
+    }
+}
