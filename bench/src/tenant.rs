@@ -147,6 +147,11 @@ impl Member {
         timed(|| self.communicator.all_reduce(input, output, reduce))
     }
 
+    /// Submits an AllReduce in place; the operation is waited for by the caller.
+    pub fn start_all_reduce(&self, tensor: &Tensor, reduce: ReduceOp) -> Result<Operation> {
+        Ok(self.communicator.all_reduce_in_place(tensor, reduce)?)
+    }
+
     /// Runs an AllToAll, and times it from submission to completion.
     pub fn all_to_all(&self, input: &Tensor, output: &Tensor) -> Result<(Receipt, Duration)> {
         timed(|| self.communicator.all_to_all(input, output))
