@@ -2,7 +2,10 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile(["harmonaize/provider/v1/provider.proto"], ["proto"])?;
+    let descriptors = protox::compile(
+        ["provider.proto", "telemetry.proto"].map(|file| format!("harmonaize/provider/v1/{file}")),
+        ["proto"],
+    )?;
     // `Peer` holds a secret; it shows itself in src/lib.rs.
     tonic_prost_build::configure().skip_debug(["harmonaize.provider.v1.Peer"]).compile_fds(descriptors)?;
     Ok(())

@@ -5,7 +5,8 @@ use crate::config::Config;
 use crate::state::{ReorderError, SessionId};
 use harmonaize_api::v1::provider_server::{Provider, ProviderServer};
 use harmonaize_api::v1::{
-    DissolveReply, DissolveRequest, FromAgent, ReorderReply, ReorderRequest, StatusReply, StatusRequest,
+    DissolveReply, DissolveRequest, FabricSnapshot, FromAgent, ReorderReply, ReorderRequest, StatusReply,
+    StatusRequest, WatchTelemetryRequest,
 };
 use std::future::Future;
 use std::net::SocketAddr;
@@ -102,6 +103,14 @@ impl Service {
 #[tonic::async_trait]
 impl Provider for Service {
     type SessionStream = ReceiverStream<Downstream>;
+    type WatchTelemetryStream = ReceiverStream<Result<FabricSnapshot, Status>>;
+
+    async fn watch_telemetry(
+        &self,
+        _request: Request<WatchTelemetryRequest>,
+    ) -> Result<Response<Self::WatchTelemetryStream>, Status> {
+        Err(Status::unimplemented("no telemetry yet"))
+    }
 
     async fn session(
         &self,

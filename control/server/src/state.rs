@@ -175,6 +175,7 @@ impl State {
                 self.report(now, from, report);
                 Ok(())
             }
+            Message::Telemetry(_) => Ok(()),
         };
         if let Err(breach) = outcome {
             self.breach(now, from, breach);

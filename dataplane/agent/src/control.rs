@@ -196,6 +196,8 @@ impl Session {
 
     async fn talk(&mut self, stream: &mut Stream) -> Result<(String, Option<RefusedKind>, bool), AgentGone> {
         let mut welcomed = false;
+        // A control that does not ask for telemetry may not know of it.
+        let mut telemetry = false;
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
@@ -219,6 +221,7 @@ impl Session {
             };
             match step {
                 Step::Moved => {}
+                Step::Said(Some(from_agent::Message::Telemetry(_))) if !telemetry => {}
                 Step::Said(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
@@ -232,6 +235,7 @@ impl Session {
                     }
                     Some(to_agent::Message::Welcome(welcome)) => {
                         welcomed = true;
+                        telemetry = welcome.telemetry_interval_ns > 0;
                         self.outbox.extend(self.ledger.connected());
                         self.inbox.push_back(Event::Connected(welcome));
                     }

@@ -56,6 +56,7 @@ impl State {
             protocol_version: PROTOCOL_VERSION,
             build: env!("CARGO_PKG_VERSION").to_owned(),
             tenants: self.settings.tenants.clone(),
+            telemetry_interval_ns: 0,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

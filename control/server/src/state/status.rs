@@ -140,6 +140,7 @@ impl State {
                     build: session.map_or_else(String::new, |session| session.build.clone()),
                     session_ns: session.map_or(0, |session| since(session.since)),
                     report: id.and_then(|id| reports.get(id)).cloned(),
+                    telemetry: None,
                 }
             })
             .collect()
@@ -195,6 +196,7 @@ impl State {
             bytes_sent: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.bytes_sent)),
             errors: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.errors)),
             last_change: known.last_change.clone(),
+            telemetry: None,
         }
     }
 }

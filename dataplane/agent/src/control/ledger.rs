@@ -103,7 +103,8 @@ impl Ledger {
                     running.last = Some(message.clone());
                 }
             }
-            Message::Prepared(_) | Message::PrepareFailed(_) | Message::Report(_) => {}
+            Message::Prepared(_) | Message::PrepareFailed(_) | Message::Report(_) | Message::Telemetry(_) => {
+            }
         }
         self.away.is_none().then_some(message)
     }
