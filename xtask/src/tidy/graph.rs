@@ -16,7 +16,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("shm", &["abi"]),
     ("verbs", &["abi", "shm"]),
     ("transport", &["abi", "shm", "verbs"]),
-    ("engine", &["abi", "plan", "kernels", "codec", "core", "aggregator", "shm", "transport"]),
+    ("engine", &["abi", "plan", "kernels", "codec", "core", "aggregator", "shm", "transport", "events"]),
     (
         "agent",
         &[
@@ -52,8 +52,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("planner", &["abi", "plan"]),
     ("disclose", &["abi", "plan", "planner"]),
     ("store", &["planner"]),
-    ("server", &["abi", "plan", "planner", "disclose", "store", "api", "api-tenant"]),
-    ("cli", &["abi", "api", "api-tenant", "client", "planner"]),
+    ("server", &["abi", "plan", "planner", "disclose", "store", "api", "api-tenant", "events", "analysis"]),
+    ("cli", &["abi", "api", "api-tenant", "client", "planner", "events", "analysis"]),
     ("xtask", &["abi", "plan", "planner"]),
 ];
 
