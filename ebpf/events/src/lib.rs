@@ -7,12 +7,14 @@
 #![forbid(unsafe_code)]
 
 mod counters;
+mod endpoint;
 mod event;
 mod key;
 mod mark;
 mod totals;
 
 pub use counters::{RoceCounters, RoundTrips, TcpCounters, TcpFlow, Traffic, state};
+pub use endpoint::{DEVICE_NAME, EndpointLosses, PROCESS_NAME, QueuePair, QueuePairKey, Socket, SocketKey};
 pub use event::{Event, EventKind};
 pub use key::{Direction, FlowKey, Ipv4Key, Ipv4RoceKey, Protocol, RequestKey, RequestSent};
 pub use mark::{Mark, MarkKind};

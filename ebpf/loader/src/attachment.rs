@@ -1,8 +1,8 @@
 //! Putting the programs on interfaces, following interfaces that go and come back, and taking the programs off.
 
-use crate::collector::{Collector, classifier, program_name};
 use crate::error::{Error, chain};
 use crate::netlink;
+use crate::programs::{Programs, classifier, program_name};
 use aya::programs::links::{Link, LinkOrder};
 use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions};
 use aya::programs::{ProgramError, TcAttachType};
@@ -49,7 +49,7 @@ pub enum Change {
     },
 }
 
-impl Collector {
+impl Programs {
     /// Attaches the programs to an interface of the calling thread's network namespace, and returns its index.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Collector {
     /// namespace. An interface that is gone is attached again by `attach` once it is back, or here if it is back already.
     ///
     /// # Errors
-    /// As for [`Collector::attach`]; a later call goes on.
+    /// As for [`Programs::attach`]; a later call goes on.
     pub fn refresh(&mut self) -> Result<Vec<Change>, Error> {
         let moved: Vec<(String, u32)> = self
             .attachments
@@ -171,7 +171,7 @@ impl Attachment {
     }
 }
 
-impl Drop for Collector {
+impl Drop for Programs {
     fn drop(&mut self) {
         for name in self.attachments.keys().cloned().collect::<Vec<_>>() {
             drop(self.detach(&name));

@@ -1,372 +1,153 @@
-//! The loaded programs with their tables.
+//! What the agent takes telemetry from: the programs in the kernel, or a made-up source in tests.
 
-use crate::attachment::Attachment;
+use crate::attachment::{Change, Hook};
+use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
-use crate::read::{Buffers, Flows};
-use crate::sys;
-use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues, RingBuf};
-use aya::programs::SchedClassifier;
-use aya::{Ebpf, EbpfLoader};
-use harmonaize_events::{
-    Direction, Event, FlowKey, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Ipv4Key, Ipv4RoceKey,
-    Losses, Protocol, RoceCounters, TcpFlow,
-};
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use crate::programs::{Cost, Programs};
+use crate::read::Flows;
+use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
+use std::os::fd::{AsFd, BorrowedFd};
 
-/// The tables of flows, by their names in the object.
-const TCP4: &str = "TCP4_FLOWS";
-const TCP6: &str = "TCP6_FLOWS";
-const ROCE4: &str = "ROCE4_FLOWS";
-const ROCE6: &str = "ROCE6_FLOWS";
-
-const TOTALS: usize = size_of::<InterfaceTotals>();
-const LOSSES: usize = size_of::<Losses>();
-/// The smallest ring that the kernel makes everywhere: a page, of 64 KiB on some machines.
-const SMALLEST_RING: u32 = 64 << 10;
-
-/// What may be set before the programs are loaded.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// A gap of this length between two packets of a flow ends a burst.
-    pub idle_gap: Duration,
-    /// Signals of congestion further apart than this begin anew.
-    pub clean: Duration,
-    /// How many TCP connections over IPv4 are kept, and half as many over IPv6, and half as many queue pairs over each; the
-    /// least recently used are evicted beyond. About 1 KiB of the kernel's memory for each of the number.
-    pub flows: u32,
-    /// Bytes of the ring of events: a power of two, rounded up.
-    pub ring: u32,
-    /// Have the kernel take the time of every run, of all its programs: see [`Collector::cost`]. Costs some 30 ns a run.
-    pub run_time: bool,
-    /// Attach by the clsact queueing discipline even where tcx is there.
-    pub clsact: bool,
-    /// Other programs than those of this crate, for tests.
-    pub object: Option<Cow<'static, [u8]>>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            idle_gap: Duration::from_micros(500),
-            clean: Duration::from_millis(10),
-            flows: 1 << 15,
-            ring: 1 << 20,
-            run_time: false,
-            clsact: false,
-            object: None,
-        }
-    }
-}
-
-/// What the programs cost.
+/// An interface that is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cost {
-    /// Each program, ingress first.
-    pub programs: Vec<ProgramCost>,
-    /// Whether the kernel takes the time of runs.
-    pub timed: bool,
-}
-
-/// What one program costs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProgramCost {
+pub struct Watched {
     /// Its name.
-    pub name: &'static str,
-    /// How often it ran while runs were timed.
-    pub runs: u64,
-    /// How long all of them took.
-    pub time: Duration,
-    /// Instructions that the verifier went through when it was loaded; none where the kernel does not tell (before 5.16).
-    pub verified: Option<u32>,
+    pub name: String,
+    /// Its index in its network namespace.
+    pub index: u32,
+    /// How the programs are held there.
+    pub hook: Hook,
 }
 
-/// One loaded pair of programs, attached to any number of interfaces.
-pub struct Collector {
-    pub(crate) ebpf: Ebpf,
-    pub(crate) kernel: Kernel,
-    pub(crate) clsact: bool,
-    pub(crate) attachments: BTreeMap<String, Attachment>,
-    interfaces: PerCpuArray<MapData, [u8; TOTALS]>,
-    losses: PerCpuArray<MapData, [u8; LOSSES]>,
-    events: RingBuf<MapData>,
-    tcp4: Buffers<Ipv4Key, TcpFlow>,
-    tcp6: Buffers<FlowKey, TcpFlow>,
-    roce4: Buffers<Ipv4RoceKey, RoceCounters>,
-    roce6: Buffers<FlowKey, RoceCounters>,
-    removed: u64,
-    evicted: u64,
-    /// While it is open, the kernel takes times.
-    run_time: Option<OwnedFd>,
-}
+/// A source of telemetry: flows, events, totals, and what was lost. [`Programs`] is the real one, [`crate::fake::Fake`] one
+/// for tests.
+///
+/// Interfaces are those of the calling thread's network namespace. Times are nanoseconds of CLOCK_MONOTONIC.
+pub trait Collector: Send {
+    /// What was found of the kernel.
+    fn kernel(&self) -> &Kernel;
 
-/// The name of the program of a direction.
-pub(crate) const fn program_name(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Ingress => "count_ingress",
-        Direction::Egress => "count_egress",
-    }
-}
-
-impl Collector {
-    /// Loads the programs; nothing is attached yet.
+    /// Begins to watch an interface, and returns its index.
     ///
     /// # Errors
-    /// What is missing: see [`Error`].
-    pub fn open(options: &Options) -> Result<Self, Error> {
-        let kernel = Kernel::probe();
-        if let Some(error) = kernel.lacks() {
-            return Err(error);
-        }
-        let (idle_gap, clean) = (nanoseconds(options.idle_gap), nanoseconds(options.clean));
-        let flows = options.flows.max(2);
-        let ring = options.ring.max(SMALLEST_RING);
-        let ring = ring.checked_next_power_of_two().unwrap_or(1 << 31);
-        let mut ebpf = EbpfLoader::new()
-            // The programs read no structure of the kernel.
-            .btf(None)
-            .override_global("IDLE_GAP_NS", &idle_gap, true)
-            .override_global("CLEAN_NS", &clean, true)
-            .map_max_entries(TCP4, flows)
-            .map_max_entries(TCP6, flows / 2)
-            .map_max_entries(ROCE4, flows / 2)
-            .map_max_entries(ROCE6, flows / 2)
-            .map_max_entries("REQUESTS", flows / 2)
-            .map_max_entries("EVENTS", ring)
-            .load(options.object.as_deref().unwrap_or(crate::OBJECT))
-            .map_err(Error::opening)?;
-        for direction in [Direction::Ingress, Direction::Egress] {
-            let name = program_name(direction);
-            let program = classifier(&mut ebpf, name)?;
-            program.load().map_err(|error| Error::loading(name, error))?;
-        }
-        let run_time = options.run_time.then(|| aya::sys::enable_stats(aya::sys::Stats::RunTime));
-        let run_time = run_time.transpose().map_err(|error| Error::call(error.call, error.io_error))?;
-        Ok(Self {
-            interfaces: table(&mut ebpf, "INTERFACES")?,
-            losses: table(&mut ebpf, "LOSSES")?,
-            events: table(&mut ebpf, "EVENTS")?,
-            ebpf,
-            kernel,
-            clsact: options.clsact,
-            attachments: BTreeMap::new(),
-            tcp4: Buffers::default(),
-            tcp6: Buffers::default(),
-            roce4: Buffers::default(),
-            roce6: Buffers::default(),
-            removed: 0,
-            evicted: 0,
-            run_time,
-        })
-    }
+    /// There is no such interface, it is watched already, or the kernel refuses.
+    fn attach(&mut self, name: &str) -> Result<u32, Error>;
 
-    /// What was found of the kernel.
-    pub fn kernel(&self) -> &Kernel {
-        &self.kernel
-    }
+    /// Ends that, and returns what had crossed the interface. Its flows stay until they are forgotten.
+    ///
+    /// # Errors
+    /// It is not watched, or the kernel refuses.
+    fn detach(&mut self, name: &str) -> Result<InterfaceTotals, Error>;
+
+    /// The interfaces that are watched.
+    fn attached(&self) -> Vec<Watched>;
+
+    /// Looks after interfaces that are gone or were replaced by others of their name.
+    ///
+    /// # Errors
+    /// As for [`Collector::attach`]; a later call goes on.
+    fn refresh(&mut self) -> Result<Vec<Change>, Error>;
 
     /// Reads all flows into `into`, whose memory is used again.
     ///
     /// # Errors
     /// A call on a table fails.
-    pub fn read_flows(&mut self, into: &mut Flows) -> Result<(), Error> {
-        into.tcp.clear();
-        into.roce.clear();
-        // Read first: an entry made in between would else seem evicted.
-        let entries = self.losses()?.entries;
-        self.tcp4.read(descriptor(&self.ebpf, TCP4)?, TCP4, &mut into.tcp)?;
-        self.tcp6.read(descriptor(&self.ebpf, TCP6)?, TCP6, &mut into.tcp)?;
-        self.roce4.read(descriptor(&self.ebpf, ROCE4)?, ROCE4, &mut into.roce)?;
-        self.roce6.read(descriptor(&self.ebpf, ROCE6)?, ROCE6, &mut into.roce)?;
-        let there = (into.tcp.len() + into.roce.len()) as u64;
-        self.evicted = self.evicted.max(entries.saturating_sub(there + self.removed));
-        into.evicted = self.evicted;
-        Ok(())
-    }
+    fn read_flows(&mut self, into: &mut Flows) -> Result<(), Error>;
 
     /// Hands the next events, at most `limit`, to `with`; returns how many there were.
     ///
     /// # Errors
     /// A record is not an event of this version.
-    pub fn read_events(&mut self, limit: usize, mut with: impl FnMut(&Event)) -> Result<usize, Error> {
-        for read in 0..limit {
-            let Some(record) = self.events.next() else { return Ok(read) };
-            match Event::ref_from_bytes(&record) {
-                Ok(event) => with(event),
-                Err(_) => return Err(Error::object(format!("an event of {} bytes", record.len()))),
-            }
-        }
-        Ok(limit)
-    }
+    fn read_events(&mut self, limit: usize, with: &mut dyn FnMut(&Event)) -> Result<usize, Error>;
 
-    /// What crossed an interface since it was attached, or for a trial, by its index.
+    /// Reads what the kernel itself knows of the flows' ends, sockets and queue pairs, into `into`: empty where there is no such
+    /// source.
     ///
     /// # Errors
-    /// The interface is not listed.
-    pub fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {
-        let (_, values) = self.place(index, index)?.ok_or_else(|| interfaces(MapError::KeyNotFound))?;
-        let totals: InterfaceTotals = sum(values.iter().map(|bytes| bytes.as_slice()));
-        Ok(InterfaceTotals { interface: u64::from(index), ..totals })
-    }
+    /// A call on a table fails.
+    fn read_endpoints(&mut self, into: &mut Endpoints) -> Result<(), Error>;
 
-    /// What was lost since the programs were loaded. Evicted flows stand in [`Flows::evicted`].
+    /// What crossed an interface since it was attached.
+    ///
+    /// # Errors
+    /// It is not watched.
+    fn totals(&self, index: u32) -> Result<InterfaceTotals, Error>;
+
+    /// What was lost since the beginning. Evicted flows stand in [`Flows::evicted`].
     ///
     /// # Errors
     /// A call on the table fails.
-    pub fn losses(&self) -> Result<Losses, Error> {
-        let failed = |source| Error::Table { table: "LOSSES", source };
-        let values = self.losses.get(&0, 0).map_err(failed)?;
-        Ok(sum(values.iter().map(|bytes| bytes.as_slice())))
-    }
+    fn losses(&self) -> Result<Losses, Error>;
 
     /// Removes a flow that is over. False when it is gone already.
     ///
     /// # Errors
     /// A call on the table fails.
-    pub fn forget(&mut self, flow: &FlowKey) -> Result<bool, Error> {
-        let (tcp, roce) = (flow.ipv4(), flow.ipv4_roce());
-        let (name, key) = match (&tcp, &roce) {
-            (Some(tcp), _) => (TCP4, tcp.as_bytes()),
-            (_, Some(roce)) => (ROCE4, roce.as_bytes()),
-            _ if flow.protocol == Protocol::Tcp as u8 => (TCP6, flow.as_bytes()),
-            _ => (ROCE6, flow.as_bytes()),
-        };
-        let done = sys::delete(descriptor(&self.ebpf, name)?, key)
-            .map_err(|error| Error::call(format!("removing from the table {name}"), error))?;
-        self.removed += u64::from(done);
-        Ok(done)
-    }
+    fn forget(&mut self, flow: &FlowKey) -> Result<bool, Error>;
 
-    /// What the programs cost so far. With tables of this size they take no processor time beside their runs.
+    /// What all programs cost so far.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn cost(&self) -> Result<Cost, Error> {
-        let mut programs = Vec::new();
-        for name in [Direction::Ingress, Direction::Egress].map(program_name) {
-            let info = self.program(name)?.info();
-            let info = info.map_err(|error| Error::object(format!("{name}: {error}")))?;
-            programs.push(ProgramCost {
-                name,
-                runs: info.run_count(),
-                time: info.run_time(),
-                verified: info.verified_instruction_count(),
-            });
-        }
-        Ok(Cost { programs, timed: self.run_time.is_some() })
-    }
+    fn cost(&self) -> Result<Cost, Error>;
 
-    pub(crate) fn program(&self, name: &str) -> Result<&SchedClassifier, Error> {
-        let program = self.ebpf.program(name);
-        program
-            .and_then(|program| <&SchedClassifier>::try_from(program).ok())
-            .ok_or_else(|| Error::object(format!("it has no program {name}")))
-    }
-
-    /// Lists an interface, so that what crosses it is counted.
-    pub(crate) fn list(&mut self, index: u32) -> Result<(), Error> {
-        if self.place(index, index)?.is_some() {
-            return Ok(());
-        }
-        let (place, _) = self.place(index, 0)?.ok_or(Error::Crowded { index })?;
-        let listed = InterfaceTotals { interface: u64::from(index), ..InterfaceTotals::new_zeroed() };
-        self.interfaces.set(place, everywhere(&listed)?, 0).map_err(interfaces)
-    }
-
-    /// Strikes an interface from the list, and returns what had crossed it.
-    pub(crate) fn unlist(&mut self, index: u32) -> Result<InterfaceTotals, Error> {
-        let totals = self.totals(index)?;
-        if let Some((place, _)) = self.place(index, index)? {
-            let nobody = everywhere(&InterfaceTotals::new_zeroed())?;
-            self.interfaces.set(place, nobody, 0).map_err(interfaces)?;
-        }
-        Ok(totals)
-    }
-
-    /// Of the places that an interface may have, the one that belongs to `owner`; 0 is nobody.
-    fn place(&self, index: u32, owner: u32) -> Result<Option<(u32, Places)>, Error> {
-        for next in 0..INTERFACE_TRIES {
-            let place = index.wrapping_add(next) % INTERFACE_PLACES;
-            let values = self.interfaces.get(&place, 0).map_err(interfaces)?;
-            let listed = values.first().and_then(|bytes| bytes.first_chunk::<8>());
-            if listed.map(|bytes| u64::from_ne_bytes(*bytes)) == Some(u64::from(owner)) {
-                return Ok(Some((place, values)));
-            }
-        }
-        Ok(None)
-    }
+    /// Ready to be read when there are events, for poll and epoll; none where that cannot be waited for.
+    fn wakes(&self) -> Option<BorrowedFd<'_>>;
 }
 
-/// The totals of an interface on each processor, as bytes.
-type Places = PerCpuValues<[u8; TOTALS]>;
-
-fn interfaces(source: MapError) -> Error {
-    Error::Table { table: "INTERFACES", source }
-}
-
-/// The same totals on each processor.
-fn everywhere(totals: &InterfaceTotals) -> Result<Places, Error> {
-    let processors = aya::util::nr_cpus().map_err(|(call, error)| Error::call(call, error))?;
-    let mut bytes = [0; TOTALS];
-    bytes.copy_from_slice(totals.as_bytes());
-    PerCpuValues::try_from(vec![bytes; processors])
-        .map_err(|error| Error::call("counting the processors", error))
-}
-
-/// Ready to be read when there are events: for poll and epoll.
-impl AsFd for Collector {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
+impl Collector for Programs {
+    fn kernel(&self) -> &Kernel {
+        Programs::kernel(self)
     }
-}
 
-impl std::fmt::Debug for Collector {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Collector").field("attachments", &self.attachments).finish_non_exhaustive()
+    fn attach(&mut self, name: &str) -> Result<u32, Error> {
+        Programs::attach(self, name)
     }
-}
 
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, Error> {
-    let program = ebpf.program_mut(name);
-    program
-        .and_then(|program| <&mut SchedClassifier>::try_from(program).ok())
-        .ok_or_else(|| Error::object(format!("it has no program {name}")))
-}
-
-fn table<T: TryFrom<Map, Error = aya::maps::MapError>>(
-    ebpf: &mut Ebpf,
-    name: &'static str,
-) -> Result<T, Error> {
-    let map = ebpf.take_map(name).ok_or_else(|| Error::object(format!("it has no table {name}")))?;
-    T::try_from(map).map_err(|source| Error::Table { table: name, source })
-}
-
-fn descriptor<'a>(ebpf: &'a Ebpf, name: &str) -> Result<BorrowedFd<'a>, Error> {
-    match ebpf.map(name) {
-        Some(Map::LruHashMap(data)) => Ok(data.fd().as_fd()),
-        _ => Err(Error::object(format!("it has no table {name}"))),
+    fn detach(&mut self, name: &str) -> Result<InterfaceTotals, Error> {
+        Programs::detach(self, name)
     }
-}
 
-/// Adds up structures of counters of each processor, word by word.
-fn sum<'a, T>(values: impl Iterator<Item = &'a [u8]>) -> T
-where
-    T: FromBytes + IntoBytes + Immutable + KnownLayout,
-{
-    let mut sum = T::new_zeroed();
-    for value in values {
-        for (total, one) in sum.as_mut_bytes().chunks_exact_mut(8).zip(value.chunks_exact(8)) {
-            let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
-            total.copy_from_slice(&word(total).wrapping_add(word(one)).to_ne_bytes());
-        }
+    fn attached(&self) -> Vec<Watched> {
+        let own = Programs::attached(self);
+        own.map(|(name, index, hook)| Watched { name: name.to_owned(), index, hook }).collect()
     }
-    sum
+
+    fn refresh(&mut self) -> Result<Vec<Change>, Error> {
+        Programs::refresh(self)
+    }
+
+    fn read_flows(&mut self, into: &mut Flows) -> Result<(), Error> {
+        Programs::read_flows(self, into)
+    }
+
+    fn read_events(&mut self, limit: usize, with: &mut dyn FnMut(&Event)) -> Result<usize, Error> {
+        Programs::read_events(self, limit, with)
+    }
+
+    fn read_endpoints(&mut self, into: &mut Endpoints) -> Result<(), Error> {
+        into.clear();
+        Ok(())
+    }
+
+    fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {
+        Programs::totals(self, index)
+    }
+
+    fn losses(&self) -> Result<Losses, Error> {
+        Programs::losses(self)
+    }
+
+    fn forget(&mut self, flow: &FlowKey) -> Result<bool, Error> {
+        Programs::forget(self, flow)
+    }
+
+    fn cost(&self) -> Result<Cost, Error> {
+        Programs::cost(self)
+    }
+
+    fn wakes(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
 }

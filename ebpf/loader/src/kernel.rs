@@ -36,7 +36,7 @@ impl fmt::Display for Capability {
 const SYS_ADMIN: u32 = 21;
 
 /// What was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kernel {
     /// The kernel's release, as `uname -r` says.
     pub release: String,

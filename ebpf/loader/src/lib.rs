@@ -1,22 +1,28 @@
 //! Loads the telemetry programs into the kernel, attaches them to interfaces, and reads what they counted and told.
 //!
-//! A [`Collector`] is one loaded pair of programs with their tables. It pins nothing: when it is dropped, or its process
-//! ends, programs, tables and (with tcx) their places on the interfaces are gone. The programs come as a committed object,
-//! so no BPF tool chain is needed to build this crate; `cargo xtask ebpf build` makes the object from its source.
+//! A [`Collector`] is what telemetry is read from. [`Programs`] is the real one: one loaded pair of programs with their tables.
+//! It pins nothing: when it is dropped, or its process ends, programs, tables and (with tcx) their places on the interfaces
+//! are gone. [`fake::Fake`] stands in for it in tests. The programs come as a committed object, so no BPF tool chain is needed to
+//! build this crate; `cargo xtask ebpf build` makes the object from its source.
 
 mod attachment;
 mod collector;
+mod endpoints;
 mod error;
+pub mod fake;
 mod kernel;
 mod netlink;
+mod programs;
 mod read;
 mod sys;
 mod trial;
 
 pub use attachment::{Change, Hook};
-pub use collector::{Collector, Cost, Options, ProgramCost};
+pub use collector::{Collector, Watched};
+pub use endpoints::Endpoints;
 pub use error::Error;
 pub use kernel::{Capability, Kernel};
+pub use programs::{Cost, Options, ProgramCost, Programs};
 pub use read::Flows;
 pub use trial::Trial;
 

@@ -1,6 +1,6 @@
 //! Running the programs on packets that nobody sent: for tests, and to measure what a packet costs.
 
-use crate::collector::{Collector, program_name};
+use crate::programs::{Programs, program_name};
 use crate::{Error, sys};
 use harmonaize_events::Direction;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -56,7 +56,7 @@ impl Trial<'_> {
     }
 }
 
-impl Collector {
+impl Programs {
     /// The index that packets of a trial have.
     pub const TRIAL_INTERFACE: u32 = LOOPBACK;
 

@@ -9,7 +9,7 @@ use aya::programs::tc::{
 use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
 use harmonaize_events::{EventKind, FlowKey, TcpFlow};
-use harmonaize_loader::{Change, Collector, Flows, Hook, Options};
+use harmonaize_loader::{Change, Flows, Hook, Options, Programs};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -95,7 +95,7 @@ impl Cable {
 
     /// Packets and bytes, in and out, that the kernel has counted on the near end, less those of the programs: the same at
     /// all times, where both were read while nothing passed.
-    fn difference(&self, collector: &Collector, index: u32) -> [u64; 4] {
+    fn difference(&self, collector: &Programs, index: u32) -> [u64; 4] {
         let counted = || {
             let read = || std::fs::read_to_string("/proc/thread-self/net/dev");
             let text = self.near.enter(read).unwrap().unwrap();
@@ -191,7 +191,7 @@ impl Connection {
     }
 
     /// The flow of this connection, as the sender's side has it.
-    fn flow(&self, collector: &mut Collector) -> (FlowKey, TcpFlow) {
+    fn flow(&self, collector: &mut Programs) -> (FlowKey, TcpFlow) {
         let mut flows = Flows::default();
         collector.read_flows(&mut flows).unwrap();
         let port = self.sender.local_addr().unwrap().port();
@@ -199,7 +199,7 @@ impl Connection {
     }
 }
 
-fn attach(collector: &mut Collector, side: &Namespace) -> u32 {
+fn attach(collector: &mut Programs, side: &Namespace) -> u32 {
     side.enter(|| collector.attach("wire")).unwrap().unwrap()
 }
 

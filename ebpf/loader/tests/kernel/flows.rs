@@ -6,7 +6,7 @@ use harmonaize_events::{
     Direction::{self, Egress, Ingress},
     Event, EventKind, RoceCounters, TcpFlow,
 };
-use harmonaize_loader::{Collector, Flows, Options, Trial};
+use harmonaize_loader::{Flows, Options, Programs, Trial};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const FOREVER: Duration = Duration::MAX;
 
 /// A conversation between this side of an interface and the other.
 struct Line {
-    collector: Collector,
+    collector: Programs,
     begun: Instant,
 }
 
@@ -195,7 +195,7 @@ fn buffers_of_several_segments_count_as_those() {
         assert_eq!((traffic.packets, traffic.bytes, traffic.marked), (6, 2 * (3000 + 3 * headers), 6));
         assert_eq!(flow.egress.retransmissions, 3);
     }
-    let totals = line.collector.totals(Collector::TRIAL_INTERFACE).unwrap().egress;
+    let totals = line.collector.totals(Programs::TRIAL_INTERFACE).unwrap().egress;
     assert_eq!((totals.buffers, totals.packets, totals.tcp), (4, 12, 12));
     assert_eq!(totals.buffer_bytes, 2 * (3054 + 3074));
     assert_eq!(totals.bytes, 2 * (3000 + 3 * 54) + 2 * (3000 + 3 * 74));
@@ -429,7 +429,7 @@ fn full_tables_and_rings_lose_nothing_silently() {
     assert!((1..=1024).contains(&flows.tcp.len()), "{}", flows.tcp.len());
     assert!(told > 0 && losses.events > 0, "{told} {losses:?}");
     assert_eq!(told + losses.events, u64::from(FLOWS));
-    let totals = line.collector.totals(Collector::TRIAL_INTERFACE).unwrap().egress;
+    let totals = line.collector.totals(Programs::TRIAL_INTERFACE).unwrap().egress;
     assert_eq!((totals.tcp, totals.unplaced, totals.bytes), (FLOWS.into(), 0, u64::from(FLOWS) * 54));
     // What is over may be forgotten, and is not evicted then.
     assert!(line.collector.forget(&flows.tcp[0].0).unwrap());

@@ -5,7 +5,7 @@ use crate::support::model::{self, Kind};
 use crate::support::packets::{Segment, Transfer, ethernet, ip, udp};
 use crate::support::{collector, seed};
 use harmonaize_events::{Direction, FlowKey, Totals};
-use harmonaize_loader::{Collector, Flows, Options, Trial};
+use harmonaize_loader::{Flows, Options, Programs, Trial};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
@@ -157,8 +157,8 @@ fn less(after: Totals, before: Totals) -> Totals {
     }
 }
 
-fn totals(collector: &Collector, direction: Direction) -> Totals {
-    let totals = collector.totals(Collector::TRIAL_INTERFACE).unwrap();
+fn totals(collector: &Programs, direction: Direction) -> Totals {
+    let totals = collector.totals(Programs::TRIAL_INTERFACE).unwrap();
     if direction == Direction::Egress { totals.egress } else { totals.ingress }
 }
 

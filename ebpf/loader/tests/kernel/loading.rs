@@ -3,12 +3,12 @@
 use crate::support::packets::{Segment, ip};
 use crate::support::{collector, object};
 use harmonaize_events::Direction;
-use harmonaize_loader::{Capability, Collector, Error, Kernel, Options, Trial};
+use harmonaize_loader::{Capability, Error, Kernel, Options, Programs, Trial};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use toml::Table;
 
-fn open(object: Vec<u8>) -> Result<Collector, Error> {
-    Collector::open(&Options { object: Some(object.into()), ..Options::default() })
+fn open(object: Vec<u8>) -> Result<Programs, Error> {
+    Programs::open(&Options { object: Some(object.into()), ..Options::default() })
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn missing_capabilities_are_named() {
             let mut own = capabilities(None).unwrap();
             own.effective.remove(lost);
             set_capabilities(None, own).unwrap();
-            (Kernel::probe(), Collector::open(&Options::default()).err())
+            (Kernel::probe(), Programs::open(&Options::default()).err())
         });
         asked.join().unwrap()
     };

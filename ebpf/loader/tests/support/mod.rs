@@ -4,7 +4,7 @@
 pub(crate) mod model;
 pub(crate) mod packets;
 
-use harmonaize_loader::{Collector, Error, Options};
+use harmonaize_loader::{Error, Options, Programs};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 
@@ -22,10 +22,10 @@ pub(crate) fn committed(name: &str) -> PathBuf {
 }
 
 /// The programs, loaded; `None`, loudly, where the privilege or the kernel's support is missing.
-pub(crate) fn collector(options: Options) -> Option<Collector> {
+pub(crate) fn collector(options: Options) -> Option<Programs> {
     let object = std::fs::read(object("telemetry.o")).unwrap();
     let options = Options { object: Some(object.into()), ..options };
-    match Collector::open(&options) {
+    match Programs::open(&options) {
         Ok(collector) => Some(collector),
         Err(error @ (Error::Privilege { .. } | Error::Kernel { .. } | Error::Denied { .. })) => {
             eprintln!("SKIPPED: this test loads programs into the kernel: {error}");
