@@ -344,7 +344,7 @@ impl Agent {
     /// Takes in what the engine says.
     pub fn engine(&mut self, notice: Notice) {
         match notice {
-            Notice::Prepared { communicator, epoch } => {
+            Notice::Prepared { communicator, epoch, flows: _ } => {
                 let (communicator, epoch) = (communicator.0, epoch.into());
                 self.tell(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
             }

@@ -3,7 +3,7 @@
 use harmonaize_core::{EpochPlan, Failure, InFlight, Timeouts};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
-use harmonaize_transport::Introduction;
+use harmonaize_transport::{Flow, Introduction};
 
 /// An attachment of a tenant's process, numbered by the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,6 +115,8 @@ pub enum Notice {
         communicator: CommunicatorId,
         /// Which epoch.
         epoch: u32,
+        /// What its paths to others look like on the wire, where that can be told.
+        flows: Vec<(Participant, Flow)>,
     },
     /// An epoch cannot be used; a first one is forgotten, with a later one the current goes on.
     PrepareFailed {

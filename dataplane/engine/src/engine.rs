@@ -3,12 +3,14 @@
 use crate::attachment::Attachment;
 use crate::command::{AttachmentId, CommunicatorId, Notice};
 use crate::execute::{Context, Deferred, Left, post, run, send_all};
+use crate::marks::{MarkWriter, of_end, of_message};
 use crate::member::{Member, status_of};
 use crate::table::{Key, Table};
 use crate::validate::check;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status as Code, Submission};
-use harmonaize_core::{Action, Call, CoreError, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
+use harmonaize_core::{Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
+use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::Participant;
 use harmonaize_shm::EndError;
 use harmonaize_transport::{Event, Landing, LinkId, Transport};
@@ -41,6 +43,7 @@ pub struct Engine {
     pub(crate) notify: Box<dyn FnMut(Notice) + Send>,
     /// An epoll set of the transport and every attachment.
     pub(crate) wake: OwnedFd,
+    pub(crate) marks: MarkWriter,
     pub(crate) start: Instant,
     pub(crate) timers: Nanos,
     pub(crate) stopping: bool,
@@ -72,10 +75,16 @@ impl Engine {
             broken: Vec::with_capacity(8),
             notify,
             wake,
+            marks: MarkWriter::default(),
             start: Instant::now(),
             timers: Nanos(0),
             stopping: false,
         })
+    }
+
+    /// From now on marks of operations go into this queue. A mark takes a look at the clock and no allocation.
+    pub fn mark_into(&mut self, marks: MarkWriter) {
+        self.marks = marks;
     }
 
     pub(crate) fn now(&self) -> Nanos {
@@ -139,7 +148,7 @@ impl Engine {
     }
 
     fn network(&mut self, now: Nanos, budget: usize) -> usize {
-        let Self { transport, members, links, .. } = self;
+        let Self { transport, members, links, marks, .. } = self;
         let mut ups = Vec::new();
         let mut downs = Vec::new();
         let worked = transport.progress(budget, &mut |link, event| {
@@ -152,7 +161,7 @@ impl Engine {
                     }
                 }
                 Event::Received { header, payload, posted } => {
-                    received(member, now, (epoch, peer), header, payload, posted);
+                    received(member, now, (epoch, peer), header, payload, posted, marks);
                 }
                 Event::Sent { token } => {
                     let (_, channel, step) = untag(token);
@@ -204,8 +213,9 @@ impl Engine {
         while worked < SUBMISSIONS {
             let Some(submission) = attachment.submission()? else { break };
             worked += 1;
-            if let Err(status) = submit(now, attachment, members, &submission) {
-                attachment.refuse(&submission, status)?;
+            match submit(now, attachment, members, &submission) {
+                Ok(mark) => self.marks.write(MarkKind::Called, || mark),
+                Err(status) => attachment.refuse(&submission, status)?,
             }
         }
         Ok(worked)
@@ -245,12 +255,19 @@ impl Engine {
                 if let Err(error) = member.reserve_staging(channel) {
                     return member.break_off(&error.to_string());
                 }
+                if let Some(mark) = member.begins(channel) {
+                    self.marks.write(MarkKind::SegmentBegan, || mark);
+                }
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
                 match run(&context, step, tag) {
                     Ok(Left::Sends(from)) => {
                         let received: u64 = sources.iter().map(|message| u64::from(message.bytes)).sum();
                         member.bytes_received += received;
                         let empty = send_all(member, self.transport.as_mut(), &sends, from.as_ref(), tag);
+                        for sent in &sends {
+                            let mark = || of_message(member, sent.peer, &sent.header, sent.bytes);
+                            self.marks.write(MarkKind::Sent, mark);
+                        }
                         (0..empty).for_each(|_| member.core.completed(now, channel, step));
                     }
                     Ok(Left::Transfer(deferred)) if deferred.span.bytes() == 0 => {
@@ -315,6 +332,7 @@ impl Engine {
     fn complete(&mut self, key: Key, rank: Rank, token: u64, receipt: &Receipt) {
         let Some(member) = self.members.get_mut(key) else { return };
         member.completed += 1;
+        self.marks.write(MarkKind::Ended, || of_end(member, rank, receipt.operation));
         let Some(call) = member.forget(token) else { return };
         let Some(local) = member.local(rank).copied() else { return };
         let elements = receipt.signature.count.max(1);
@@ -337,6 +355,7 @@ impl Engine {
     fn fail(&mut self, key: Key, rank: Rank, token: u64, operation: u64) {
         let Some(member) = self.members.get_mut(key) else { return };
         member.failed += 1;
+        self.marks.write(MarkKind::Failed, || of_end(member, rank, operation));
         let status = member.core.failure().map_or(Code::Internal, status_of);
         let Some(call) = member.forget(token) else { return };
         let Some(local) = member.local(rank).copied() else { return };
@@ -383,12 +402,16 @@ fn received(
     header: &[u8],
     payload: Option<(Landing, u32)>,
     posted: bool,
+    marks: &MarkWriter,
 ) {
     let bytes = payload.map_or(0, |(_, bytes)| bytes);
     match Message::decode(header) {
         Some((header, control))
             if payload.is_none_or(|(l, _)| l.ring == header.channel && l.sequence == header.sequence) =>
         {
+            if header.kind == Kind::Data as u8 {
+                marks.write(MarkKind::Received, || of_message(member, peer, &header, bytes));
+            }
             member.core.receive(now, peer, epoch, header, control, Payload { bytes, posted });
         }
         _ => member.core.breach(peer),
@@ -401,7 +424,7 @@ fn submit(
     attachment: &Attachment,
     members: &mut Table<Member>,
     submission: &Submission,
-) -> Result<(), Code> {
+) -> Result<Mark, Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
     let checked = check(submission, attachment.end.arena_bytes(), member.ranks)?;
@@ -412,7 +435,7 @@ fn submit(
         member.forget(token);
     }
     match result {
-        Ok(_) => Ok(()),
+        Ok(operation) => Ok(Mark { operation, rank: rank.0, bytes: checked.input.bytes, ..member.mark() }),
         Err(CoreError::Full) => Err(Code::Busy),
         Err(CoreError::NotLocal(_)) => Err(Code::BadCommunicator),
         Err(CoreError::BadPlan(_) | CoreError::Plan(_)) => Err(Code::BadRank),

@@ -14,6 +14,7 @@ mod engine;
 mod execute;
 mod formation;
 mod lifecycle;
+mod marks;
 mod member;
 mod run;
 mod table;
@@ -24,4 +25,5 @@ pub use command::{
     Notice, Peer, Status,
 };
 pub use engine::Engine;
+pub use marks::{MarkReader, MarkWriter, marks};
 pub use run::{Handle, start};

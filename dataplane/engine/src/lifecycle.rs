@@ -102,7 +102,9 @@ impl Engine {
         });
         match formed {
             Ok(false) => {}
-            Ok(true) => (self.notify)(Notice::Prepared { communicator, epoch }),
+            Ok(true) => {
+                (self.notify)(Notice::Prepared { communicator, epoch, flows: Vec::new() });
+            }
             Err(reason) => (self.notify)(Notice::PrepareFailed { communicator, epoch, reason }),
         }
     }
@@ -150,7 +152,10 @@ impl Engine {
         let Some(member) = self.members.get_mut(key) else { return };
         member.core.links_up(epoch);
         let communicator = member.id;
-        (self.notify)(Notice::Prepared { communicator, epoch });
+        let paths = member.links(epoch).into_iter().flat_map(Links::all_paths);
+        let flow = |(peer, link, path)| Some((peer, self.transport.flow(link, path)?));
+        let flows = paths.filter_map(flow).collect();
+        (self.notify)(Notice::Prepared { communicator, epoch, flows });
     }
 
     pub(crate) fn drop_links(&mut self, communicator: CommunicatorId, epoch: u32) {

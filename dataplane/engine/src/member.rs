@@ -7,6 +7,7 @@ use crate::table::Key;
 use crate::validate::Checked;
 use harmonaize_abi::{Rank, Region, Status};
 use harmonaize_core::{Communicator, Failure, Nanos, Segment};
+use harmonaize_events::Mark;
 use harmonaize_plan::{Participant, Program, Slot};
 use harmonaize_shm::{Memory, MemoryError};
 use harmonaize_transport::{DownReason, LinkId};
@@ -65,6 +66,8 @@ pub(crate) struct Member {
     /// What the network said when a link went down, for the operator.
     pub(crate) detail: String,
     pub(crate) ended: bool,
+    /// By channel: the segment that was last marked as begun.
+    begun: Vec<Option<u64>>,
 }
 
 /// What a member is made from beside its state machine.
@@ -103,6 +106,7 @@ impl Member {
             bytes_received: 0,
             detail: String::new(),
             ended: false,
+            begun: vec![None; usize::from(parts.channels)],
         }
     }
 
@@ -167,6 +171,26 @@ impl Member {
     ) -> Option<(&Arc<Memory>, u64)> {
         let memory = self.staging.get(usize::from(channel))?.as_ref()?;
         Some((memory, slot_offset(&segment.program, usize::from(slot.0), segment.hi - segment.lo, size)))
+    }
+
+    /// The mark of the channel's segment, if it has none yet.
+    pub(crate) fn begins(&mut self, channel: u16) -> Option<Mark> {
+        let (segment, size) = self.segment_and_size(channel)?;
+        let mark = Mark {
+            operation: segment.operation,
+            segment: segment.number,
+            bytes: (segment.hi - segment.lo) * size,
+            epoch: segment.epoch,
+            channel: channel.into(),
+            ..self.mark()
+        };
+        let begun = self.begun.get_mut(usize::from(channel))?;
+        (begun.replace(mark.segment) != Some(mark.segment)).then_some(mark)
+    }
+
+    /// What every mark of this communicator says.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { communicator: self.id.0, participant: self.core.me().0, ..Mark::default() }
     }
 
     /// Notes that a link is up; whether that completes an epoch's links.
@@ -235,6 +259,14 @@ impl Links {
         {
             (*l, *s, *p) = (Some(link), Some(landing), paths);
         }
+    }
+
+    /// Every path of every link, and to whom it leads.
+    pub(crate) fn all_paths(&self) -> impl Iterator<Item = (Participant, LinkId, u16)> {
+        (0..).map(Participant).zip(self.links.iter().zip(&self.paths)).flat_map(|(peer, (link, paths))| {
+            let paths = link.map_or(0, |_| *paths);
+            (0..paths).filter_map(move |path| Some((peer, (*link)?, path)))
+        })
     }
 
     /// The link to a peer, and the path on it that a channel uses.

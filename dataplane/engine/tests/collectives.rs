@@ -1,6 +1,7 @@
 //! Whole operations through engines, rings and transports, in one process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+#[allow(dead_code, reason = "other tests need more of it")]
 mod common;
 mod counting;
 

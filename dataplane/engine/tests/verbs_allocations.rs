@@ -111,4 +111,5 @@ fn no_turn_allocates_once_a_communicator_is_up() {
     assert!(ALLOCATIONS.replace(0) > 0, "the counter counts");
     (0..40).for_each(|_| round(&mut world));
     assert_eq!(ALLOCATIONS.get(), 0, "allocations of both engines in 40 rounds of fifteen operations");
+    assert!(world.marks.iter().all(|marks| marks.read().is_some()), "with marks");
 }

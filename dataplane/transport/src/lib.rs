@@ -16,7 +16,7 @@ mod timer;
 pub mod verbs;
 
 use harmonaize_shm::Span;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 /// Most bytes that a frame's header may have.
@@ -98,6 +98,29 @@ pub enum Event<'a> {
     },
 }
 
+/// How a path looks on the wire, from this end: by this a measurement finds its traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Flow {
+    /// A connection.
+    Tcp {
+        /// This end of it.
+        local: SocketAddr,
+        /// The other end.
+        remote: SocketAddr,
+    },
+    /// Two queue pairs on `RoCE` v2.
+    Roce {
+        /// This end's address.
+        local: IpAddr,
+        /// The other end's.
+        remote: IpAddr,
+        /// This end's queue pair: what comes in is for it.
+        local_pair: u32,
+        /// The other end's: what leaves is for it.
+        remote_pair: u32,
+    },
+}
+
 /// Why a link ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DownReason {
@@ -165,6 +188,12 @@ pub trait Transport {
         header: &[u8],
         payload: Option<(Landing, Span, u64)>,
     ) -> Result<(), SendError>;
+
+    /// What a path of a link that is up looks like on the wire; none if it crosses none that can be told.
+    fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
+        let _ = (link, path);
+        None
+    }
 
     /// Does at most about `budget` frames or system calls of work, reports what happened, and says how much was done
     /// (0: nothing to do).

@@ -2,7 +2,9 @@
 
 use harmonaize_abi::{ABI_VERSION, Collective, Completion, Dtype, Rank, ReduceOp, Region, Submission};
 use harmonaize_core::{EpochPlan, Nanos, Timeouts};
-use harmonaize_engine::{AttachmentId, Command, CommunicatorId, Engine, Formation, LocalRank, Notice, Peer};
+use harmonaize_engine::{
+    AttachmentId, Command, CommunicatorId, Engine, Formation, LocalRank, MarkReader, Notice, Peer,
+};
 use harmonaize_plan::{Group, Participant, Plan, Tuning};
 use harmonaize_shm::{MappedEnd, MappedTenant, TenantEnd};
 use harmonaize_transport::{Introduction, Transport};
@@ -12,6 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub(crate) const ARENA: u64 = 32 << 20;
+
+/// Marks that an engine's queue holds.
+pub(crate) const MARKS: usize = 1024;
 
 /// One rank's end.
 pub(crate) struct Tenant {
@@ -23,6 +28,7 @@ pub(crate) struct Tenant {
 pub(crate) struct World {
     pub(crate) engines: Vec<Engine>,
     pub(crate) notices: Vec<Arc<Mutex<Vec<Notice>>>>,
+    pub(crate) marks: Vec<MarkReader>,
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) tenants: Vec<Tenant>,
     pub(crate) group: Group,
@@ -53,11 +59,17 @@ impl World {
     ) -> Self {
         let group = Group::new(ranks.iter().map(|r| r.iter().map(|&r| Rank(r)).collect()).collect()).unwrap();
         let (mut engines, mut notices, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
+        let mut readers = Vec::new();
         for transport in transports {
             let heard = Arc::new(Mutex::new(Vec::new()));
             let notify = Arc::clone(&heard);
             addresses.push(transport.local_address());
-            engines.push(Engine::new(transport, Box::new(move |n| notify.lock().unwrap().push(n))).unwrap());
+            let mut engine =
+                Engine::new(transport, Box::new(move |n| notify.lock().unwrap().push(n))).unwrap();
+            let (writer, reader) = harmonaize_engine::marks(MARKS);
+            engine.mark_into(writer);
+            engines.push(engine);
+            readers.push(reader);
             notices.push(heard);
         }
         let mut tenants: Vec<Option<Tenant>> = (0..group.ranks()).map(|_| None).collect();
@@ -76,7 +88,8 @@ impl World {
             }
         }
         let tenants = tenants.into_iter().map(Option::unwrap).collect();
-        let mut world = Self { engines, notices, addresses, tenants, group, tuning, landing_slots };
+        let mut world =
+            Self { engines, notices, marks: readers, addresses, tenants, group, tuning, landing_slots };
         let order: Vec<u32> = (0..world.group.participants()).collect();
         for index in 0..world.engines.len() {
             let me = Participant(index as u32);

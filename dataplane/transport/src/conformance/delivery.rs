@@ -1,16 +1,32 @@
 //! Frames and payloads arrive whole, in order, once, and where they were sent to.
 
 use super::*;
+use crate::Flow;
 use crate::MAX_HEADER;
 
 pub(super) fn comes_up(make: Maker<'_>) -> Outcome {
     for paths in 1..=4 {
         let mut pair = Pair::new(make)?;
-        pair.up(1, paths)?;
+        let links = pair.up(1, paths)?;
+        for path in 0..paths as u16 {
+            let [a, b] = [(At::A, links[0]), (At::B, links[1])]
+                .map(|(at, link)| pair.side(at).transport.flow(link, path));
+            ensure!(a == b.map(turned), "path {path} looks like {a:?} from one end, {b:?} from the other");
+        }
         pair.settle();
         ensure!(pair.a.seen.is_empty() && pair.b.seen.is_empty(), "events beside Up with {paths} paths");
     }
     Ok(())
+}
+
+/// A flow as the other end sees it.
+fn turned(flow: Flow) -> Flow {
+    match flow {
+        Flow::Tcp { local, remote } => Flow::Tcp { local: remote, remote: local },
+        Flow::Roce { local, remote, local_pair, remote_pair } => {
+            Flow::Roce { local: remote, remote: local, local_pair: remote_pair, remote_pair: local_pair }
+        }
+    }
 }
 
 /// Header and payload sizes at every edge, in both directions.

@@ -18,7 +18,7 @@ mod path;
 mod poll;
 mod sys;
 
-use crate::{DownReason, Event, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
+use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
 use closing::Closing;
 use guest::Guest;
 use harmonaize_shm::Span;
@@ -359,6 +359,13 @@ fn tune(socket: &Socket, config: &Config) -> io::Result<()> {
 impl Transport for TcpTransport {
     fn local_address(&self) -> SocketAddr {
         self.local
+    }
+
+    fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
+        let Slot::Ready(path) = self.links.get(&link)?.slots.get(usize::from(path))? else { return None };
+        let local = path.socket.local_addr().ok()?.as_socket()?;
+        let remote = path.socket.peer_addr().ok()?.as_socket()?;
+        Some(Flow::Tcp { local, remote })
     }
 
     fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {

@@ -15,7 +15,7 @@ mod rail;
 mod wake;
 
 use crate::tcp::{self, TcpTransport};
-use crate::{DownReason, Event, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
+use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
 use exchange::{Control, Place, RingEnd};
 use harmonaize_shm::Span;
 pub use harmonaize_verbs::Devices;
@@ -429,6 +429,11 @@ impl VerbsTransport {
 impl Transport for VerbsTransport {
     fn local_address(&self) -> SocketAddr {
         self.inner.local_address()
+    }
+
+    fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
+        let link = self.links.iter().find(|known| known.id == link)?;
+        link.paths.get(usize::from(path))?.flow()
     }
 
     fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {

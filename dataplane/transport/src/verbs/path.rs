@@ -5,7 +5,7 @@ use super::mailbox::{Credits, HEAD, Kind, Message, SLOT};
 use super::outbox::Outbox;
 use super::rail::Rail;
 use crate::rings::Rings;
-use crate::{DownReason, Event, Landing, MAX_HEADER, SendError};
+use crate::{DownReason, Event, Flow, Landing, MAX_HEADER, SendError};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_verbs::{Access, Completion, CompletionQueue, Connected, Depths, Endpoint, Gid, Local, Mtu};
 use harmonaize_verbs::{QueuePair, Region, RemoteAddress, Status, Unconnected, VerbsError, Work};
@@ -70,6 +70,8 @@ pub(super) struct Path {
     /// Our mailbox, and behind it as many slots for messages under way.
     slots: Arc<Region>,
     count: u32,
+    /// The peer's address and queue pair.
+    theirs: (Gid, u32),
     their_mailbox: Place,
     their_count: u32,
     credits: Credits,
@@ -129,6 +131,7 @@ impl Path {
             completions,
             slots,
             count,
+            theirs: (Gid::default(), 0),
             their_mailbox: end.mailbox,
             their_count: count,
             credits: Credits::new(count, count),
@@ -163,10 +166,19 @@ impl Path {
         let failed = |error: VerbsError| DownReason::Connect(format!("path {}: {error}", end.number));
         pair.post_receives(receives(self.count)).map_err(failed)?;
         self.pair = Pair::Connected(pair.connect(&remote).map_err(failed)?);
+        self.theirs = (gid, end.queue_pair);
         self.their_mailbox = end.mailbox;
         self.their_count = their_count;
         self.credits = Credits::new(self.count, their_count);
         Ok(())
+    }
+
+    /// The two queue pairs as the wire sees them; none before they are joined, or without IP addresses.
+    pub(super) fn flow(&self) -> Option<Flow> {
+        let Pair::Connected(pair) = &self.pair else { return None };
+        let (local, (gid, remote_pair)) = (pair.endpoint(), self.theirs);
+        let (here, there) = (local.gid.ip()?, gid.ip()?);
+        Some(Flow::Roce { local: here, remote: there, local_pair: local.number, remote_pair })
     }
 
     /// What one sleeps on.

@@ -1,0 +1,75 @@
+//! Marks of own operations for whoever measures: a bounded queue that the poll loop never waits for.
+
+use crate::member::Member;
+use crossbeam::queue::ArrayQueue;
+use harmonaize_abi::Rank;
+use harmonaize_core::Header;
+use harmonaize_events::{Mark, MarkKind};
+use harmonaize_plan::Participant;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug)]
+struct Queue {
+    marks: ArrayQueue<Mark>,
+    lost: AtomicU64,
+}
+
+/// The end that an engine writes; see [`crate::Engine::mark_into`]. The default one leads nowhere.
+#[derive(Debug, Default)]
+pub struct MarkWriter(Option<Arc<Queue>>);
+
+/// The other end.
+#[derive(Debug)]
+pub struct MarkReader(Arc<Queue>);
+
+/// A queue for `capacity` marks (at least one), of 72 bytes each.
+pub fn marks(capacity: usize) -> (MarkWriter, MarkReader) {
+    let queue = Queue { marks: ArrayQueue::new(capacity.max(1)), lost: AtomicU64::new(0) };
+    let queue = Arc::new(queue);
+    (MarkWriter(Some(Arc::clone(&queue))), MarkReader(queue))
+}
+
+impl MarkReader {
+    /// The oldest mark that was not read yet.
+    pub fn read(&self) -> Option<Mark> {
+        self.0.marks.pop()
+    }
+
+    /// How many were lost so far because the queue was full.
+    pub fn lost(&self) -> u64 {
+        self.0.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl MarkWriter {
+    /// Writes a mark of now, which is made only if somebody reads marks. It is lost, and counted, if the queue is full.
+    pub(crate) fn write(&self, kind: MarkKind, mark: impl FnOnce() -> Mark) {
+        let Some(queue) = &self.0 else { return };
+        let now = clock_gettime(ClockId::Monotonic);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        let time_ns = seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
+        if queue.marks.push(Mark { time_ns, kind: kind as u32, ..mark() }).is_err() {
+            queue.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a mark says of a message of data that `member` sent to `peer`, or received from there.
+pub(crate) fn of_message(member: &Member, peer: Participant, header: &Header, bytes: u32) -> Mark {
+    Mark {
+        operation: header.operation,
+        segment: header.segment,
+        bytes: bytes.into(),
+        epoch: header.epoch,
+        peer: peer.0,
+        channel: header.channel.into(),
+        ..member.mark()
+    }
+}
+
+/// What a mark says of the end of a local rank's operation.
+pub(crate) fn of_end(member: &Member, rank: Rank, operation: u64) -> Mark {
+    Mark { operation, rank: rank.0, ..member.mark() }
+}

@@ -1,0 +1,131 @@
+//! Marks tell of own operations exactly: who called and when, which bytes went to whom, and when it ended.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+
+use common::{MARKS, World, call};
+use harmonaize_abi::{Collective, Status};
+use harmonaize_engine::{Notice, marks};
+use harmonaize_events::{Mark, MarkKind};
+use harmonaize_plan::{Participant, Tuning};
+use harmonaize_transport::tcp::{Config, TcpTransport};
+use harmonaize_transport::{Flow, Transport};
+
+const TUNING: Tuning =
+    Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 };
+
+fn world(ranks: &[Vec<u32>]) -> World {
+    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
+    let transports = ranks.iter().map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect();
+    World::new(transports, ranks, TUNING)
+}
+
+/// What an engine has marked since it was last asked.
+fn read(world: &World, engine: usize) -> Vec<Mark> {
+    std::iter::from_fn(|| world.marks[engine].read()).collect()
+}
+
+fn of(marks: &[Mark], kind: MarkKind) -> impl Iterator<Item = &Mark> {
+    marks.iter().filter(move |mark| mark.kind == kind as u32)
+}
+
+/// Bytes of messages of a kind with a peer.
+fn bytes(marks: &[Mark], kind: MarkKind, peer: u32) -> u64 {
+    of(marks, kind).filter(|mark| mark.peer == peer).map(|mark| mark.bytes).sum()
+}
+
+#[test]
+fn an_operation_is_told_whole() {
+    let mut world = world(&[vec![2], vec![0], vec![1]]);
+    const COUNT: u64 = 6_000;
+    for operation in 0..3 {
+        (0..3).for_each(|rank| world.write(rank, 0, &vec![rank as u64 + operation; COUNT as usize]));
+        (0..3).for_each(|rank| world.submit(rank, call(Collective::AllReduce, COUNT, 1, 0, 16 << 20, 0)));
+        assert!(world.completions().iter().all(|completion| completion.status == Status::Ok.code()));
+        (0..3).for_each(|rank| assert_eq!(world.read(rank, 16 << 20, 2), [3 + 3 * operation; 2]));
+        let told: Vec<_> = (0..3).map(|engine| read(&world, engine)).collect();
+        for (me, marks) in told.iter().enumerate() {
+            assert!(marks.iter().all(|mark| mark.operation == operation && mark.communicator == 1));
+            assert!(marks.iter().all(|mark| mark.participant == me as u32));
+            assert!(marks.is_sorted_by_key(|mark| mark.time_ns), "times go back");
+            let rank = [2, 0, 1][me];
+            let whole = |kind| of(marks, kind).map(|mark| (mark.rank, mark.bytes)).collect::<Vec<_>>();
+            assert_eq!(whole(MarkKind::Called), [(rank, COUNT * 8)]);
+            assert_eq!(whole(MarkKind::Ended), [(rank, 0)]);
+            assert_eq!(of(marks, MarkKind::Failed).count(), 0);
+            let segments: Vec<_> = of(marks, MarkKind::SegmentBegan).collect();
+            assert_eq!(segments.iter().map(|mark| mark.bytes).sum::<u64>(), COUNT * 8);
+            assert!(
+                segments.is_sorted_by(|a, b| a.segment < b.segment) && segments.len() > 1,
+                "{segments:?}"
+            );
+        }
+        let (mut all, n) = (0, told.len());
+        for (from, to) in (0..n).flat_map(|from| (0..n).map(move |to| (from, to))) {
+            let sent = bytes(&told[from], MarkKind::Sent, to as u32);
+            assert_eq!(sent, bytes(&told[to], MarkKind::Received, from as u32), "{from} to {to}");
+            all += sent;
+        }
+        assert_eq!(all, 2 * (3 - 1) * COUNT * 8, "the ring's bytes");
+    }
+    assert!(world.marks.iter().all(|reader| reader.lost() == 0));
+}
+
+#[test]
+fn an_operation_that_fails_says_so() {
+    let mut world = world(&[vec![0], vec![1]]);
+    world.submit(0, call(Collective::AllReduce, 100, 1, 0, 16 << 20, 0));
+    world.submit(1, call(Collective::AllReduce, 101, 1, 0, 16 << 20, 0));
+    assert!(world.completions().iter().all(|completion| completion.status == Status::Mismatch.code()));
+    for engine in 0..2 {
+        let marks = read(&world, engine);
+        assert_eq!(of(&marks, MarkKind::Ended).count(), 0);
+        let failed: Vec<_> = of(&marks, MarkKind::Failed).map(|mark| (mark.rank, mark.operation)).collect();
+        assert_eq!(failed, [(engine as u32, 0)], "{marks:?}");
+    }
+}
+
+#[test]
+fn a_queue_that_nobody_reads_loses_the_rest_and_counts_it() {
+    let mut world = world(&[vec![0], vec![1]]);
+    (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 300_000, 1, 0, 16 << 20, 0)));
+    assert!(world.completions().iter().all(|completion| completion.status == Status::Ok.code()));
+    for engine in 0..2 {
+        let lost = world.marks[engine].lost();
+        let kept = read(&world, engine);
+        assert_eq!(kept.len(), MARKS);
+        // 2.4 MB in messages of 4 KiB, each way.
+        assert!(lost > 2 * 2_400_000 / 4096 - MARKS as u64, "{lost}");
+        assert_eq!(of(&kept, MarkKind::Ended).count(), 0);
+    }
+    let (writer, reader) = marks(0);
+    drop(writer);
+    assert_eq!(reader.read(), None);
+}
+
+#[test]
+fn an_epoch_that_is_prepared_tells_its_flows() {
+    let world = world(&[vec![0], vec![1]]);
+    let flows: Vec<Vec<(Participant, Flow)>> = (0..2)
+        .map(|engine| {
+            let notices = world.notices[engine].lock().unwrap();
+            let flows = notices.iter().find_map(|notice| match notice {
+                Notice::Prepared { flows, .. } => Some(flows.clone()),
+                _ => None,
+            });
+            flows.unwrap()
+        })
+        .collect();
+    for (engine, flows) in flows.iter().enumerate() {
+        assert_eq!(flows.len(), 2, "one per path: {flows:?}");
+        assert!(flows.iter().all(|(peer, _)| *peer == Participant(1 - engine as u32)));
+    }
+    for ((_, one), (_, other)) in flows[0].iter().zip(&flows[1]) {
+        let (Flow::Tcp { local, remote }, Flow::Tcp { local: theirs, remote: ours }) = (one, other) else {
+            panic!("{one:?} and {other:?}")
+        };
+        assert_eq!((local, remote), (ours, theirs));
+        assert_eq!(*remote, world.addresses[1]);
+    }
+}
