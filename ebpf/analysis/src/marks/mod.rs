@@ -1,0 +1,80 @@
+//! Own operations, exactly, from what the engine says of them.
+
+use crate::trace::Timed;
+
+/// An operation of one of this host's own communicators, ended or given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    /// The communicator, as control numbers it.
+    pub communicator: u64,
+    /// The operation's number on it.
+    pub operation: u64,
+    /// Which participant this host is.
+    pub participant: u32,
+    /// The lowest and highest epoch that its segments ran by; 0 where it had none.
+    pub epochs: (u32, u32),
+    /// The earliest time of its marks.
+    pub began_ns: u64,
+    /// The latest time of its marks.
+    pub ended_ns: u64,
+    /// Each local rank, by its number.
+    pub ranks: Vec<RankCall>,
+    /// Each peer, by its number.
+    pub edges: Vec<Edge>,
+    /// How many segments began.
+    pub segments: u64,
+    /// When its first segment began.
+    pub first_segment_ns: Option<u64>,
+    /// Whether all is here: no mark was lost while it ran, every rank that called it has ended, and nothing found no room.
+    pub whole: bool,
+}
+
+/// A local rank's part in an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankCall {
+    /// Which rank.
+    pub rank: u32,
+    /// When it called; none where that was lost.
+    pub called_ns: Option<u64>,
+    /// When it ended, well or not; none where that is not known.
+    pub ended_ns: Option<u64>,
+    /// Whether it ended with an error.
+    pub failed: bool,
+    /// Bytes of its tensor.
+    pub bytes: u64,
+}
+
+/// What moved between this host and a peer in an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    /// The other participant.
+    pub peer: u32,
+    /// What was handed to the transport for it.
+    pub sent: Moved,
+    /// What arrived from it.
+    pub received: Moved,
+}
+
+/// Bytes and their times.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Marks of such.
+    pub count: u64,
+    /// Bytes in all.
+    pub bytes: u64,
+    /// When the first moved; 0 where none has.
+    pub first_ns: u64,
+    /// When the last moved.
+    pub last_ns: u64,
+}
+
+impl Timed for Operation {
+    fn time_ns(&self) -> u64 {
+        self.began_ns
+    }
+
+    fn says_as(&self, other: &Self) -> bool {
+        let name = |one: &Self| (one.communicator, one.operation, one.participant, one.segments, one.whole);
+        name(self) == name(other)
+    }
+}

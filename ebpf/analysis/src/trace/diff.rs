@@ -1,0 +1,109 @@
+//! What two traces, or two lists of findings, do not have in common.
+
+use super::Record;
+
+/// Something with a time at which it may be compared with a tolerance.
+pub trait Timed {
+    /// When it was, or began.
+    fn time_ns(&self) -> u64;
+
+    /// Whether both say the same, but for their times.
+    fn says_as(&self, other: &Self) -> bool;
+}
+
+/// What one side has, and the other has not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference<T> {
+    /// Only in the first, in its order.
+    pub first: Vec<T>,
+    /// Only in the second, in its order.
+    pub second: Vec<T>,
+    /// Pairs that say the same within the tolerance.
+    pub common: u64,
+    /// The largest distance of the times of such a pair.
+    pub largest_ns: u64,
+}
+
+impl<T> Difference<T> {
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.second.is_empty()
+    }
+}
+
+/// Pairs what says the same at times at most `tolerance_ns` apart, the earliest first, and tells what is left.
+///
+/// Both sides may be in any order. Where many say the same within the tolerance, the time grows with their number.
+pub fn diff<T: Timed + Clone>(first: &[T], second: &[T], tolerance_ns: u64) -> Difference<T> {
+    let sorted = |side: &[T]| {
+        let mut order: Vec<usize> = (0..side.len()).collect();
+        order.sort_by_key(|at| side.get(*at).map_or(0, Timed::time_ns));
+        order
+    };
+    let (mut used_first, mut used_second) = (vec![false; first.len()], vec![false; second.len()]);
+    let (by_first, by_second) = (sorted(first), sorted(second));
+    let (mut from, mut common, mut largest_ns) = (0, 0, 0);
+    for at in by_first {
+        let Some(one) = first.get(at) else { continue };
+        let time = one.time_ns();
+        let early = |place: &usize| {
+            let used = used_second.get(*place).copied().unwrap_or(true);
+            used || second.get(*place).is_none_or(|other| other.time_ns().saturating_add(tolerance_ns) < time)
+        };
+        while by_second.get(from).is_some_and(early) {
+            from += 1;
+        }
+        for place in by_second.iter().skip(from) {
+            let (Some(other), Some(used)) = (second.get(*place), used_second.get_mut(*place)) else {
+                continue;
+            };
+            if other.time_ns() > time.saturating_add(tolerance_ns) {
+                break;
+            }
+            if !*used && one.says_as(other) {
+                *used = true;
+                if let Some(used) = used_first.get_mut(at) {
+                    *used = true;
+                }
+                common += 1;
+                largest_ns = largest_ns.max(other.time_ns().abs_diff(time));
+                break;
+            }
+        }
+    }
+    let left = |side: &[T], used: &[bool]| {
+        side.iter().zip(used).filter(|(_, used)| !**used).map(|(one, _)| one.clone()).collect()
+    };
+    let (first, second) = (left(first, &used_first), left(second, &used_second));
+    Difference { first, second, common, largest_ns }
+}
+
+/// [`diff`] of records: times within their contents have to be equal.
+pub fn diff_records(first: &[Record], second: &[Record], tolerance_ns: u64) -> Difference<Record> {
+    diff(first, second, tolerance_ns)
+}
+
+impl Timed for Record {
+    fn time_ns(&self) -> u64 {
+        Self::time_ns(self)
+    }
+
+    fn says_as(&self, other: &Self) -> bool {
+        let without = |record: &Self| {
+            let mut record = *record;
+            match &mut record {
+                Self::Observer(observer) => observer.time_ns = 0,
+                Self::Event(event) => event.time_ns = 0,
+                Self::Tcp { time_ns, .. } | Self::Roce { time_ns, .. } | Self::Totals { time_ns, .. } => {
+                    *time_ns = 0;
+                }
+                Self::Mark(mark) => mark.time_ns = 0,
+                Self::Owner(owner) => owner.time_ns = 0,
+                Self::Link(link) => link.time_ns = 0,
+                Self::Lost(lost) => lost.time_ns = 0,
+            }
+            record
+        };
+        without(self) == without(other)
+    }
+}
