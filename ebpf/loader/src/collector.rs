@@ -5,7 +5,7 @@ use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::programs::{Cost, Programs};
-use crate::read::Flows;
+use crate::read::{Counters, Flows};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -54,6 +54,12 @@ pub trait Collector: Send {
     /// # Errors
     /// A call on a table fails.
     fn read_flows(&mut self, into: &mut Flows) -> Result<(), Error>;
+
+    /// Reads one flow, at a fraction of the cost of all. None when it is not known.
+    ///
+    /// # Errors
+    /// A call on a table fails.
+    fn read_flow(&self, flow: &FlowKey) -> Result<Option<Counters>, Error>;
 
     /// Hands the next events, at most `limit`, to `with`; returns how many there were.
     ///
@@ -120,6 +126,10 @@ impl Collector for Programs {
 
     fn read_flows(&mut self, into: &mut Flows) -> Result<(), Error> {
         Programs::read_flows(self, into)
+    }
+
+    fn read_flow(&self, flow: &FlowKey) -> Result<Option<Counters>, Error> {
+        Programs::read_flow(self, flow)
     }
 
     fn read_events(&mut self, limit: usize, with: &mut dyn FnMut(&Event)) -> Result<usize, Error> {

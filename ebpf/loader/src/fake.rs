@@ -6,7 +6,7 @@ use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::programs::Cost;
-use crate::read::Flows;
+use crate::read::{Counters, Flows};
 use harmonaize_events::{Event, FlowKey, InterfaceTotals, Losses};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -107,6 +107,13 @@ impl Collector for Fake {
         }
         into.clone_from(&scene.flows);
         Ok(())
+    }
+
+    fn read_flow(&self, flow: &FlowKey) -> Result<Option<Counters>, Error> {
+        let scene = self.scene();
+        let tcp = scene.flows.tcp.iter().find(|(key, _)| key == flow).map(|(_, tcp)| Counters::Tcp(*tcp));
+        let roce = scene.flows.roce.iter().find(|(key, _)| key == flow);
+        Ok(tcp.or(roce.map(|(_, roce)| Counters::Roce(*roce))))
     }
 
     fn read_events(&mut self, limit: usize, with: &mut dyn FnMut(&Event)) -> Result<usize, Error> {

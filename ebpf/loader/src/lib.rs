@@ -10,6 +10,7 @@ mod collector;
 mod endpoints;
 mod error;
 pub mod fake;
+mod interfaces;
 mod kernel;
 mod netlink;
 mod programs;
@@ -21,9 +22,10 @@ pub use attachment::{Change, Hook};
 pub use collector::{Collector, Watched};
 pub use endpoints::Endpoints;
 pub use error::Error;
+pub use interfaces::interface_with;
 pub use kernel::{Capability, Kernel};
 pub use programs::{Cost, Options, ProgramCost, Programs};
-pub use read::Flows;
+pub use read::{Counters, Flows};
 pub use trial::Trial;
 
 /// The programs, built from `ebpf/programs`.

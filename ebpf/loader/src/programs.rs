@@ -3,7 +3,7 @@
 use crate::attachment::Attachment;
 use crate::error::Error;
 use crate::kernel::Kernel;
-use crate::read::{Buffers, Flows};
+use crate::read::{Buffers, Counters, Flows};
 use crate::sys;
 use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues, RingBuf};
 use aya::programs::SchedClassifier;
@@ -223,18 +223,32 @@ impl Programs {
         Ok(sum(values.iter().map(|bytes| bytes.as_slice())))
     }
 
+    /// Reads one flow, at a fraction of the cost of all. None when it is not in the tables.
+    ///
+    /// # Errors
+    /// A call on a table fails.
+    pub fn read_flow(&self, flow: &FlowKey) -> Result<Option<Counters>, Error> {
+        let (tcp, roce) = (flow.ipv4(), flow.ipv4_roce());
+        let (name, key) = table_of(flow, tcp.as_ref(), roce.as_ref());
+        let table = descriptor(&self.ebpf, name)?;
+        let failed = |error| Error::call(format!("reading from the table {name}"), error);
+        if flow.protocol == Protocol::Tcp as u8 {
+            let mut value = TcpFlow::new_zeroed();
+            let there = sys::lookup(table, key, &mut value).map_err(failed)?;
+            return Ok(there.then_some(Counters::Tcp(value)));
+        }
+        let mut value = RoceCounters::new_zeroed();
+        let there = sys::lookup(table, key, &mut value).map_err(failed)?;
+        Ok(there.then_some(Counters::Roce(value)))
+    }
+
     /// Removes a flow that is over. False when it is gone already.
     ///
     /// # Errors
     /// A call on the table fails.
     pub fn forget(&mut self, flow: &FlowKey) -> Result<bool, Error> {
         let (tcp, roce) = (flow.ipv4(), flow.ipv4_roce());
-        let (name, key) = match (&tcp, &roce) {
-            (Some(tcp), _) => (TCP4, tcp.as_bytes()),
-            (_, Some(roce)) => (ROCE4, roce.as_bytes()),
-            _ if flow.protocol == Protocol::Tcp as u8 => (TCP6, flow.as_bytes()),
-            _ => (ROCE6, flow.as_bytes()),
-        };
+        let (name, key) = table_of(flow, tcp.as_ref(), roce.as_ref());
         let done = sys::delete(descriptor(&self.ebpf, name)?, key)
             .map_err(|error| Error::call(format!("removing from the table {name}"), error))?;
         self.removed += u64::from(done);
@@ -298,6 +312,20 @@ impl Programs {
             }
         }
         Ok(None)
+    }
+}
+
+/// The table that a flow is in, and its key there.
+fn table_of<'a>(
+    flow: &'a FlowKey,
+    tcp: Option<&'a Ipv4Key>,
+    roce: Option<&'a Ipv4RoceKey>,
+) -> (&'static str, &'a [u8]) {
+    match (tcp, roce) {
+        (Some(tcp), _) => (TCP4, tcp.as_bytes()),
+        (_, Some(roce)) => (ROCE4, roce.as_bytes()),
+        _ if flow.protocol == Protocol::Tcp as u8 => (TCP6, flow.as_bytes()),
+        _ => (ROCE6, flow.as_bytes()),
     }
 }
 

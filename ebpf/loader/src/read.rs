@@ -19,6 +19,16 @@ pub struct Flows {
     pub evicted: u64,
 }
 
+/// What was counted of one flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "made on the stack and taken apart at once")]
+pub enum Counters {
+    /// A connection of TCP.
+    Tcp(TcpFlow),
+    /// What goes to a queue pair of RoCE v2.
+    Roce(RoceCounters),
+}
+
 /// Buffers for the calls, kept from reading to reading.
 #[derive(Debug)]
 pub(crate) struct Buffers<K, V> {

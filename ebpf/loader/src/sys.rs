@@ -45,7 +45,7 @@ struct Test {
 
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<()> {
     // SAFETY: the kernel reads and writes `attributes` alone, of the size that it is told, and what it points to: buffers
-    // that the two callers below hold borrowed until this returns.
+    // that the callers below hold borrowed until this returns.
     let done =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -135,7 +135,28 @@ struct Element {
     flags: u64,
 }
 
+const MAP_LOOKUP: libc::c_long = 1;
 const MAP_DELETE: libc::c_long = 3;
+
+/// Reads one entry; false when there is none. Does not count as a use of it.
+pub(crate) fn lookup<V: FromBytes + IntoBytes + KnownLayout>(
+    map: BorrowedFd<'_>,
+    key: &[u8],
+    value: &mut V,
+) -> io::Result<bool> {
+    let mut element = Element {
+        map: u32::try_from(map.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        padding: 0,
+        key: key.as_ptr() as u64,
+        value: value.as_mut_bytes().as_mut_ptr() as u64,
+        flags: 0,
+    };
+    match bpf(MAP_LOOKUP, &mut element) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
 
 /// Removes an entry; false when there is none.
 pub(crate) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {

@@ -4,9 +4,9 @@ use crate::support::collector;
 use crate::support::packets::{ACK, CWR, ECE, FIN, RST, SYN, Segment, Transfer, ip};
 use harmonaize_events::{
     Direction::{self, Egress, Ingress},
-    Event, EventKind, RoceCounters, TcpFlow,
+    Event, EventKind, FlowKey, RoceCounters, TcpFlow,
 };
-use harmonaize_loader::{Flows, Options, Programs, Trial};
+use harmonaize_loader::{Counters, Flows, Options, Programs, Trial};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -53,6 +53,14 @@ impl Line {
     fn flows(&mut self) -> Flows {
         let mut flows = Flows::default();
         self.collector.read_flows(&mut flows).unwrap();
+        for (key, flow) in &flows.tcp {
+            assert_eq!(self.collector.read_flow(key).unwrap(), Some(Counters::Tcp(*flow)));
+            let none = FlowKey { remote_port: 9, ..*key };
+            assert_eq!(self.collector.read_flow(&none).unwrap(), None);
+        }
+        for (key, counters) in &flows.roce {
+            assert_eq!(self.collector.read_flow(key).unwrap(), Some(Counters::Roce(*counters)));
+        }
         flows
     }
 
