@@ -5,6 +5,8 @@
 //! same code. Times are nanoseconds of CLOCK_MONOTONIC of the host that observed, sizes are bytes.
 #![forbid(unsafe_code)]
 
+pub mod congestion;
 pub mod marks;
 pub mod phases;
+pub mod straggler;
 pub mod trace;

@@ -1,0 +1,109 @@
+//! What is found of links: the words of a verdict.
+
+use crate::trace::Timed;
+use harmonaize_events::Direction;
+
+/// A link as this host sees it: an interface, one way, as a whole or on the way to one other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Link {
+    /// The interface's index in its network namespace.
+    pub interface: u32,
+    /// Which way the bytes go that are or would be held up.
+    pub direction: Direction,
+    /// Which of its paths.
+    pub path: Path,
+}
+
+/// A class of paths that share their fate, as far as this host can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Path {
+    /// The interface itself: everything that crosses it.
+    Whole,
+    /// What goes to, or comes from, another end.
+    Remote {
+        /// Its address, as in a flow's key.
+        address: [u32; 4],
+        /// RoCE: the UDP source port, which chooses among equal paths; 0 for TCP, all of whose connections count as one.
+        port: u16,
+    },
+}
+
+/// How congested a link is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum State {
+    /// Not congested.
+    #[default]
+    None,
+    /// It is full, or a queue stands.
+    Mild,
+    /// The queue is long, or packets are lost.
+    Severe,
+}
+
+/// Who congests it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cause {
+    /// What was measured does not tell. Always so where the state is [`State::None`].
+    #[default]
+    Unknown,
+    /// Own communicators fill it.
+    Own,
+    /// Others' traffic takes part or all of it, seen here or not.
+    Others,
+}
+
+/// Which signals speak for congestion.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Signals {
+    /// Round trips are longer than at rest.
+    pub delay: bool,
+    /// Queues mark packets, or ask senders to slow down.
+    pub marks: bool,
+    /// Packets are lost.
+    pub loss: bool,
+    /// The link carries about all that it can.
+    pub load: bool,
+}
+
+/// A link's state, or its cause, has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Congestion {
+    /// Which link.
+    pub link: Link,
+    /// Its state from now on.
+    pub state: State,
+    /// Who is the cause.
+    pub cause: Cause,
+    /// When what led to this state began; for a mere change of the cause, when the state began.
+    pub since_ns: u64,
+    /// When it was found.
+    pub found_ns: u64,
+    /// What spoke for congestion then.
+    pub signals: Signals,
+    /// Bytes that own communicators moved in a second then.
+    pub own_rate: u64,
+    /// Bytes that all other traffic seen here moved in a second then.
+    pub other_rate: u64,
+    /// What it can carry in a second, in bytes, as told or as seen; 0 where neither is known.
+    pub capacity: u64,
+    /// The round trip then; 0 where none was measured.
+    pub round_trip_ns: u64,
+    /// The round trip at rest; 0 where none was measured.
+    pub rest_ns: u64,
+    /// Of a million packets, those that were marked then.
+    pub marked_ppm: u32,
+    /// Of a million packets, those that were lost or sent again then.
+    pub lost_ppm: u32,
+    /// Of a million, the part of the capacity that was in use then; 0 where the capacity is not known.
+    pub used_ppm: u32,
+}
+
+impl Timed for Congestion {
+    fn time_ns(&self) -> u64 {
+        self.found_ns
+    }
+
+    fn says_as(&self, other: &Self) -> bool {
+        (self.link, self.state, self.cause) == (other.link, other.state, other.cause)
+    }
+}
