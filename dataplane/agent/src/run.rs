@@ -46,16 +46,8 @@ fn bind(config: &Config, devices: &Devices) -> anyhow::Result<Box<dyn Transport 
         ..TcpConfig::new(config.listen)
     };
     let Some(asked) = &config.verbs else { return Ok(Box::new(TcpTransport::bind(tcp)?)) };
-    let usual = VerbsConfig::new(tcp);
-    let verbs = VerbsConfig {
-        devices: asked.devices.clone(),
-        gid_index: asked.gid_index,
-        mtu: asked.mtu,
-        traffic_class: asked.traffic_class.unwrap_or(usual.traffic_class),
-        retries: asked.retries.unwrap_or(usual.retries),
-        timeout: asked.timeout.unwrap_or(usual.timeout),
-        ..usual
-    };
+    let verbs =
+        VerbsConfig { devices: asked.devices.clone(), wanted: asked.wanted(), ..VerbsConfig::new(tcp) };
     Ok(Box::new(VerbsTransport::bind(verbs, devices)?))
 }
 

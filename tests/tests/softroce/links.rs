@@ -6,7 +6,7 @@ use crate::host::{Host, Limited, PATIENCE, may_break};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::verbs::{Config, Devices, SetupError, VerbsTransport};
 use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, Transport, tcp};
-use harmonaize_verbs::VerbsError;
+use harmonaize_verbs::{VerbsError, Wanted};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,10 @@ fn config(host: Host) -> Config {
         ..tcp::Config::new(SocketAddr::from((host.address(), 0)))
     };
     Config { devices: vec![host.device()], ..Config::new(tcp) }
+}
+
+fn wanted(host: Host, wanted: Wanted) -> Config {
+    Config { wanted, ..config(host) }
 }
 
 fn bind(config: Config) -> Result<VerbsTransport, SetupError> {
@@ -160,10 +164,11 @@ fn a_wrong_gid_index_is_named() {
     if !may_break(4) {
         return;
     }
-    let error = bind(Config { gid_index: Some(200), ..config(HOSTS[0]) }).unwrap_err();
+    let error = bind(wanted(HOSTS[0], Wanted { gid_index: Some(200), ..Wanted::default() })).unwrap_err();
     assert!(matches!(error, SetupError::Verbs(VerbsError::NoSuchGid { index: 200, port: 1, .. })), "{error}");
     says(&error, &["GID index 200 of rxe2 port 1 is empty", "used are: [0, 1]"]);
-    let mut ends = Ends::new([Config { gid_index: Some(0), ..config(HOSTS[0]) }, config(HOSTS[1])]);
+    let mut ends =
+        Ends::new([wanted(HOSTS[0], Wanted { gid_index: Some(0), ..Wanted::default() }), config(HOSTS[1])]);
     ends.open().unwrap();
     for reason in ends.both_down() {
         says(&reason, &["gid_index", "fe80::", "::ffff:10.0.0.4"]);
@@ -178,22 +183,22 @@ fn a_wrong_mtu_is_named() {
     if !may_break(4) {
         return;
     }
-    let error = bind(Config { mtu: Some(1500), ..config(HOSTS[0]) }).unwrap_err();
+    let error = bind(wanted(HOSTS[0], Wanted { mtu: Some(1500), ..Wanted::default() })).unwrap_err();
     says(&error, &["1500", "256, 512, 1024, 2048 or 4096"]);
     let narrow = HOSTS[0].link_mtu(1500);
-    let error = bind(Config { mtu: Some(4096), ..config(HOSTS[0]) }).unwrap_err();
+    let error = bind(wanted(HOSTS[0], Wanted { mtu: Some(4096), ..Wanted::default() })).unwrap_err();
     says(&error, &["an MTU of 4096 is over the 1024 of rxe2 port 1", "lower it"]);
     Ends::usual().works();
     narrow.mend();
 
-    let quick = |host| Config { retries: 2, timeout: 14, ..config(host) };
+    let quick = |host| wanted(host, Wanted { retries: 2, timeout: 14, ..Wanted::default() });
     let dropping = HOSTS[1].narrow(1500);
     let mut ends = Ends::new(HOSTS.map(quick));
     ends.connect();
     ends.stream(|_| false);
     let [reason, _] = ends.both_down();
     says(&reason, &["retry counter exceeded", "packets of 4096 bytes", "`mtu`"]);
-    let low = |host| Config { mtu: Some(1024), ..config(host) };
+    let low = |host| wanted(host, Wanted { mtu: Some(1024), ..Wanted::default() });
     Ends::new(HOSTS.map(low)).works();
     dropping.mend();
 }

@@ -44,6 +44,11 @@ pub struct Rdma {
 }
 
 impl Verbs {
+    /// What is asked of each device.
+    pub fn wanted(&self) -> Wanted {
+        wanted(None, (self.gid_index, self.mtu), (self.traffic_class, self.retries, self.timeout))
+    }
+
     pub(super) fn check(&self) -> Result<(), String> {
         check("verbs", self.mtu, self.retries, self.timeout)
     }
@@ -56,15 +61,25 @@ impl Rdma {
 
     /// What is asked of the device.
     pub fn wanted(&self) -> Wanted {
-        let usual = Wanted::default();
-        Wanted {
-            device: self.device.clone(),
-            gid_index: self.gid_index,
-            mtu: self.mtu,
-            traffic_class: self.traffic_class.unwrap_or(usual.traffic_class),
-            retries: self.retries.unwrap_or(usual.retries),
-            timeout: self.timeout.unwrap_or(usual.timeout),
-        }
+        let Self { device, gid_index, mtu, traffic_class, retries, timeout, listen: _ } = self.clone();
+        wanted(device, (gid_index, mtu), (traffic_class, retries, timeout))
+    }
+}
+
+/// What is asked of a device; what stands in no table is as usual.
+fn wanted(
+    device: Option<String>,
+    (gid_index, mtu): (Option<u8>, Option<usize>),
+    (traffic_class, retries, timeout): (Option<u8>, Option<u8>, Option<u8>),
+) -> Wanted {
+    let usual = Wanted::default();
+    Wanted {
+        device,
+        gid_index,
+        mtu,
+        traffic_class: traffic_class.unwrap_or(usual.traffic_class),
+        retries: retries.unwrap_or(usual.retries),
+        timeout: timeout.unwrap_or(usual.timeout),
     }
 }
 

@@ -58,6 +58,8 @@ impl Rdma {
 
     fn create(&self, arena_bytes: u64, entries: u32) -> Result<AgentOffer, VerbsError> {
         let function = self.function.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // A device that was taken away may not say so by itself.
+        function.device.look();
         match AgentOffer::new(&function, arena_bytes, entries) {
             // It may be back, as another device of the same name or address.
             Err(VerbsError::DeviceLost { .. }) => {

@@ -90,10 +90,11 @@ impl Config {
         (self.peer_timeout / 8).clamp(Duration::from_millis(12), Duration::from_millis(500))
     }
 
-    /// How many ticks a peer may be silent.
+    /// With how many ticks without a sign of life a peer is gone: as many as fit into its time after the part of a tick in
+    /// which the last one came.
     fn quiet_ticks(&self) -> u32 {
-        let ticks = self.peer_timeout.as_nanos().div_ceil(self.tick().as_nanos().max(1));
-        u32::try_from(ticks).unwrap_or(u32::MAX).max(4)
+        let ticks = self.peer_timeout.as_nanos() / self.tick().as_nanos().max(1);
+        u32::try_from(ticks).unwrap_or(u32::MAX).saturating_sub(1).max(3)
     }
 }
 
@@ -309,7 +310,7 @@ impl TcpTransport {
         for (id, link) in self.links.iter_mut().filter(|(_, link)| link.up) {
             up = true;
             for (number, path) in link.paths() {
-                if !path.ended && path.tick() > limit {
+                if !path.ended && path.tick() >= limit {
                     silent.push(*id);
                 }
                 if !path.in_queue && path.has_work() {
@@ -471,5 +472,25 @@ impl Transport for TcpTransport {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.poll.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_peer_is_gone_within_its_time_and_not_much_before() {
+        for milliseconds in [100, 400, 3_000, 4_000, 5_000, 60_000] {
+            let peer_timeout = Duration::from_millis(milliseconds);
+            let config = Config { peer_timeout, ..Config::new(SocketAddr::from(([127, 0, 0, 1], 0))) };
+            let (tick, ticks) = (config.tick(), config.quiet_ticks());
+            // The last sign came at any moment of the tick before those.
+            let (least, most) = (tick * ticks, tick * (ticks + 1));
+            assert!(
+                most <= peer_timeout && least >= peer_timeout * 3 / 4,
+                "{config:?}: {least:?} to {most:?}"
+            );
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, R
 use exchange::{Control, Place, RingEnd};
 use harmonaize_shm::Span;
 pub use harmonaize_verbs::Devices;
-use harmonaize_verbs::{Access, VerbsError};
+use harmonaize_verbs::{Access, VerbsError, Wanted};
 use link::{Link, Stage, Turn};
 use path::Fault;
 use rail::Rail;
@@ -51,16 +51,9 @@ pub struct Config {
     /// Devices by name, "mlx5_0", or with their port, "mlx5_0:1"; the paths of a link take turns. None: the one that has
     /// the listening address.
     pub devices: Vec<String>,
-    /// Entry of the ports' GID tables; none for the one with the listening address, or the first for UDP over IPv4.
-    pub gid_index: Option<u8>,
-    /// Most bytes per packet: 256, 512, 1024, 2048 or 4096; none for the port's own.
-    pub mtu: Option<usize>,
-    /// DSCP and ECN bits of packets.
-    pub traffic_class: u8,
-    /// How often a request is tried again, at most 6.
-    pub retries: u8,
-    /// How long the peer's device may take to answer before that: 4.096 us times two to this power.
-    pub timeout: u8,
+    /// The rest of what is asked of each of them; its `device` is not looked at. The usual GID is the one with the listening
+    /// address, or the first for UDP over IPv4.
+    pub wanted: Wanted,
     /// Slots of a path's mailbox, 8 to 4096, rounded up to a power of two: messages under way at once.
     pub mailbox_slots: u32,
     /// Payloads of at most so many bytes travel in the message with the header.
@@ -70,17 +63,7 @@ pub struct Config {
 impl Config {
     /// The usual settings.
     pub fn new(tcp: tcp::Config) -> Self {
-        Self {
-            tcp,
-            devices: Vec::new(),
-            gid_index: None,
-            mtu: None,
-            traffic_class: 0,
-            retries: 6,
-            timeout: 17,
-            mailbox_slots: 128,
-            inline_payload: 256,
-        }
+        Self { tcp, devices: Vec::new(), wanted: Wanted::default(), mailbox_slots: 128, inline_payload: 256 }
     }
 }
 

@@ -27,14 +27,7 @@ impl Rail {
     }
 
     fn open(config: &Config, devices: &Devices, device: Option<String>) -> Result<Self, SetupError> {
-        let wanted = Wanted {
-            device,
-            gid_index: config.gid_index,
-            mtu: config.mtu,
-            traffic_class: config.traffic_class,
-            retries: config.retries,
-            timeout: config.timeout,
-        };
+        let wanted = Wanted { device, ..config.wanted.clone() };
         let function = Function::open(devices, &wanted, Some(config.tcp.listen.ip()))?;
         let regions = Registrations::new(Domain::create(&function.device)?);
         Ok(Self { device: function.device, route: function.path, regions })
