@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, TcpTransport};
-use harmonaize_transport::verbs::{self, Devices, VerbsTransport};
+use harmonaize_transport::verbs::{self, Devices, VerbsTransport, Wanted};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::net::SocketAddr;
@@ -157,7 +157,7 @@ fn bind(ends: &Ends) -> Result<Box<dyn Transport>> {
         Carrier::Verbs => {
             let config = verbs::Config {
                 devices: ends.device.iter().cloned().collect(),
-                gid_index: ends.gid_index,
+                wanted: Wanted { gid_index: ends.gid_index, ..Wanted::default() },
                 ..verbs::Config::new(tcp)
             };
             Box::new(VerbsTransport::bind(config, &Devices::of_host())?)
