@@ -1,5 +1,11 @@
 //! Own operations, exactly, from what the engine says of them.
 
+mod assembly;
+#[cfg(test)]
+mod tests;
+
+pub use assembly::{Counts, Limits, Marks};
+
 use crate::trace::Timed;
 
 /// An operation of one of this host's own communicators, ended or given up.

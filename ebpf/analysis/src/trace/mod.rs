@@ -5,6 +5,8 @@ mod diff;
 mod form;
 mod label;
 mod merge;
+#[cfg(test)]
+mod tests;
 
 pub use codec::{Error, LARGEST, Reader, Replayed, VERSION, Writer, replay};
 pub use diff::{Difference, Timed, diff, diff_records};

@@ -1,0 +1,372 @@
+//! Marks put together to operations.
+
+use super::{Edge, Moved, Operation, RankCall};
+use crate::trace::{Lost, LostKind, Record};
+use harmonaize_events::{Mark, MarkKind};
+use std::collections::{HashMap, VecDeque};
+
+/// What an assembly may remember at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Communicators; the one that was silent longest goes.
+    pub communicators: usize,
+    /// Operations of a communicator that are open at once; the oldest is given up.
+    pub operations: usize,
+    /// Local ranks of an operation, and its peers; more are left out, and the operation is not whole.
+    pub ends: usize,
+    /// Operations that wait to be polled; the oldest goes.
+    pub findings: usize,
+    /// An operation is told so long after its last mark, once all its ranks have ended: a rank may end before this host has sent all.
+    pub settle_ns: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { communicators: 1024, operations: 64, ends: 1024, findings: 4096, settle_ns: 2_000_000 }
+    }
+}
+
+/// What was noticed on the way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Marks taken in.
+    pub marks: u64,
+    /// Marks of operations that had been told already: those operations lack them.
+    pub late: u64,
+    /// Marks of a kind that this version does not know.
+    pub unknown: u64,
+    /// Operations told.
+    pub operations: u64,
+    /// Operations told that are not whole.
+    pub partial: u64,
+    /// Operations that nobody polled in time.
+    pub dropped: u64,
+}
+
+/// How far behind the latest operation told a communicator's operations may still come, and are not taken for late ones.
+const WINDOW: u64 = 128;
+/// A communicator that appears so soon after a loss may have lost its first marks.
+const NEW_AFTER_LOSS_NS: u64 = 1_000_000_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Communicator {
+    open: Vec<Open>,
+    /// The operation after the latest that was told, and which of the `WINDOW` before it were.
+    next: u64,
+    told: u128,
+    last_ns: u64,
+    /// The most local ranks that an operation has had.
+    ranks: usize,
+    /// Something was lost, and no operation has since begun and ended.
+    doubtful: bool,
+}
+
+#[derive(Debug)]
+struct Open {
+    operation: Operation,
+    /// Began after the last loss.
+    fresh: bool,
+}
+
+/// Puts marks together to operations. For each mark: a look-up, a search among open operations, and one among ranks or peers.
+#[derive(Debug, Default)]
+pub struct Marks {
+    limits: Limits,
+    host: u64,
+    pub(super) communicators: HashMap<(u64, u64), Communicator>,
+    pub(super) found: VecDeque<Operation>,
+    counts: Counts,
+    lost_ns: Option<u64>,
+}
+
+impl Marks {
+    /// Nothing seen yet.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Takes a record in; those without a bearing on own operations are passed over. A loss is to be taken before time
+    /// is [advanced](Marks::advance) beyond it.
+    pub fn take(&mut self, record: &Record) {
+        match record {
+            Record::Observer(observer) => self.host = observer.host,
+            Record::Mark(mark) => self.mark(mark),
+            Record::Lost(lost) => self.lost(lost),
+            _ => {}
+        }
+    }
+
+    /// Tells what has settled by `now_ns`.
+    pub fn advance(&mut self, now_ns: u64) {
+        let settle = self.limits.settle_ns;
+        for communicator in self.communicators.values_mut() {
+            while let Some(at) = communicator.settled(now_ns, settle) {
+                communicator.tell(at, &mut self.found, &mut self.counts);
+            }
+        }
+        self.bound_findings();
+    }
+
+    /// The next operation that ended or was given up.
+    pub fn poll(&mut self) -> Option<Operation> {
+        self.found.pop_front()
+    }
+
+    /// Operations that have begun and were not told yet, as far as they are known.
+    pub fn open(&self) -> impl Iterator<Item = &Operation> {
+        self.communicators.values().flat_map(|communicator| &communicator.open).map(|open| &open.operation)
+    }
+
+    /// What was noticed so far.
+    pub const fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn mark(&mut self, mark: &Mark) {
+        self.counts.marks += 1;
+        let Some(kind) = MarkKind::from_number(mark.kind) else {
+            self.counts.unknown += 1;
+            return;
+        };
+        let name = (self.host, mark.communicator);
+        if !self.communicators.contains_key(&name) {
+            self.make_room();
+            let soon = |lost: u64| mark.time_ns.saturating_sub(lost) < NEW_AFTER_LOSS_NS;
+            let doubtful = self.lost_ns.is_some_and(soon);
+            self.communicators.insert(name, Communicator { doubtful, ..Communicator::default() });
+        }
+        let Some(communicator) = self.communicators.get_mut(&name) else { return };
+        communicator.last_ns = communicator.last_ns.max(mark.time_ns);
+        let known = communicator.open.iter().rposition(|open| open.operation.operation == mark.operation);
+        let at = match known {
+            Some(at) => at,
+            None if communicator.is_told(mark.operation) => {
+                self.counts.late += 1;
+                return;
+            }
+            None => communicator.begin(mark, self.limits.operations, &mut self.found, &mut self.counts),
+        };
+        let ranks =
+            communicator.open.get_mut(at).map(|open| open.operation.take(kind, mark, self.limits.ends));
+        communicator.ranks = communicator.ranks.max(ranks.unwrap_or_default());
+        self.bound_findings();
+    }
+
+    fn lost(&mut self, lost: &Lost) {
+        if !matches!(lost.what, LostKind::Marks | LostKind::Records | LostKind::Gap) {
+            return;
+        }
+        self.lost_ns = Some(lost.time_ns);
+        for ((host, _), communicator) in &mut self.communicators {
+            if *host != self.host {
+                continue;
+            }
+            communicator.doubtful = true;
+            for open in &mut communicator.open {
+                open.operation.whole = false;
+                open.fresh = false;
+            }
+            if lost.what == LostKind::Gap {
+                // Who marks may have begun anew, and count operations from 0.
+                while !communicator.open.is_empty() {
+                    communicator.tell(0, &mut self.found, &mut self.counts);
+                }
+                (communicator.next, communicator.told) = (0, 0);
+            }
+        }
+        self.bound_findings();
+    }
+
+    fn make_room(&mut self) {
+        if self.communicators.len() < self.limits.communicators.max(1) {
+            return;
+        }
+        let silent = self.communicators.iter().min_by_key(|(name, one)| (one.last_ns, **name));
+        if let Some(name) = silent.map(|(name, _)| *name)
+            && let Some(mut communicator) = self.communicators.remove(&name)
+        {
+            while !communicator.open.is_empty() {
+                communicator.give_up(0, &mut self.found, &mut self.counts);
+            }
+        }
+    }
+
+    fn bound_findings(&mut self) {
+        while self.found.len() > self.limits.findings {
+            self.found.pop_front();
+            self.counts.dropped += 1;
+        }
+    }
+}
+
+impl Communicator {
+    /// Opens an operation, and says where it is.
+    fn begin(
+        &mut self,
+        mark: &Mark,
+        most: usize,
+        found: &mut VecDeque<Operation>,
+        counts: &mut Counts,
+    ) -> usize {
+        if self.open.len() >= most.max(1) {
+            self.give_up(0, found, counts);
+        }
+        let operation = Operation {
+            communicator: mark.communicator,
+            operation: mark.operation,
+            participant: mark.participant,
+            epochs: (0, 0),
+            began_ns: mark.time_ns,
+            ended_ns: mark.time_ns,
+            ranks: Vec::with_capacity(self.ranks.max(1)),
+            edges: Vec::with_capacity(2),
+            segments: 0,
+            first_segment_ns: None,
+            whole: !self.doubtful,
+        };
+        self.open.push(Open { operation, fresh: true });
+        self.open.len() - 1
+    }
+
+    /// An operation whose ranks have all ended, and that has been silent since.
+    fn settled(&self, now_ns: u64, settle_ns: u64) -> Option<usize> {
+        self.open.iter().position(|open| {
+            let operation = &open.operation;
+            let ended =
+                !operation.ranks.is_empty() && operation.ranks.iter().all(|rank| rank.ended_ns.is_some());
+            ended && operation.ended_ns.saturating_add(settle_ns) <= now_ns
+        })
+    }
+
+    fn is_told(&self, operation: u64) -> bool {
+        match self.next.checked_sub(operation) {
+            None | Some(0) => false,
+            Some(behind) => behind > WINDOW || self.told >> (behind - 1) & 1 == 1,
+        }
+    }
+
+    fn give_up(&mut self, at: usize, found: &mut VecDeque<Operation>, counts: &mut Counts) {
+        if let Some(open) = self.open.get_mut(at) {
+            open.operation.whole = false;
+        }
+        self.tell(at, found, counts);
+    }
+
+    fn tell(&mut self, at: usize, found: &mut VecDeque<Operation>, counts: &mut Counts) {
+        if at >= self.open.len() {
+            return;
+        }
+        let Open { mut operation, fresh } = self.open.remove(at);
+        operation.whole &= operation.ranks.len() >= self.ranks
+            && operation.ranks.iter().all(|rank| rank.called_ns.is_some() && rank.ended_ns.is_some());
+        let number = operation.operation;
+        match (number + u64::from(number != u64::MAX)).checked_sub(self.next) {
+            Some(ahead) => {
+                self.told = u32::try_from(ahead).ok().and_then(|by| self.told.checked_shl(by)).unwrap_or(0);
+                self.told |= 1;
+                self.next += ahead;
+            }
+            None => {
+                let behind = self.next - number - 1;
+                self.told |= u32::try_from(behind).ok().and_then(|by| 1_u128.checked_shl(by)).unwrap_or(0);
+            }
+        }
+        if fresh {
+            self.doubtful = false;
+        }
+        counts.operations += 1;
+        counts.partial += u64::from(!operation.whole);
+        found.push_back(operation);
+        // What has fallen out of the window will not end any more.
+        let next = self.next;
+        while let Some(at) =
+            self.open.iter().position(|open| open.operation.operation.saturating_add(WINDOW) < next)
+        {
+            self.give_up(at, found, counts);
+        }
+    }
+}
+
+impl Operation {
+    /// Adds a mark; says how many local ranks are known.
+    fn take(&mut self, kind: MarkKind, mark: &Mark, most: usize) -> usize {
+        self.began_ns = self.began_ns.min(mark.time_ns);
+        self.ended_ns = self.ended_ns.max(mark.time_ns);
+        match kind {
+            MarkKind::Called => {
+                if let Some(rank) = self.rank(mark.rank, most) {
+                    rank.called_ns = Some(rank.called_ns.map_or(mark.time_ns, |at| at.min(mark.time_ns)));
+                    rank.bytes = mark.bytes;
+                }
+            }
+            MarkKind::Ended | MarkKind::Failed => {
+                if let Some(rank) = self.rank(mark.rank, most) {
+                    rank.ended_ns = Some(rank.ended_ns.map_or(mark.time_ns, |at| at.max(mark.time_ns)));
+                    rank.failed |= kind == MarkKind::Failed;
+                }
+            }
+            MarkKind::SegmentBegan => {
+                self.ran(mark.epoch);
+                self.segments += 1;
+                self.first_segment_ns =
+                    Some(self.first_segment_ns.map_or(mark.time_ns, |at| at.min(mark.time_ns)));
+            }
+            MarkKind::Sent => {
+                self.ran(mark.epoch);
+                if let Some(edge) = self.edge(mark.peer, most) {
+                    edge.sent.add(mark);
+                }
+            }
+            MarkKind::Received => {
+                self.ran(mark.epoch);
+                if let Some(edge) = self.edge(mark.peer, most) {
+                    edge.received.add(mark);
+                }
+            }
+        }
+        self.ranks.len()
+    }
+
+    fn ran(&mut self, epoch: u32) {
+        let (low, high) = self.epochs;
+        let first = self.segments == 0 && self.edges.is_empty();
+        self.epochs = if first { (epoch, epoch) } else { (low.min(epoch), high.max(epoch)) };
+    }
+
+    fn rank(&mut self, rank: u32, most: usize) -> Option<&mut RankCall> {
+        let fresh = RankCall { rank, called_ns: None, ended_ns: None, failed: false, bytes: 0 };
+        let found = place(&mut self.ranks, rank, |one| one.rank, fresh, most);
+        self.whole &= found.is_some();
+        found.and_then(|at| self.ranks.get_mut(at))
+    }
+
+    fn edge(&mut self, peer: u32, most: usize) -> Option<&mut Edge> {
+        let fresh = Edge { peer, sent: Moved::default(), received: Moved::default() };
+        let found = place(&mut self.edges, peer, |one| one.peer, fresh, most);
+        self.whole &= found.is_some();
+        found.and_then(|at| self.edges.get_mut(at))
+    }
+}
+
+/// Where a number is in a sorted list, or is put now, unless there is no room.
+fn place<T>(list: &mut Vec<T>, number: u32, of: impl Fn(&T) -> u32, fresh: T, most: usize) -> Option<usize> {
+    match list.binary_search_by_key(&number, of) {
+        Ok(at) => Some(at),
+        Err(_) if list.len() >= most => None,
+        Err(at) => {
+            list.insert(at, fresh);
+            Some(at)
+        }
+    }
+}
+
+impl Moved {
+    fn add(&mut self, mark: &Mark) {
+        if self.count == 0 || mark.time_ns < self.first_ns {
+            self.first_ns = mark.time_ns;
+        }
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(mark.bytes);
+        self.last_ns = self.last_ns.max(mark.time_ns);
+    }
+}
