@@ -1,5 +1,146 @@
 //! Stragglers: which rank holds the others up, because it computes or because its bytes move late.
+//!
+//! A [`Detector`] takes in one [`Observed`] for each operation of an own communicator, or each iteration of a foreign job (a
+//! *unit*), and yields a [`Straggler`] when one is found, and again when it is over.
+//!
+//! **Compute.** A rank's time from its end of the unit before to its start of this one lies on one clock, its own, so
+//! clocks of hosts need not agree; and a rank that got its last bytes late, for the network's sake, is not blamed for starting
+//! late. Its lateness is this time less the (lower) median over the ranks. Where ends are not known, or units overlap, it is the
+//! start itself, less the median over the ranks, less what that is usually for this rank (clocks apart by a constant).
+//! Of several operations in an iteration only those count that begin after a long time (at least half of the 97th of 100).
+//!
+//! **Network.** In a ring a slow edge makes everybody end late, so it matters how long edges are *busy*. The lateness of
+//! an edge is the largest of
+//! - the time that it was busy beyond what its bytes take at the median edge's pace (`active_ns`, `bytes`),
+//! - the time from its last byte leaving to the last arriving, beyond what is usual for this edge, beyond the median of that,
+//! - how much longer than usual the unit took once all ranks had started (the shortest of the ranks' `end_ns - start_ns`,
+//!   which needs no common clock), where this edge's round trips or retransmissions stand out from the other edges' and its
+//!   own usual ones.
+//!
+//! The end that is named is the one whose edges are later in sum; the sender where only one edge is late.
+//!
+//! **Deciding.** A lateness is divided by a threshold: the largest of [`Limits::least_ns`], [`Limits::part`] of the unit's
+//! length, and [`Limits::deviations`] times the robust standard deviation (1.4826 times the median absolute deviation over
+//! the last 32 quiet units; the rank's own or the median rank's, whichever is larger). Three units in a row of at least
+//! 0.7 with a mean of 1 make a verdict; three below 0.5 end it. So a single pause, however long, is no verdict, a steady
+//! one is found in its third unit, and what is late never counts as usual.
 
 mod finding;
+mod judge;
+mod ring;
+mod track;
 
 pub use finding::{EdgeTimes, Kind, Observed, RankTimes, Straggler, Subject};
+
+use judge::Judge;
+use std::collections::{BTreeMap, VecDeque};
+
+/// What decides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// Lateness below this never counts.
+    pub least_ns: u64,
+    /// Nor does lateness below this part of a unit's length.
+    pub part: f64,
+    /// Nor does lateness below this many robust standard deviations.
+    pub deviations: f64,
+    /// Round trips stand out when they are longer by this than at other edges, and than usual.
+    pub round_trip_ns: u64,
+    /// A straggler of which nothing was heard for so many units is over.
+    pub forget: u32,
+    /// At most so many ranks, and edges, of a subject; units with more are left out, and counted.
+    pub items: usize,
+    /// At most so many subjects; the one that was silent for longest makes place.
+    pub subjects: usize,
+    /// At most so many findings wait to be fetched; beyond, the oldest is dropped and counted.
+    pub findings: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            least_ns: 500_000,
+            part: 0.02,
+            deviations: 6.0,
+            round_trip_ns: 300_000,
+            forget: 16,
+            items: 4096,
+            subjects: 256,
+            findings: 256,
+        }
+    }
+}
+
+/// A unit's number and times.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Unit {
+    number: u64,
+    began_ns: u64,
+    ended_ns: u64,
+}
+
+/// Finds stragglers of any number of subjects.
+#[derive(Debug, Default)]
+pub struct Detector {
+    limits: Limits,
+    subjects: BTreeMap<Subject, (u64, Judge)>,
+    found: VecDeque<Straggler>,
+    taken: u64,
+    lost: u64,
+    refused: u64,
+}
+
+impl Detector {
+    /// One that decides by `limits`.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Takes in a unit. Units come in the order of their numbers; one that comes late is left out, one that is missing is no harm.
+    pub fn take(&mut self, subject: Subject, observed: &Observed) {
+        self.taken += 1;
+        if observed.ranks.len() > self.limits.items || observed.edges.len() > self.limits.items {
+            self.refused += 1;
+            return;
+        }
+        if !self.subjects.contains_key(&subject) && self.subjects.len() >= self.limits.subjects.max(1) {
+            let oldest = self.subjects.iter().min_by_key(|(_, (heard, _))| *heard).map(|(oldest, _)| *oldest);
+            oldest.map(|oldest| self.subjects.remove(&oldest));
+        }
+        let (heard, judge) = self.subjects.entry(subject).or_default();
+        *heard = self.taken;
+        let (found, lost, most) = (&mut self.found, &mut self.lost, self.limits.findings.max(1));
+        judge.take(subject, observed, &self.limits, &mut |straggler| {
+            if found.len() >= most {
+                found.pop_front();
+                *lost += 1;
+            }
+            found.push_back(straggler);
+        });
+    }
+
+    /// A subject is no more: what holds of it is forgotten.
+    pub fn forget(&mut self, subject: Subject) {
+        self.subjects.remove(&subject);
+    }
+
+    /// The next finding, oldest first.
+    pub fn poll(&mut self) -> Option<Straggler> {
+        self.found.pop_front()
+    }
+
+    /// All stragglers now, with what is known of them now.
+    pub fn current(&self) -> impl Iterator<Item = Straggler> {
+        self.subjects.iter().flat_map(|(subject, (_, judge))| judge.current(*subject))
+    }
+
+    /// Findings that were dropped because nobody fetched them.
+    pub const fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Units that were left out because they have too many ranks or edges.
+    pub const fn refused(&self) -> u64 {
+        self.refused
+    }
+}

@@ -1,0 +1,390 @@
+//! The judge of one subject: from each unit the lateness of its ranks and of its edges.
+
+use super::ring::{Usual, WINDOW, median, quantile};
+use super::track::{Track, Turn};
+use super::{EdgeTimes, Kind, Limits, Observed, RankTimes, Straggler, Subject, Unit};
+use std::collections::BTreeMap;
+
+type Rank = u32;
+type Ends = (u32, u32);
+
+/// Lately judged sizes, to tell an iteration's main operations from the small ones between them.
+const SIZES: usize = 64;
+
+/// All that is remembered of a subject.
+#[derive(Debug, Default)]
+pub(super) struct Judge {
+    last: Option<u64>,
+    ranks: BTreeMap<Rank, RankMemory>,
+    edges: BTreeMap<Ends, EdgeMemory>,
+    compute: Track<Rank>,
+    network: Track<Ends>,
+    /// Which rank a late edge is laid to.
+    charged: BTreeMap<Ends, Rank>,
+    /// How long a unit is on the network, once all ranks are there.
+    duration: Usual,
+    gaps: Lately,
+    sizes: Lately,
+    scratch: Vec<i64>,
+    of_ranks: Vec<(Rank, i64)>,
+    of_edges: Vec<(Ends, i64)>,
+    turns: Vec<Turn<Ends>>,
+}
+
+#[derive(Debug, Default)]
+struct RankMemory {
+    /// When it ended the last unit, and which that was.
+    ended: Option<(u64, u64)>,
+    /// By how much it starts after the median rank: the distance of clocks, where it is not late.
+    offset: Usual,
+}
+
+#[derive(Debug, Default)]
+struct EdgeMemory {
+    transit: Usual,
+    round_trip: Usual,
+}
+
+/// The last values of something, for their upper end.
+#[derive(Debug)]
+struct Lately {
+    values: [i64; SIZES],
+    known: usize,
+    next: usize,
+}
+
+impl Default for Lately {
+    fn default() -> Self {
+        Self { values: [0; SIZES], known: 0, next: 0 }
+    }
+}
+
+impl Lately {
+    /// Whether a value, which is kept, is at least half of what the upper end (of 100, the 97th) was lately.
+    fn large(&mut self, value: i64) -> bool {
+        if let Some(place) = self.values.get_mut(self.next) {
+            *place = value;
+        }
+        self.next = (self.next + 1) % SIZES;
+        self.known = (self.known + 1).min(SIZES);
+        let mut values = self.values;
+        let upper = values.get_mut(..self.known).and_then(|values| quantile(values, 97, 100));
+        upper.is_none_or(|upper| value >= upper / 2)
+    }
+}
+
+/// `later - earlier`, whichever is later.
+fn apart(later: u64, earlier: u64) -> i64 {
+    later.wrapping_sub(earlier).cast_signed()
+}
+
+impl Judge {
+    /// Takes the next unit. Units that are not after the last are left out.
+    pub(super) fn take(
+        &mut self,
+        subject: Subject,
+        observed: &Observed,
+        limits: &Limits,
+        found: &mut impl FnMut(Straggler),
+    ) {
+        if self.last.is_some_and(|last| observed.unit <= last)
+            || observed.ranks.len() > limits.items
+            || observed.edges.len() > limits.items
+        {
+            return;
+        }
+        let began_ns = observed.ranks.iter().filter_map(|rank| rank.start_ns).min();
+        let first = observed.edges.iter().filter_map(|edge| edge.first_ns).min();
+        let ended_ns = observed.ranks.iter().filter_map(|rank| rank.end_ns).max();
+        let last = observed.edges.iter().filter_map(|edge| edge.arrived_ns.or(edge.last_ns)).max();
+        let began_ns = began_ns.or(first).unwrap_or_default();
+        let unit = Unit { number: observed.unit, began_ns, ended_ns: ended_ns.or(last).unwrap_or(began_ns) };
+        if self.starts(observed) {
+            self.judge_ranks(unit, subject, limits, found);
+        }
+        self.ends(observed);
+        if self.moves(observed, limits) {
+            self.judge_edges(unit, subject, limits, found);
+        }
+        self.last = Some(observed.unit);
+    }
+
+    /// What holds now.
+    pub(super) fn current(&self, subject: Subject) -> impl Iterator<Item = Straggler> {
+        let compute = self.compute.late().map(move |turn| straggler(subject, turn.key, &turn, None));
+        let ranks = self.charged.values().copied().collect::<std::collections::BTreeSet<_>>();
+        let network = ranks.into_iter().filter_map(move |rank| self.charge(subject, rank));
+        compute.chain(network)
+    }
+
+    /// Lateness of the ranks into `of_ranks`; false where this unit says nothing of it.
+    ///
+    /// Where every rank's end of the unit before is known and none had started before it, the time between is what counts:
+    /// both are by one clock, and a rank that had its result late starts late without being slow. Else the start itself, less
+    /// what is usual for the rank.
+    fn starts(&mut self, observed: &Observed) -> bool {
+        self.of_ranks.clear();
+        let started = || observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start_ns?)));
+        if started().count() < 2 {
+            return false;
+        }
+        for (rank, start_ns) in started() {
+            let before = self.ranks.get(&rank).and_then(|memory| memory.ended);
+            let ended_ns = before.filter(|(unit, _)| Some(*unit) == self.last).map(|(_, ended_ns)| ended_ns);
+            let gap = ended_ns.map(|ended_ns| apart(start_ns, ended_ns)).filter(|gap| *gap >= 0);
+            let Some(gap) = gap else { break };
+            self.of_ranks.push((rank, gap));
+        }
+        if self.of_ranks.len() == started().count() {
+            let middle = self.level();
+            return self.gaps.large(middle);
+        }
+        self.of_ranks.clear();
+        self.of_ranks.extend(started().map(|(rank, start_ns)| (rank, start_ns.cast_signed())));
+        self.level();
+        for (rank, lateness) in &mut self.of_ranks {
+            let memory = self.ranks.entry(*rank).or_default();
+            let usual = memory.offset.spread().map(|spread| spread.middle);
+            if !self.compute.late().any(|turn| turn.key == *rank) {
+                memory.offset.push(*lateness);
+            }
+            *lateness = usual.map_or(0, |usual| lateness.saturating_sub(usual));
+        }
+        true
+    }
+
+    /// Makes the values of ranks distances from their median, which it returns.
+    fn level(&mut self) -> i64 {
+        self.scratch.clear();
+        self.scratch.extend(self.of_ranks.iter().map(|(_, value)| *value));
+        let middle = median(&mut self.scratch).unwrap_or_default();
+        for (_, value) in &mut self.of_ranks {
+            *value = value.wrapping_sub(middle);
+        }
+        middle
+    }
+
+    fn ends(&mut self, observed: &Observed) {
+        for RankTimes { rank, end_ns, .. } in &observed.ranks {
+            if let Some(end_ns) = end_ns {
+                self.ranks.entry(*rank).or_default().ended = Some((observed.unit, *end_ns));
+            }
+        }
+        let present = |rank: &Rank| observed.ranks.binary_search_by_key(rank, |times| times.rank).is_ok();
+        if self.ranks.len() > 2 * observed.ranks.len() {
+            self.ranks.retain(|rank, _| present(rank));
+        }
+    }
+
+    fn judge_ranks(
+        &mut self,
+        unit: Unit,
+        subject: Subject,
+        limits: &Limits,
+        found: &mut impl FnMut(Straggler),
+    ) {
+        let part = unit.ended_ns.saturating_sub(unit.began_ns) as f64 * limits.part;
+        let floor = limits.least_ns.max(part as u64).cast_signed();
+        let ranks = &mut self.ranks;
+        self.compute.take(unit, &self.of_ranks, floor, limits, |turn| {
+            if let Some(memory) = ranks.get_mut(&turn.key).filter(|_| turn.late) {
+                memory.offset.discard();
+            }
+            let mut straggler = straggler(subject, turn.key, &turn, None);
+            straggler.found_ns = unit.ended_ns.max(unit.began_ns);
+            found(straggler);
+        });
+    }
+
+    /// Lateness of the edges into `of_edges`; false where this unit says nothing of it.
+    ///
+    /// The largest of what is known of: how much longer the edge was busy than its bytes take on the median edge; how much
+    /// later than usual its last bytes arrived after they had left, over the median edge; and, where the edge's round trips
+    /// or retransmissions stand out, how much longer than usual the unit took once all ranks had started.
+    fn moves(&mut self, observed: &Observed, limits: &Limits) -> bool {
+        self.of_edges.clear();
+        let total = observed.edges.iter().fold(0u64, |sum, edge| sum.saturating_add(edge.bytes));
+        if observed.edges.len() < 2 || total == 0 {
+            return false;
+        }
+        if !self.sizes.large(i64::try_from(total).unwrap_or(i64::MAX)) {
+            return false;
+        }
+        let heaviest = observed.edges.iter().map(|edge| edge.bytes).max().unwrap_or_default();
+        let edges = || observed.edges.iter().filter(move |edge| edge.bytes >= heaviest / 8 && edge.bytes > 0);
+        let excess = self.excess(observed);
+        let pace = self.over(edges().filter_map(picoseconds_per_byte));
+        let transit = self.over(edges().filter_map(|edge| self.transit_beyond_usual(edge)));
+        let round_trip = self.over(edges().filter_map(|edge| edge.round_trip_ns.map(u64::cast_signed)));
+        let repeats = self.over(edges().map(|edge| edge.retransmissions.cast_signed()));
+        for edge in edges() {
+            let ends = (edge.from, edge.to);
+            let busy = pace.zip(picoseconds_per_byte(edge)).map_or(0, |(pace, own)| {
+                let beyond = i128::from(own.saturating_sub(pace)) * i128::from(edge.bytes) / 1000;
+                i64::try_from(beyond).unwrap_or(i64::MAX)
+            });
+            let beyond = transit
+                .zip(self.transit_beyond_usual(edge))
+                .map_or(0, |(middle, own)| own.saturating_sub(middle));
+            let usual = self.edges.get(&ends).and_then(|memory| memory.round_trip.spread());
+            let delayed = round_trip.zip(edge.round_trip_ns).is_some_and(|(middle, own)| {
+                let own = own.cast_signed();
+                let rest = usual.map_or(middle, |usual| usual.middle.max(middle));
+                let noise = usual.map_or(0.0, |usual| usual.deviation as f64 * limits.deviations);
+                let beyond = own.saturating_sub(rest) as f64;
+                beyond >= noise.max(limits.round_trip_ns as f64) && own >= rest.saturating_add(rest / 2)
+            });
+            let repeated = repeats.is_some_and(|middle| {
+                edge.retransmissions >= 3 && edge.retransmissions.cast_signed() >= 4 * middle.max(1)
+            });
+            let held_up = if delayed || repeated { excess } else { 0 };
+            self.of_edges.push((ends, busy.max(beyond).max(held_up)));
+        }
+        self.remember(observed);
+        true
+    }
+
+    /// The median of values, one for each edge.
+    fn over(&self, values: impl Iterator<Item = i64>) -> Option<i64> {
+        let mut values: Vec<i64> = values.collect();
+        if values.len() < 2 { None } else { median(&mut values) }
+    }
+
+    fn transit_beyond_usual(&self, edge: &EdgeTimes) -> Option<i64> {
+        let usual = self.edges.get(&(edge.from, edge.to))?.transit.spread()?;
+        Some(transit(edge)?.saturating_sub(usual.middle))
+    }
+
+    /// How much longer the unit took than usual from the moment at which all ranks had started, which is what the shortest
+    /// of the ranks' calls took; 0 where the ranks are not all known.
+    fn excess(&mut self, observed: &Observed) -> i64 {
+        let known = |rank: &Rank| observed.ranks.binary_search_by_key(rank, |times| times.rank).is_ok();
+        if !observed.edges.iter().all(|edge| known(&edge.from) && known(&edge.to)) {
+            return 0;
+        }
+        let mut shortest = None;
+        for rank in &observed.ranks {
+            let Some((start_ns, end_ns)) = rank.start_ns.zip(rank.end_ns) else { return 0 };
+            let took = apart(end_ns, start_ns);
+            shortest = Some(shortest.map_or(took, |least: i64| least.min(took)));
+        }
+        let Some(took) = shortest else { return 0 };
+        let usual = self.duration.spread();
+        if self.charged.is_empty() {
+            self.duration.push(took);
+        }
+        usual.map_or(0, |usual| took.saturating_sub(usual.middle))
+    }
+
+    fn remember(&mut self, observed: &Observed) {
+        for edge in &observed.edges {
+            let ends = (edge.from, edge.to);
+            if self.charged.contains_key(&ends) {
+                continue;
+            }
+            let memory = self.edges.entry(ends).or_default();
+            if let Some(transit) = transit(edge) {
+                memory.transit.push(transit);
+            }
+            if let Some(round_trip_ns) = edge.round_trip_ns {
+                memory.round_trip.push(round_trip_ns.cast_signed());
+            }
+        }
+        if self.edges.len() > 2 * observed.edges.len() + WINDOW {
+            let present =
+                |ends: &Ends| observed.edges.binary_search_by_key(ends, |edge| (edge.from, edge.to)).is_ok();
+            self.edges.retain(|ends, _| present(ends));
+        }
+    }
+
+    fn judge_edges(
+        &mut self,
+        unit: Unit,
+        subject: Subject,
+        limits: &Limits,
+        found: &mut impl FnMut(Straggler),
+    ) {
+        let part = unit.ended_ns.saturating_sub(unit.began_ns) as f64 * limits.part;
+        let floor = limits.least_ns.max(part as u64).cast_signed();
+        let mut turns = std::mem::take(&mut self.turns);
+        turns.clear();
+        self.network.take(unit, &self.of_edges, floor, limits, |turn| turns.push(turn));
+        let found_ns = unit.ended_ns.max(unit.began_ns);
+        for turn in &turns {
+            if turn.late {
+                let rank = self.culprit(turn.key);
+                let known = self.charged.values().any(|charged| *charged == rank);
+                self.charged.insert(turn.key, rank);
+                self.duration.discard();
+                if let Some(memory) = self.edges.get_mut(&turn.key) {
+                    memory.transit.discard();
+                    memory.round_trip.discard();
+                }
+                if !known {
+                    found(Straggler { found_ns, ..straggler(subject, rank, turn, Some(turn.key)) });
+                }
+            } else if let Some(rank) = self.charged.remove(&turn.key)
+                && !self.charged.values().any(|charged| *charged == rank)
+            {
+                found(Straggler { found_ns, ..straggler(subject, rank, turn, Some(turn.key)) });
+            }
+        }
+        self.turns = turns;
+    }
+
+    /// Which end of a late edge is to blame: the one whose edges are the later in all; the sender where both are alike.
+    fn culprit(&self, (from, to): Ends) -> Rank {
+        let sum = |rank: Rank| {
+            let touching = self.network.keys().filter(|ends| ends.0 == rank || ends.1 == rank);
+            touching.map(|ends| self.network.score(ends)).filter(|score| *score >= 0.7).sum::<f64>()
+        };
+        let charged = |rank| self.charged.values().any(|charged| *charged == rank);
+        let receiver = sum(to) > 1.1 * sum(from);
+        match (charged(from), charged(to)) {
+            (true, false) => from,
+            (false, true) => to,
+            _ if receiver => to,
+            _ => from,
+        }
+    }
+
+    /// The verdict on a rank from all edges that are laid to it.
+    fn charge(&self, subject: Subject, rank: Rank) -> Option<Straggler> {
+        let late = self.network.late().filter(|turn| self.charged.get(&turn.key) == Some(&rank));
+        let mut since = None;
+        let mut worst: Option<Turn<Ends>> = None;
+        for turn in late {
+            since = Some(since.map_or(turn.since, |since: Unit| since.min(turn.since)));
+            if worst.is_none_or(|worst| turn.by_ns > worst.by_ns) {
+                worst = Some(turn);
+            }
+        }
+        let (since, worst) = since.zip(worst)?;
+        Some(straggler(subject, rank, &Turn { since, ..worst }, Some(worst.key)))
+    }
+}
+
+fn transit(edge: &EdgeTimes) -> Option<i64> {
+    Some(apart(edge.arrived_ns?, edge.last_ns?))
+}
+
+/// How long a byte took while the edge was busy, in thousandths of a nanosecond.
+fn picoseconds_per_byte(edge: &EdgeTimes) -> Option<i64> {
+    let pace = u128::from(edge.active_ns?) * 1000 / u128::from(edge.bytes.max(1));
+    i64::try_from(pace).ok()
+}
+
+fn straggler<K>(subject: Subject, rank: Rank, turn: &Turn<K>, edge: Option<Ends>) -> Straggler {
+    Straggler {
+        subject,
+        rank,
+        kind: if edge.is_some() { Kind::Network } else { Kind::Compute },
+        edge,
+        since_unit: turn.since.number,
+        since_ns: turn.since.began_ns,
+        found_ns: turn.until.ended_ns,
+        by_ns: turn.by_ns,
+        units: turn.units,
+        ended_ns: (!turn.late).then_some(turn.until.ended_ns),
+    }
+}

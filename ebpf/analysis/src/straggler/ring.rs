@@ -1,0 +1,109 @@
+//! What was usual lately: medians over a window that what is not usual does not enter.
+
+/// How many values a window holds.
+pub(super) const WINDOW: usize = 32;
+/// How many of the latest values wait: an onset is found within as many, and they are then no part of what is usual.
+pub(super) const WAITING: usize = 3;
+/// The least number of values that make something usual.
+pub(super) const ENOUGH: usize = 5;
+
+/// The last values of one quantity, but for the latest few.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Usual {
+    values: [i64; WINDOW],
+    kept: usize,
+    next: usize,
+    waiting: [i64; WAITING],
+    waits: usize,
+}
+
+impl Usual {
+    /// Adds a value; the oldest that waits becomes usual.
+    pub(super) fn push(&mut self, value: i64) {
+        let [first, second, third] = self.waiting;
+        if self.waits == WAITING {
+            if let Some(place) = self.values.get_mut(self.next) {
+                *place = first;
+            }
+            self.next = (self.next + 1) % WINDOW;
+            self.kept = (self.kept + 1).min(WINDOW);
+            self.waiting = [second, third, value];
+        } else if let Some(place) = self.waiting.get_mut(self.waits) {
+            *place = value;
+            self.waits += 1;
+        }
+    }
+
+    /// Forgets what waits: it is not usual.
+    pub(super) fn discard(&mut self) {
+        self.waits = 0;
+    }
+
+    /// The median and the robust standard deviation (1.4826 times the median distance from it); none while too few are known.
+    pub(super) fn spread(&self) -> Option<Spread> {
+        let mut values = self.values;
+        let values = values.get_mut(..self.kept)?;
+        if values.len() < ENOUGH {
+            return None;
+        }
+        let middle = median(values)?;
+        for value in values.iter_mut() {
+            *value = value.saturating_sub(middle).saturating_abs();
+        }
+        let distance = median(values)?;
+        Some(Spread { middle, deviation: (distance as f64 * 1.4826) as i64 })
+    }
+}
+
+/// Where values lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spread {
+    /// Their median.
+    pub(super) middle: i64,
+    /// Their robust standard deviation.
+    pub(super) deviation: i64,
+}
+
+/// The median, the lower of two; none of nothing. Changes the order.
+pub(super) fn median(values: &mut [i64]) -> Option<i64> {
+    quantile(values, 1, 2)
+}
+
+/// The value that `part` of `whole` lie below or at. Changes the order.
+pub(super) fn quantile(values: &mut [i64], part: usize, whole: usize) -> Option<i64> {
+    if values.is_empty() {
+        return None;
+    }
+    let place = (values.len() - 1) * part / whole;
+    Some(*values.select_nth_unstable(place).1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_are_not_usual_yet() {
+        let mut usual = Usual::default();
+        for value in [10, 12, 8, 11, 9, 1000, 1000, 1000] {
+            usual.push(value);
+        }
+        assert_eq!(usual.spread(), Some(Spread { middle: 10, deviation: 1 }));
+        usual.push(1000);
+        assert_eq!(usual.spread().map(|spread| spread.middle), Some(10));
+        usual.discard();
+        for value in [10; 40] {
+            usual.push(value);
+        }
+        assert_eq!(usual.spread(), Some(Spread { middle: 10, deviation: 0 }));
+    }
+
+    #[test]
+    fn medians_and_quantiles() {
+        assert_eq!(median(&mut []), None);
+        assert_eq!(median(&mut [3]), Some(3));
+        assert_eq!(median(&mut [9, 1]), Some(1));
+        assert_eq!(median(&mut [9, 1, 5]), Some(5));
+        assert_eq!(quantile(&mut [5, 4, 3, 2, 1], 3, 4), Some(4));
+    }
+}

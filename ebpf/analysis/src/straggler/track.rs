@@ -1,0 +1,183 @@
+//! Lateness of each of several things of a kind (ranks, edges), unit by unit: which of them are late for good.
+
+use super::ring::{ENOUGH, Usual, WAITING, median};
+use super::{Limits, Unit};
+
+/// Values of a late item that its median is taken over.
+const LATE: usize = 32;
+
+/// A thing became late, or is so no longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Turn<K> {
+    pub(super) key: K,
+    /// Whether it is late from now on.
+    pub(super) late: bool,
+    /// The first unit in which it was late.
+    pub(super) since: Unit,
+    /// The last unit in which it was late.
+    pub(super) until: Unit,
+    /// Its median lateness.
+    pub(super) by_ns: u64,
+    /// In how many units.
+    pub(super) units: u64,
+}
+
+/// All things of a kind.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Track<K> {
+    items: Vec<Item<K>>,
+    deviations: Vec<i64>,
+    units: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Item<K> {
+    key: K,
+    usual: Usual,
+    /// The latest values in parts of their thresholds, the newest last.
+    scores: [f64; WAITING],
+    /// The values themselves.
+    values: [i64; WAITING],
+    /// When the running row of large scores began.
+    row: Option<Unit>,
+    late: Option<Late>,
+    absent: u32,
+}
+
+#[derive(Debug, Clone)]
+struct Late {
+    since: Unit,
+    until: Unit,
+    by: [i64; LATE],
+    units: u64,
+}
+
+impl Late {
+    fn push(&mut self, value: i64, unit: Unit) {
+        let place = usize::try_from(self.units % LATE as u64).unwrap_or_default();
+        if let Some(by) = self.by.get_mut(place) {
+            *by = value;
+        }
+        self.units += 1;
+        self.until = unit;
+    }
+
+    fn turn<K>(&self, key: K, late: bool) -> Turn<K> {
+        let mut by = self.by;
+        let known = usize::try_from(self.units).unwrap_or(LATE).min(LATE);
+        let middle = by.get_mut(..known).and_then(median).unwrap_or_default();
+        let by_ns = u64::try_from(middle).unwrap_or_default();
+        Turn { key, late, since: self.since, until: self.until, by_ns, units: self.units }
+    }
+}
+
+impl<K: Copy + Ord> Track<K> {
+    /// Takes the lateness of each thing in a unit, in ascending order of keys, and tells of those that turned.
+    ///
+    /// Work for each unit: a selection over the window of each thing. `floor` is the least lateness that counts.
+    pub(super) fn take(
+        &mut self,
+        unit: Unit,
+        lateness: &[(K, i64)],
+        floor: i64,
+        limits: &Limits,
+        mut turned: impl FnMut(Turn<K>),
+    ) {
+        self.units = self.units.saturating_add(1);
+        self.know(lateness, limits.items);
+        let common = self.common();
+        let warm = self.units >= ENOUGH;
+        for item in &mut self.items {
+            let place = lateness.binary_search_by(|(key, _)| key.cmp(&item.key));
+            let Some((_, value)) = place.ok().and_then(|place| lateness.get(place)) else {
+                item.absent = item.absent.saturating_add(1);
+                if item.absent > limits.forget
+                    && let Some(late) = item.late.take()
+                {
+                    turned(late.turn(item.key, false));
+                }
+                continue;
+            };
+            item.absent = 0;
+            let own = item.usual.spread().map_or(0, |spread| spread.deviation);
+            let noise = limits.deviations * own.max(common) as f64;
+            item.take(unit, *value, noise.max(floor as f64).max(1.0), warm, &mut turned);
+        }
+        self.items.retain(|item| item.late.is_some() || item.absent <= 2 * limits.forget);
+    }
+
+    /// The mean of the latest scores of a thing: at 1 and beyond it is late.
+    pub(super) fn score(&self, key: K) -> f64 {
+        let place = self.items.binary_search_by(|item| item.key.cmp(&key));
+        let item = place.ok().and_then(|place| self.items.get(place));
+        item.map_or(0.0, |item| item.scores.iter().sum::<f64>() / WAITING as f64)
+    }
+
+    /// All things that are known.
+    pub(super) fn keys(&self) -> impl Iterator<Item = K> {
+        self.items.iter().map(|item| item.key)
+    }
+
+    /// What is late now.
+    pub(super) fn late(&self) -> impl Iterator<Item = Turn<K>> {
+        self.items.iter().filter_map(|item| Some(item.late.as_ref()?.turn(item.key, true)))
+    }
+
+    /// Makes places for things that are new.
+    fn know(&mut self, lateness: &[(K, i64)], most: usize) {
+        for (key, _) in lateness {
+            if let Err(place) = self.items.binary_search_by(|item| item.key.cmp(key))
+                && self.items.len() < most
+            {
+                let usual = Usual::default();
+                let (scores, values) = ([0.0; WAITING], [0; WAITING]);
+                self.items.insert(
+                    place,
+                    Item { key: *key, usual, scores, values, row: None, late: None, absent: 0 },
+                );
+            }
+        }
+    }
+
+    /// The usual deviation of most things.
+    fn common(&mut self) -> i64 {
+        self.deviations.clear();
+        let quiet = self.items.iter().filter(|item| item.late.is_none());
+        self.deviations.extend(quiet.filter_map(|item| Some(item.usual.spread()?.deviation)));
+        median(&mut self.deviations).unwrap_or_default()
+    }
+}
+
+impl<K: Copy> Item<K> {
+    /// Late at three in a row of at least 0.7 whose mean is 1; no longer at three in a row below 0.5.
+    fn take(&mut self, unit: Unit, value: i64, threshold: f64, warm: bool, turned: &mut impl FnMut(Turn<K>)) {
+        let score = value as f64 / threshold;
+        let [_, second, third] = self.scores;
+        self.scores = [second, third, score];
+        let [_, second, third] = self.values;
+        self.values = [second, third, value];
+        self.row = if score < 0.7 { None } else { self.row.or(Some(unit)) };
+        if let Some(late) = &mut self.late {
+            if score >= 0.5 {
+                late.push(value, unit);
+            }
+            if self.scores.iter().all(|score| *score < 0.5) {
+                turned(late.turn(self.key, false));
+                self.late = None;
+            }
+            return;
+        }
+        self.usual.push(value);
+        let mean = self.scores.iter().sum::<f64>() / WAITING as f64;
+        let row = self.row.filter(|_| warm && mean >= 1.0 && self.scores.iter().all(|score| *score >= 0.7));
+        if let Some(since) = row {
+            self.usual.discard();
+            let mut late = Late { since, until: unit, by: [0; LATE], units: 0 };
+            for value in self.values {
+                late.push(value, unit);
+            }
+            turned(late.turn(self.key, true));
+            self.late = Some(late);
+        }
+    }
+}
