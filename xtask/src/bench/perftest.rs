@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
 
 /// The programs that the suite runs.
-pub const PROGRAMS: [&str; 2] = ["ib_write_bw", "ib_write_lat"];
+pub const PROGRAMS: [&str; 3] = ["ib_write_bw", "ib_write_lat", "ib_send_lat"];
 
 /// How often a measure that failed is tried again.
 const TRIES: u32 = 5;
@@ -37,9 +37,11 @@ pub enum Measure {
         /// By count and not by time: on a slow device nothing might end in the time.
         count: u64,
     },
-    /// ib_write_lat: typical time of a write of `bytes` bytes one way, in microseconds.
+    /// ib_write_lat, or ib_send_lat: typical time of a message of `bytes` bytes one way, in microseconds.
     Latency {
-        /// Of one write.
+        /// Sends that complete at the receiver, and not writes that it sees in its memory.
+        sends: bool,
+        /// Of one message.
         bytes: u64,
         /// Round trips.
         iterations: u64,
@@ -52,7 +54,10 @@ impl Measure {
             Self::Bandwidth { bytes, depth, count } => {
                 format!("ib_write_bw -s {bytes} -t {depth} -n {count} --report_gbits")
             }
-            Self::Latency { bytes, iterations } => format!("ib_write_lat -s {bytes} -n {iterations}"),
+            Self::Latency { sends, bytes, iterations } => {
+                let program = if sends { "ib_send_lat" } else { "ib_write_lat" };
+                format!("{program} -s {bytes} -n {iterations}")
+            }
         };
         words.split(' ').map(str::to_owned).collect()
     }
@@ -215,7 +220,7 @@ mod tests {
         );
         let measure = Measure::Bandwidth { bytes: 1 << 20, depth: 16, count: 60 };
         assert_eq!(measure.figure(&printed).unwrap(), 22_500_000.0);
-        let measure = Measure::Latency { bytes: 64, iterations: 1000 };
+        let measure = Measure::Latency { sends: false, bytes: 64, iterations: 1000 };
         let printed = lines(
             " 64      1000          35.02          7429.53      41.23    \t       1127.16 \t1784.00\t\t5940.33 \t\t7429.53\n",
         );

@@ -89,6 +89,7 @@ struct Figures {
     stream: Vec<f64>,
     stream_tcp: Vec<f64>,
     write_latency: Vec<f64>,
+    send_latency: Vec<f64>,
     latency: Vec<f64>,
     ring: Vec<f64>,
     mapped: Vec<f64>,
@@ -203,11 +204,15 @@ impl Suite {
                 self.figures.stream_tcp.push(tcp);
             }
             if self.effort.wants("latency") {
-                let theirs =
-                    self.perftest(&[(0, 1)], Measure::Latency { bytes: SMALL, iterations: trips })?;
+                let measure = |sends| Measure::Latency { sends, bytes: SMALL, iterations: trips };
+                let writes = self.perftest(&[(0, 1)], measure(false))?;
                 let ours = self.ping(trips)?;
-                eprintln!("round {round}/{rounds}: ib_write_lat {theirs:.1} us, ours {ours:.1}");
-                self.figures.write_latency.push(theirs);
+                let sends = self.perftest(&[(0, 1)], measure(true))?;
+                eprintln!(
+                    "round {round}/{rounds}: ib_write_lat {writes:.1} us, ib_send_lat {sends:.1}, ours {ours:.1}"
+                );
+                self.figures.write_latency.push(writes);
+                self.figures.send_latency.push(sends);
                 self.figures.latency.push(ours);
             }
         }
@@ -437,6 +442,15 @@ impl Suite {
                 &figures.latency,
                 &figures.write_latency,
                 "ib_write_lat",
+            ),
+            less(
+                "message one way: us",
+                SMALL,
+                2,
+                f64::INFINITY,
+                &figures.latency,
+                &figures.send_latency,
+                "ib_send_lat",
             ),
             more(
                 "allreduce f32: busbw MB/s",

@@ -168,7 +168,8 @@ impl Link {
             let Some(path) = paths.get_mut(number) else { break };
             let mut want = None;
             let mut outlet = Outlet { rails, rings: peer_rings, want: &mut want, inline_payload };
-            let worked = path.poll(share, rings, sink).and_then(|got| Ok(got + path.flush(&mut outlet)?));
+            let worked =
+                path.poll(share, rings, sink).and_then(|got| Ok(got + path.flush(&mut outlet, sink)?));
             done += worked.map_err(|fault| (number, fault))?;
             if let Some((landing, bytes)) = want {
                 self.say(&Control::Want { landing, bytes });

@@ -42,6 +42,7 @@ struct Posted {
     number: u32,
     /// Its header's length, if it is a frame without payload.
     word: Option<u16>,
+    /// Of a payload that the device reads where it lies, or that comes after one.
     token: Option<u64>,
 }
 
@@ -77,7 +78,11 @@ pub(super) struct Path {
     credits: Credits,
     outbox: Outbox,
     posted: VecDeque<Posted>,
+    /// Those of them with a token.
+    tokens: u32,
     batch: Vec<Work>,
+    /// Messages posted since one whose completion was asked for.
+    unsignalled: u32,
     inline_bytes: usize,
     /// Taken from the queue and not looked at yet.
     taken: Vec<Completion>,
@@ -138,6 +143,8 @@ impl Path {
             outbox: Outbox::new(queue_frames),
             posted: VecDeque::with_capacity(count as usize),
             batch: Vec::with_capacity(2 * count as usize),
+            tokens: 0,
+            unsignalled: 0,
             taken: Vec::with_capacity(POLL),
             next_out: 0,
             next_in: 0,
@@ -218,26 +225,43 @@ impl Path {
     }
 
     /// Sends what may go, and credit where it is due; says how many messages went. Costs a copy of each header and small
-    /// payload, and one call of the library.
-    pub(super) fn flush(&mut self, outlet: &mut Outlet<'_>) -> Result<usize, Fault> {
-        let mut outbox = std::mem::take(&mut self.outbox);
-        let taken = self.take_frames(&mut outbox, outlet);
-        self.outbox = outbox;
-        let mut sent = taken?;
+    /// payload, and one call of the library. A completion is asked for where a payload's owner waits for it, and before
+    /// slots run out.
+    pub(super) fn flush(
+        &mut self,
+        outlet: &mut Outlet<'_>,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<usize, Fault> {
+        let mut sent = 0;
+        let mut awaited = false;
+        if self.outbox.front().is_some() {
+            let mut outbox = std::mem::take(&mut self.outbox);
+            let taken = self.take_frames(&mut outbox, outlet, &mut awaited, sink);
+            self.outbox = outbox;
+            sent += taken?;
+        }
         if self.credits.must_return() && self.posted.len() < self.count as usize {
             self.post(Kind::Credit, &[], None)?;
             sent += 1;
         }
-        if let Some(last) = self.batch.pop() {
-            self.batch.push(last.signalled());
-            let Pair::Connected(pair) = &mut self.pair else { return Err(gone()) };
-            pair.post(&mut self.batch)?;
-        }
+        let Some(last) = self.batch.pop() else { return Ok(sent) };
+        self.unsignalled += sent as u32;
+        let ask = awaited || self.unsignalled >= self.count / 4;
+        self.unsignalled = if ask { 0 } else { self.unsignalled };
+        self.batch.push(if ask { last.signalled() } else { last });
+        let Pair::Connected(pair) = &mut self.pair else { return Err(gone()) };
+        pair.post(&mut self.batch)?;
         Ok(sent)
     }
 
-    /// Adds the frames that may go to the batch; says how many.
-    fn take_frames(&mut self, outbox: &mut Outbox, outlet: &mut Outlet<'_>) -> Result<usize, Fault> {
+    /// Adds the frames that may go to the batch; says how many, and whether a payload is read where it lies.
+    fn take_frames(
+        &mut self,
+        outbox: &mut Outbox,
+        outlet: &mut Outlet<'_>,
+        awaited: &mut bool,
+        sink: &mut dyn FnMut(Event<'_>),
+    ) -> Result<usize, Fault> {
         let mut taken = 0;
         while self.credits.frame()
             && self.posted.len() < self.count as usize
@@ -253,22 +277,36 @@ impl Path {
                     let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
                     let region = rail.regions.region(span.memory(), Access::SEND)?;
                     self.batch.push(Work::write(Local::new(&region, span)?, to));
-                    self.post(kind, header, Some((token, None)))?;
+                    self.post(kind, header, None)?;
+                    self.await_token(token);
+                    *awaited = true;
                 }
-                Some((_, span, token)) => self.post(kind, header, Some((token, Some(&span))))?,
+                Some((_, span, token)) => {
+                    self.post(kind, header, Some(&span))?;
+                    // The span has been copied; but payloads are reported in their order.
+                    if self.tokens == 0 {
+                        sink(Event::Sent { token });
+                    } else {
+                        self.await_token(token);
+                        *awaited = true;
+                    }
+                }
             }
             taken += 1;
         }
         Ok(taken)
     }
 
-    /// Adds a message to the batch: `token` comes back when it is done; a span is copied behind the header.
-    fn post(
-        &mut self,
-        kind: Kind,
-        header: &[u8],
-        payload: Option<(u64, Option<&Span>)>,
-    ) -> Result<(), Fault> {
+    /// The latest message's payload is reported when it is done.
+    fn await_token(&mut self, token: u64) {
+        if let Some(posted) = self.posted.back_mut() {
+            posted.token = Some(token);
+            self.tokens += 1;
+        }
+    }
+
+    /// Adds a message to the batch; a span is copied behind the header.
+    fn post(&mut self, kind: Kind, header: &[u8], carried: Option<&Span>) -> Result<(), Fault> {
         let header_bytes = header.len() as u16;
         let number = self.next_out;
         let message = Message { number, kind, header_bytes, credits: self.credits.spend() };
@@ -277,7 +315,7 @@ impl Path {
         let wrong = |error: harmonaize_shm::MemoryError| Fault::Network(error.to_string());
         memory.write(local, message.head().as_bytes()).map_err(wrong)?;
         memory.write(local + HEAD as u64, header).map_err(wrong)?;
-        if let Some((_, Some(span))) = payload {
+        if let Some(span) = carried {
             let at = local + (HEAD + header.len()) as u64;
             let to = memory.view_mut(at, span.bytes() as u64).map_err(wrong)?;
             // SAFETY: both views have as many bytes, of different mappings, and are never referenced.
@@ -294,7 +332,7 @@ impl Path {
         self.batch.push(work);
         self.next_out = number.wrapping_add(1);
         let word = (kind == Kind::Bare).then_some(header_bytes);
-        self.posted.push_back(Posted { number, word, token: payload.map(|(token, _)| token) });
+        self.posted.push_back(Posted { number, word, token: None });
         Ok(())
     }
 
@@ -379,6 +417,7 @@ impl Path {
         for _ in 0..messages {
             let Some(posted) = self.posted.pop_front() else { break };
             if let Some(token) = posted.token {
+                self.tokens -= 1;
                 sink(Event::Sent { token });
             }
         }
