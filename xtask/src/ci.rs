@@ -28,7 +28,7 @@ type Stage = fn(&Args) -> Result<()>;
 
 /// The stages, quick ones first.
 const STAGES: &[(&str, Stage)] = &[
-    ("packages", |args| packages::require(packages::RDMA, Consent::from_flag(args.yes))),
+    ("packages", |args| packages::require(packages::BUILDING, Consent::from_flag(args.yes))),
     ("fmt", |_| cargo(&["fmt", "--all", "--", "--check"])),
     ("tidy", |_| tidy::run(&tidy::Args {})),
     ("clippy", |_| {

@@ -54,7 +54,7 @@ pub struct Args {
 
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
-    let needed = [packages::EMULATION, packages::RDMA].concat();
+    let needed = [packages::EMULATION, packages::BUILDING].concat();
     packages::require(&needed, Consent::from_flag(args.yes))?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {

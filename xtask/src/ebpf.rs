@@ -1,16 +1,18 @@
 //! `cargo xtask ebpf`: builds the programs for the kernel from their source, and checks that the committed objects are theirs.
 
+mod c;
 mod object;
 mod toolchain;
 
 use crate::packages::Consent;
 use crate::workspace;
 use anyhow::{Context, Result, bail};
+use c::Compiler;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
-use toml::Table;
+use toml::{Table, Value};
 use toolchain::{Prepared, Toolchain};
 
 /// What `cargo xtask ebpf` takes.
@@ -39,7 +41,7 @@ pub struct Consented {
     pub yes: bool,
 }
 
-/// The programs, each an object of its own.
+/// The programs in Rust, each an object of its own.
 const PROGRAMS: &[&str] = &["telemetry", "loss"];
 
 /// Names the folder of the objects that tests load instead of the committed ones.
@@ -53,18 +55,58 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// The tools for both languages.
+struct Tools {
+    rust: Toolchain,
+    c: Compiler,
+}
+
+impl Tools {
+    /// Finds or fetches them; else says why there are none.
+    fn prepare(consent: Consent) -> Result<Result<Self, String>> {
+        let rust = match Toolchain::prepare(consent)? {
+            Prepared::Ready(toolchain) => toolchain,
+            Prepared::Impossible(why) => return Ok(Err(why)),
+        };
+        let none = "Debian's package lists name no compiler of C for them";
+        Ok(Compiler::prepare(consent)?.map(|c| Self { rust, c }).ok_or_else(|| none.to_owned()))
+    }
+
+    /// What decides how the objects come out.
+    fn record(&self) -> Table {
+        let mut record = self.rust.record();
+        record.extend(self.c.record().map(|(name, value)| (name.to_owned(), Value::String(value))));
+        record
+    }
+
+    /// Builds every object into `into`.
+    fn compile(&self, into: &Path) -> Result<()> {
+        let begun = Instant::now();
+        fs::create_dir_all(into)?;
+        compile(&self.rust, into)?;
+        self.c.compile(into)?;
+        println!("the programs are built after {:.0} s", begun.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
+
+/// The names of all objects.
+fn objects() -> impl Iterator<Item = &'static str> {
+    PROGRAMS.iter().copied().chain(c::OBJECTS.iter().map(|(name, ..)| *name))
+}
+
 fn build(consent: Consent) -> Result<()> {
-    let toolchain = match Toolchain::prepare(consent)? {
-        Prepared::Ready(toolchain) => toolchain,
-        Prepared::Impossible(why) => bail!("the programs cannot be built here: {why}"),
+    let tools = match Tools::prepare(consent)? {
+        Ok(tools) => tools,
+        Err(why) => bail!("the programs cannot be built here: {why}"),
     };
     let committed = committed();
-    compile(&toolchain, &committed)?;
+    tools.compile(&committed)?;
     let record = "# Made by `cargo xtask ebpf build`: what the objects beside it were built with.\n"
         .to_owned()
-        + &toolchain.record().to_string();
+        + &tools.record().to_string();
     fs::write(committed.join("record.toml"), record)?;
-    for program in PROGRAMS {
+    for program in objects() {
         let length = fs::metadata(committed.join(format!("{program}.o")))?.len();
         println!("{program}.o: {length} bytes");
     }
@@ -74,25 +116,24 @@ fn build(consent: Consent) -> Result<()> {
 /// Proves that the committed objects are those of the source, as far as the archive still has what they were built with.
 pub fn check(consent: Consent) -> Result<()> {
     formatted()?;
-    let toolchain = match Toolchain::prepare(consent)? {
-        Prepared::Ready(toolchain) => toolchain,
-        Prepared::Impossible(why) => {
+    let tools = match Tools::prepare(consent)? {
+        Ok(tools) => tools,
+        Err(why) => {
             eprintln!("SKIPPED: the programs are not built, and the committed objects not compared: {why}.");
             return Ok(());
         }
     };
     let built = folder().join("objects");
-    fs::create_dir_all(&built)?;
-    compile(&toolchain, &built)?;
+    tools.compile(&built)?;
     let committed = committed();
     let read = |folder: &Path, program: &str| {
         let path = folder.join(format!("{program}.o"));
         fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
     };
     let mut different = Vec::new();
-    for program in PROGRAMS {
+    for program in objects() {
         if read(&committed, program)? != read(&built, program)? {
-            different.push(*program);
+            different.push(program);
         }
     }
     if different.is_empty() {
@@ -101,16 +142,17 @@ pub fn check(consent: Consent) -> Result<()> {
     }
     let different = different.join(", ");
     let record: Table = fs::read_to_string(committed.join("record.toml"))?.parse()?;
-    if record == toolchain.record() {
+    if record == tools.record() {
         bail!("{different}: not what the source gives; run `cargo xtask ebpf build` and commit ebpf/objects");
     }
     eprintln!(
         "NOT PROVEN: the committed objects ({different}) were built with other tools than there are now."
     );
-    eprintln!("recorded:\n{record}now:\n{}", toolchain.record());
+    eprintln!("recorded:\n{record}now:\n{}", tools.record());
     eprintln!("Testing what these tools build instead.");
     let mut test = workspace::cargo();
-    test.args(["test", "--locked", "--quiet", "--package", "harmonaize-loader"]).env(OBJECTS, &built);
+    test.args(["test", "--locked", "--quiet", "--package", "harmonaize-loader"]);
+    test.args(["--package", "harmonaize-core-c"]).env(OBJECTS, &built);
     workspace::run(&mut test)
 }
 
@@ -131,9 +173,8 @@ fn formatted() -> Result<()> {
     workspace::run(&mut format)
 }
 
-/// Builds every program into `into`.
+/// Builds every program in Rust into `into`.
 fn compile(toolchain: &Toolchain, into: &Path) -> Result<()> {
-    let begun = Instant::now();
     let build = folder().join("build");
     let mut cargo = workspace::cargo();
     cargo.current_dir(workspace::root().join("ebpf"));
@@ -141,20 +182,11 @@ fn compile(toolchain: &Toolchain, into: &Path) -> Result<()> {
     cargo.arg(&build);
     toolchain.apply(&mut cargo, PROGRAMS)?;
     workspace::run(&mut cargo)?;
-    fs::create_dir_all(into)?;
     for program in PROGRAMS {
         let linked = build.join(toolchain::TARGET).join("release").join(program);
         let bytes = fs::read(&linked).with_context(|| format!("cannot read {}", linked.display()))?;
-        let stripped =
-            object::strip(&bytes).with_context(|| format!("{} is no usable object", linked.display()))?;
-        let text = String::from_utf8_lossy(&stripped);
-        let root = workspace::root();
-        if text.contains(&*root.to_string_lossy()) {
-            bail!("{program} names the path of this tree, {}", root.display());
-        }
-        fs::write(into.join(format!("{program}.o")), stripped)?;
+        object::put(program, &bytes, into)?;
     }
-    println!("the programs are built after {:.0} s", begun.elapsed().as_secs_f64());
     Ok(())
 }
 

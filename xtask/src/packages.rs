@@ -9,9 +9,18 @@ use std::process::{Command, Stdio};
 /// What the emulation needs: `ip` and `tc`. The rest (util-linux) is essential in Debian.
 pub const EMULATION: &[&str] = &["iproute2"];
 
-/// What building needs: the headers of the verbs, what reads them for the bindings, and the devices' drivers.
-pub const RDMA: &[&str] =
-    &["libibverbs-dev", "librdmacm-dev", "libclang-14-dev", "ibverbs-providers", "pkg-config"];
+/// What building needs: the headers of the verbs, what reads them for the bindings, and the devices' drivers; and for libbpf,
+/// which is built along, the library by which it reads objects, with the one that this needs.
+pub const BUILDING: &[&str] = &[
+    "libibverbs-dev",
+    "librdmacm-dev",
+    "libclang-14-dev",
+    "ibverbs-providers",
+    "pkg-config",
+    "libelf-dev",
+    "zlib1g-dev",
+    "make",
+];
 
 /// What the virtual machine with SoftRoCE needs: its emulator, and what is packed into the guest.
 pub const SOFTROCE: &[&str] = &[
@@ -29,8 +38,14 @@ pub const SOFTROCE: &[&str] = &[
 
 /// What building for aarch64 needs beside what is unpacked under `target`: linker, C library, emulator, and what reads the
 /// C headers for bindings.
-pub const AARCH64: &[&str] =
-    &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static", "libclang-14-dev", "pkg-config"];
+pub const AARCH64: &[&str] = &[
+    "gcc-aarch64-linux-gnu",
+    "libc6-dev-arm64-cross",
+    "qemu-user-static",
+    "libclang-14-dev",
+    "pkg-config",
+    "make",
+];
 
 /// What offload units need beside the machine with SoftRoCE: their emulator.
 pub const DPU: &[&str] = &["qemu-system-arm"];

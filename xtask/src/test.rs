@@ -33,7 +33,7 @@ pub struct Count {
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
-    packages::require(packages::RDMA, consent)?;
+    packages::require(packages::BUILDING, consent)?;
     if crate::fabric::privileged() {
         packages::require(packages::EMULATION, consent)?;
     } else {
@@ -120,8 +120,8 @@ fn passed_on(pipe: impl Read, to_stderr: bool) -> Count {
 
 /// The counts in a closing line of nextest or of libtest.
 pub(crate) fn closing(line: &str) -> Option<Count> {
-    let line = line.trim();
-    let nextest = line.starts_with("Summary") && line.contains("run:");
+    let nextest = line.trim_start().starts_with("Summary") && line.contains("run:");
+    // nextest passes on what a test printed that failed, indented: libtest's own line there tells of that one again.
     if !nextest && !line.starts_with("test result:") {
         return None;
     }
@@ -155,6 +155,7 @@ mod tests {
         );
         assert_eq!(closing("test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured"), count(4, 0));
         assert_eq!(closing("test result: FAILED. 1 passed; 2 failed; 0 ignored"), count(1, 2));
+        assert_eq!(closing("    test result: FAILED. 0 passed; 1 failed; 0 ignored"), None);
         assert_eq!(closing("test tests::a ... ok"), None);
         assert_eq!(closing("Summary of the plan"), None);
     }

@@ -28,6 +28,10 @@ const LINKED: &[&str] = &[
     "libnl-3-200",
     "libnl-route-3-dev",
     "libnl-route-3-200",
+    "libelf-dev",
+    "libelf1",
+    "zlib1g-dev",
+    "zlib1g",
 ];
 /// What came of the preparation.
 #[derive(Debug)]
@@ -212,6 +216,7 @@ fn settings(compiler: &Path, sysroot: &Path) -> Table {
     ]);
     let underscored = TARGET.replace('-', "_");
     let environment = Table::from_iter([
+        (format!("CFLAGS_{underscored}"), format!("-I{include} -I{include}/{LIBRARIES}").into()),
         (format!("PKG_CONFIG_ALLOW_CROSS_{underscored}"), "1".into()),
         (format!("PKG_CONFIG_SYSROOT_DIR_{underscored}"), text(sysroot)),
         (format!("PKG_CONFIG_LIBDIR_{underscored}"), format!("{usr}/pkgconfig").into()),

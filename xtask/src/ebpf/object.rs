@@ -1,6 +1,8 @@
 //! Takes out of an object what the kernel's loader does not read: DWARF, and relocations of the type information.
 
+use crate::workspace;
 use anyhow::{Context, Result, ensure};
+use std::path::Path;
 
 /// Bytes of an ELF header, and of a section's.
 const HEADER: usize = 64;
@@ -18,6 +20,20 @@ const ALIGNMENT: usize = 0x30;
 
 /// A section without bytes in the file.
 const NO_BITS: u32 = 8;
+
+/// Writes what is loaded of a linked object into a folder, unless it names a path of this machine.
+pub(super) fn put(name: &str, linked: &[u8], into: &Path) -> Result<()> {
+    let stripped = strip(linked).with_context(|| format!("{name} is no usable object"))?;
+    let root = workspace::root();
+    let text = String::from_utf8_lossy(&stripped);
+    ensure!(
+        !text.contains(&*root.to_string_lossy()),
+        "{name} names the path of this tree, {}",
+        root.display()
+    );
+    std::fs::write(into.join(format!("{name}.o")), stripped)?;
+    Ok(())
+}
 
 /// The object with only what is loaded. Sections keep their numbers; those taken out are empty.
 pub(super) fn strip(object: &[u8]) -> Result<Vec<u8>> {
@@ -42,20 +58,23 @@ pub(super) fn strip(object: &[u8]) -> Result<Vec<u8>> {
             let bytes = contents(object, &own)?;
             let alignment = usize::try_from(word64(&own, ALIGNMENT)?)?.clamp(1, 4096);
             stripped.resize(stripped.len().next_multiple_of(alignment), 0);
-            put(&mut own, OFFSET, stripped.len() as u64)?;
+            set(&mut own, OFFSET, stripped.len() as u64)?;
             stripped.extend_from_slice(bytes);
         }
         headers.extend(own);
     }
     stripped.resize(stripped.len().next_multiple_of(8), 0);
     let at = stripped.len() as u64;
-    put(&mut stripped, SECTIONS_AT, at)?;
+    set(&mut stripped, SECTIONS_AT, at)?;
     stripped.extend(headers);
     Ok(stripped)
 }
 
 fn unread(name: &[u8]) -> bool {
-    name.starts_with(b".debug_") || name.starts_with(b".rel.debug_") || name.starts_with(b".rel.BTF")
+    name.starts_with(b".debug_")
+        || name.starts_with(b".rel.debug_")
+        || name == b".llvm_addrsig"
+        || name.starts_with(b".rel.BTF")
 }
 
 fn contents<'a>(object: &'a [u8], header: &[u8]) -> Result<&'a [u8]> {
@@ -78,7 +97,7 @@ fn word64(bytes: &[u8], at: usize) -> Result<u64> {
     Ok(u64::from_le_bytes(*word))
 }
 
-fn put(bytes: &mut [u8], at: usize, value: u64) -> Result<()> {
+fn set(bytes: &mut [u8], at: usize, value: u64) -> Result<()> {
     let place = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut()).context("cut short")?;
     *place = value.to_le_bytes();
     Ok(())
@@ -107,14 +126,14 @@ mod tests {
             let mut own = [0; SECTION];
             own[..4].copy_from_slice(&at[index].to_le_bytes());
             own[KIND] = 1;
-            put(&mut own, OFFSET, bytes.len() as u64).unwrap();
-            put(&mut own, SIZE, contents.len() as u64).unwrap();
-            put(&mut own, ALIGNMENT, 8).unwrap();
+            set(&mut own, OFFSET, bytes.len() as u64).unwrap();
+            set(&mut own, SIZE, contents.len() as u64).unwrap();
+            set(&mut own, ALIGNMENT, 8).unwrap();
             bytes.extend(contents);
             headers.extend(own);
         }
         let at = bytes.len() as u64;
-        put(&mut bytes, SECTIONS_AT, at).unwrap();
+        set(&mut bytes, SECTIONS_AT, at).unwrap();
         bytes[COUNT_AT] = 1 + sections.len() as u8;
         bytes[NAMES_AT] = 1;
         bytes.extend(headers);
