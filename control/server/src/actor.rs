@@ -2,10 +2,10 @@
 
 use crate::state::{Fact, Output, ReorderError, SessionId, Settings, State};
 use harmonaize_api::communicator_text;
-use harmonaize_api::v1::{FromAgent, StatusReply, ToAgent};
+use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Status(Duration, oneshot::Sender<StatusReply>),
     /// `harmonaize reorder`.
     Reorder(u64, Vec<String>, oneshot::Sender<Result<u64, ReorderError>>),
+    /// `harmonaize top`.
+    Fabric(oneshot::Sender<FabricSnapshot>),
     /// `harmonaize dissolve`; the answer is whether there was one.
     Dissolve(u64, String, oneshot::Sender<bool>),
 }
@@ -105,6 +107,11 @@ impl Actor {
                 let id = self.state.ask_status(now, patience);
                 self.status.insert(id, answer);
             }
+            Command::Fabric(answer) => {
+                let realtime = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                let realtime = u64::try_from(realtime.as_nanos()).unwrap_or(u64::MAX);
+                let _ = answer.send(self.state.fabric(now, realtime));
+            }
             Command::Reorder(id, hosts, answer) => {
                 let _ = answer.send(self.state.reorder(now, id, &hosts));
             }
@@ -163,6 +170,9 @@ fn log(fact: &Fact) {
         }
         Fact::Closed { communicator, tenant, name } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, "communicator closed");
+        }
+        Fact::TelemetryRefused { host, count, why } => {
+            tracing::warn!(%host, count, %why, "telemetry refused or dropped");
         }
         Fact::Ended { communicator, tenant, name, kind, ranks, detail } => {
             let communicator = id(*communicator);

@@ -73,6 +73,8 @@ struct File {
     most_ranks: u32,
     #[serde(default = "most_communicators")]
     most_communicators: usize,
+    #[serde(default = "seconds::<1>")]
+    telemetry_interval: Nanos,
 }
 
 #[derive(Deserialize)]
@@ -112,6 +114,7 @@ impl Config {
     /// source_ports = "20000-29999"  # that they connect from; any where absent
     /// most_ranks = 1024             # of a communicator
     /// most_communicators = 64       # of a tenant
+    /// telemetry_interval = "1s"     # how often agents report what they measure; "0s" for never
     /// [[tenant]]
     /// name = "a"
     /// ```
@@ -175,6 +178,7 @@ impl File {
             source_ports: source_ports.transpose()?,
             most_ranks: self.most_ranks,
             most_communicators: self.most_communicators,
+            telemetry_interval: self.telemetry_interval.into(),
         };
         Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings })
     }

@@ -10,10 +10,12 @@ use harmonaize_api::v1::{
 };
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
@@ -23,6 +25,13 @@ const COMMAND_QUEUE: usize = 1024;
 
 /// How long agents may take to answer a status request that does not say, and at most.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Time between two snapshots for who watches telemetry: where it does not say, at least, at most.
+const WATCH: (Duration, Duration, Duration) =
+    (Duration::from_secs(1), Duration::from_millis(100), Duration::from_secs(60));
+
+/// Most who watch telemetry at a time.
+const WATCHERS: usize = 64;
 
 /// Most bytes of a message.
 const MESSAGE_BYTES: usize = 16 << 20;
@@ -65,8 +74,12 @@ impl Server {
         let (commands, queue) = mpsc::channel(COMMAND_QUEUE);
         let actor = Actor::new(self.config.settings, self.seed);
         let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
-        let service =
-            Service { commands, sessions: AtomicU64::new(0), hello_timeout: self.config.session_timeout };
+        let service = Service {
+            commands,
+            sessions: AtomicU64::new(0),
+            watchers: Arc::new(Semaphore::new(WATCHERS)),
+            hello_timeout: self.config.session_timeout,
+        };
         let (stop, stopped) = oneshot::channel::<()>();
         let serve = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(half))
@@ -88,6 +101,7 @@ impl Server {
 struct Service {
     commands: mpsc::Sender<Command>,
     sessions: AtomicU64,
+    watchers: Arc<Semaphore>,
     hello_timeout: Duration,
 }
 
@@ -107,9 +121,21 @@ impl Provider for Service {
 
     async fn watch_telemetry(
         &self,
-        _request: Request<WatchTelemetryRequest>,
+        request: Request<WatchTelemetryRequest>,
     ) -> Result<Response<Self::WatchTelemetryStream>, Status> {
-        Err(Status::unimplemented("no telemetry yet"))
+        let full = |_| Status::resource_exhausted("too many watch telemetry already");
+        let place = Arc::clone(&self.watchers).try_acquire_owned().map_err(full)?;
+        let interval = match request.into_inner().interval_ns {
+            0 => WATCH.0,
+            wanted => Duration::from_nanos(wanted).clamp(WATCH.1, WATCH.2),
+        };
+        let (snapshots, stream) = mpsc::channel(1);
+        let commands = self.commands.clone();
+        tokio::spawn(async move {
+            watch(commands, snapshots, interval).await;
+            drop(place);
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn session(
@@ -150,6 +176,31 @@ impl Provider for Service {
         match self.ask(|answer| Command::Dissolve(communicator, reason, answer)).await? {
             true => Ok(Response::new(DissolveReply {})),
             false => Err(Status::not_found("no such communicator; it may have ended")),
+        }
+    }
+}
+
+/// Tells a watcher how things stand, once an interval, until either side goes. One that reads slower is told less often.
+async fn watch(
+    commands: mpsc::Sender<Command>,
+    snapshots: mpsc::Sender<Result<FabricSnapshot, Status>>,
+    interval: Duration,
+) {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = commands.closed() => return,
+            () = snapshots.closed() => return,
+        }
+        let (answer, answered) = oneshot::channel();
+        if commands.send(Command::Fabric(answer)).await.is_err() {
+            return;
+        }
+        let Ok(snapshot) = answered.await else { return };
+        if snapshots.send(Ok(snapshot)).await.is_err() {
+            return;
         }
     }
 }

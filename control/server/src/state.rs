@@ -8,6 +8,7 @@ mod ports;
 mod recover;
 mod session;
 mod status;
+mod telemetry;
 
 #[cfg(test)]
 mod tests;
@@ -60,6 +61,8 @@ pub enum Fact {
     EpochAbandoned { communicator: u64, tenant: String, name: String, epoch: u64, why: String },
     /// A communicator ended in good order.
     Closed { communicator: u64, tenant: String, name: String },
+    /// An agent's telemetry was refused or dropped: so often by now.
+    TelemetryRefused { host: String, count: u64, why: String },
     /// A communicator ended otherwise.
     Ended {
         communicator: u64,
@@ -96,6 +99,8 @@ pub struct Settings {
     pub most_ranks: u32,
     /// Most communicators of a tenant, waiting ones included.
     pub most_communicators: usize,
+    /// How often agents are asked to report what they measure; zero for never.
+    pub telemetry_interval: Duration,
 }
 
 /// Everything that control knows.
@@ -116,6 +121,7 @@ pub struct State {
     tenant_errors: BTreeMap<String, u64>,
     questions: BTreeMap<u64, Question>,
     asked: u64,
+    telemetry: telemetry::Telemetry,
     outputs: Vec<Output>,
 }
 
@@ -141,6 +147,7 @@ impl State {
             tenant_errors: BTreeMap::new(),
             questions: BTreeMap::new(),
             asked: 0,
+            telemetry: telemetry::Telemetry::default(),
             outputs: Vec::new(),
         }
     }
@@ -175,7 +182,10 @@ impl State {
                 self.report(now, from, report);
                 Ok(())
             }
-            Message::Telemetry(_) => Ok(()),
+            Message::Telemetry(report) => {
+                self.telemetry(now, from, report);
+                Ok(())
+            }
         };
         if let Err(breach) = outcome {
             self.breach(now, from, breach);

@@ -35,6 +35,7 @@ fn config() -> Config {
         source_ports: None,
         most_ranks: 64,
         most_communicators: 8,
+        telemetry_interval: Duration::from_secs(1),
     };
     let listen = "127.0.0.1:0".parse().unwrap();
     Config { listen, session_timeout: Duration::from_secs(10), settings }

@@ -32,6 +32,7 @@ fn config(listen: SocketAddr) -> Config {
         source_ports: None,
         most_ranks: 64,
         most_communicators: 8,
+        telemetry_interval: Duration::from_secs(1),
     };
     Config { listen, session_timeout: LIMIT, settings }
 }
@@ -44,7 +45,11 @@ struct Server0 {
 
 impl Server0 {
     async fn start(listen: SocketAddr) -> Self {
-        let server = Server::bind(config(listen)).await.unwrap();
+        Self::of(config(listen)).await
+    }
+
+    async fn of(config: Config) -> Self {
+        let server = Server::bind(config).await.unwrap();
         let address = server.local_address();
         let (stop, stopped) = oneshot::channel();
         let stopped = async {
@@ -199,4 +204,33 @@ async fn refuses_joins_when_control_stays_away() {
     let Event::JoinRefused(refused) = next_word(&mut lonely).await else { panic!("not refused") };
     assert_eq!((refused.request, refused.kind()), (1, v1::JoinRefusedKind::Unavailable));
     assert_eq!(refused.text, "the provider cannot form communicators now; try again later");
+}
+
+#[tokio::test]
+async fn reports_telemetry_only_where_control_asks_for_it() {
+    // A control of an older build asks for none either, and would end the session over what it does not know.
+    for (interval, taken) in [(Duration::ZERO, 0), (LIMIT, 1)] {
+        let mut config = config(any());
+        config.settings.telemetry_interval = interval;
+        let control = Server0::of(config).await;
+        let mut agent = agent(control.address, "h0");
+        let Event::Connected(welcome) = next(&mut agent).await else { panic!("not connected") };
+        assert_eq!(welcome.telemetry_interval_ns, interval.as_nanos() as u64);
+        let report = v1::TelemetryReport { sequence: 1, ..v1::TelemetryReport::default() };
+        agent.to_control.send(from_agent::Message::Telemetry(report)).await.unwrap();
+        let mut operator = ProviderClient::connect(format!("http://{}", control.address)).await.unwrap();
+        let patience_ns = LIMIT.as_nanos() as u64;
+        let asking = tokio::spawn(async move { operator.status(v1::StatusRequest { patience_ns }).await });
+        // The answer comes behind the telemetry, where that was sent.
+        let Event::ReportRequest { id } = next_word(&mut agent).await else { panic!("no question") };
+        agent
+            .to_control
+            .send(from_agent::Message::Report(v1::Report { id, ..Default::default() }))
+            .await
+            .unwrap();
+        let status = asking.await.unwrap().unwrap().into_inner();
+        let told = status.agents[0].telemetry.as_ref();
+        assert_eq!(told.map(|told| (told.reports, told.dropped)), (taken > 0).then_some((taken, 0)));
+        control.stop().await;
+    }
 }

@@ -52,11 +52,13 @@ impl State {
         let session = Session { host, listen, build, since: now, joins: BTreeMap::new() };
         self.sessions.insert(from, session);
         self.hosts.insert(host, from);
+        self.forget_telemetry(host);
+        let interval = u64::try_from(self.settings.telemetry_interval.as_nanos()).unwrap_or(u64::MAX);
         let welcome = v1::Welcome {
             protocol_version: PROTOCOL_VERSION,
             build: env!("CARGO_PKG_VERSION").to_owned(),
             tenants: self.settings.tenants.clone(),
-            telemetry_interval_ns: 0,
+            telemetry_interval_ns: interval,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

@@ -89,7 +89,7 @@ impl State {
         v1::StatusReply {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ns: since(Duration::ZERO),
-            agents: self.agents(reports, since),
+            agents: self.agents(now, reports),
             tenants: self.settings.tenants.iter().map(|name| self.tenant(name, reports)).collect(),
             communicators: known
                 .into_iter()
@@ -123,16 +123,16 @@ impl State {
         }
     }
 
-    fn agents(
-        &self,
-        reports: &BTreeMap<SessionId, v1::Report>,
-        since: impl Fn(Duration) -> u64,
-    ) -> Vec<v1::AgentStatus> {
+    fn agents(&self, now: Duration, reports: &BTreeMap<SessionId, v1::Report>) -> Vec<v1::AgentStatus> {
+        let since = |at: Duration| u64::try_from(now.saturating_sub(at).as_nanos()).unwrap_or(u64::MAX);
         let hosts = self.settings.topology.hosts().iter().enumerate();
         hosts
             .map(|(index, host)| {
-                let id = self.hosts.get(&harmonaize_planner::HostId(index));
+                let index = harmonaize_planner::HostId(index);
+                let id = self.hosts.get(&index);
                 let session = id.and_then(|id| self.sessions.get(id));
+                let telemetry = self.host_telemetry(now, index);
+                let told = telemetry.reports > 0 || telemetry.refused > 0 || telemetry.dropped > 0;
                 v1::AgentStatus {
                     host: host.name.clone(),
                     connected: session.is_some(),
@@ -140,7 +140,7 @@ impl State {
                     build: session.map_or_else(String::new, |session| session.build.clone()),
                     session_ns: session.map_or(0, |session| since(session.since)),
                     report: id.and_then(|id| reports.get(id)).cloned(),
-                    telemetry: None,
+                    telemetry: told.then_some(telemetry),
                 }
             })
             .collect()
@@ -196,7 +196,7 @@ impl State {
             bytes_sent: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.bytes_sent)),
             errors: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.errors)),
             last_change: known.last_change.clone(),
-            telemetry: None,
+            telemetry: self.communicator_telemetry(id),
         }
     }
 }

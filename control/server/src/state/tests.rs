@@ -2,4 +2,5 @@
 
 mod random;
 mod scenarios;
+mod telemetry;
 mod world;

@@ -167,14 +167,40 @@ impl Play {
         let ids: Vec<u64> = self.world.state.communicators.keys().copied().chain([0, 1, u64::MAX]).collect();
         let communicator = ids[self.rng.random_range(0..ids.len())];
         let epoch = self.rng.random_range(0..4);
-        let message = match self.rng.random_range(0..5) {
+        let message = match self.rng.random_range(0..6) {
             0 => from_agent::Message::Report(v1::Report { id: epoch, ..Default::default() }),
             1 => from_agent::Message::Hello(hello(host, vec![])),
             2 => from_agent::Message::Leave(v1::Leave { communicator, rank: 99, request: 0 }),
-            3 => from_agent::Message::Switched(v1::Switched { communicator: 1, epoch, first_segment: 0 }),
+            3 => from_agent::Message::Telemetry(self.report(communicator)),
+            4 => from_agent::Message::Switched(v1::Switched { communicator: 1, epoch, first_segment: 0 }),
             _ => from_agent::Message::Prepared(v1::Prepared { communicator: u64::MAX, epoch }),
         };
         self.world.say(session, message);
+    }
+
+    /// Telemetry that may be right, or not.
+    fn report(&mut self, communicator: u64) -> v1::TelemetryReport {
+        let mut small = || self.rng.random_range(0..3);
+        let straggler =
+            v1::Straggler { communicator, rank: small(), kind: small() as i32, ..Default::default() };
+        let ranks = vec![v1::RankTiming { rank: small(), called_ns: 1, ended_ns: 1, failed: false }];
+        let edges = vec![v1::Edge { peer: small(), sent_bytes: 1, ..Default::default() }];
+        let (participant, operation) = (small(), u64::from(small()));
+        let operation = v1::Operation {
+            communicator,
+            operation,
+            ranks,
+            edges,
+            participant,
+            whole: true,
+            ..Default::default()
+        };
+        let (stragglers, operations) = match small() {
+            0 => (vec![straggler], vec![]),
+            _ => (vec![], vec![operation]),
+        };
+        self.request += 1;
+        v1::TelemetryReport { sequence: self.request, stragglers, operations, ..Default::default() }
     }
 
     /// Everyone takes in what was sent.

@@ -39,6 +39,7 @@ pub(super) fn settings(hosts: usize) -> Settings {
         source_ports: Some((20000, 20999)),
         most_ranks: 64,
         most_communicators: 6,
+        telemetry_interval: SECOND,
     }
 }
 

@@ -1,0 +1,272 @@
+//! What agents report of links and operations: taken within bounds, kept, and laid together over agents.
+
+mod check;
+mod merge;
+
+use super::communicator::Communicator;
+use super::{Fact, SessionId, State};
+use harmonaize_api::v1::{self, verdict_change::Verdict};
+use harmonaize_planner::HostId;
+use merge::Merging;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Most changes of verdicts that are kept for each host, and for control itself.
+const MOST_CHANGES: usize = 64;
+
+/// Reports that may come at once after a pause.
+const BURST: u32 = 4;
+
+/// Everything that was reported and is kept.
+#[derive(Debug, Default)]
+pub(super) struct Telemetry {
+    hosts: BTreeMap<HostId, Heard>,
+    communicators: BTreeMap<u64, Merging>,
+    /// Verdicts of control's own.
+    changes: VecDeque<(Duration, Verdict)>,
+}
+
+/// What one host's agent said in its session.
+#[derive(Debug, Default)]
+struct Heard {
+    reports: u64,
+    refused: u64,
+    dropped: u64,
+    refusal: String,
+    /// When the last was taken.
+    at: Duration,
+    sequence: u64,
+    links: Vec<v1::Link>,
+    flows_known: u64,
+    losses: Option<v1::TelemetryLosses>,
+    cost: Option<v1::TelemetryCost>,
+    /// Verdicts that hold.
+    stragglers: Vec<v1::Straggler>,
+    changes: VecDeque<(Duration, Verdict)>,
+    allowance: Option<Allowance>,
+}
+
+/// How many more reports are taken: one each half of the interval, and a few at once.
+#[derive(Debug)]
+struct Allowance {
+    left: u32,
+    since: Duration,
+}
+
+impl Allowance {
+    fn take(&mut self, now: Duration, interval: Duration) -> bool {
+        let half = (interval / 2).max(Duration::from_nanos(1));
+        let earned = now.saturating_sub(self.since).as_nanos() / half.as_nanos();
+        let earned = u32::try_from(earned).unwrap_or(u32::MAX);
+        if earned >= BURST - self.left.min(BURST) {
+            (self.left, self.since) = (BURST, now);
+        } else {
+            (self.left, self.since) = (self.left + earned, self.since + half * earned);
+        }
+        let some = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        some
+    }
+}
+
+fn remember(changes: &mut VecDeque<(Duration, Verdict)>, now: Duration, verdict: Verdict) {
+    if changes.len() >= MOST_CHANGES {
+        changes.pop_front();
+    }
+    changes.push_back((now, verdict));
+}
+
+/// Whom a verdict is about, and why.
+fn about(one: &v1::Straggler) -> (u64, &str, u32, i32) {
+    (one.communicator, &one.job, one.rank, one.kind)
+}
+
+impl Heard {
+    /// Takes the verdicts that hold now, and notes those that are new or over.
+    fn stragglers(&mut self, now: Duration, told: Vec<v1::Straggler>) {
+        for one in &told {
+            let held = self.stragglers.iter().any(|held| about(held) == about(one));
+            if held == (one.ended_ns > 0) {
+                remember(&mut self.changes, now, Verdict::Straggler(one.clone()));
+            }
+        }
+        self.stragglers = told.into_iter().filter(|one| one.ended_ns == 0).collect();
+    }
+}
+
+impl State {
+    /// An agent's report. It changes nothing unless it is right in whole, and comes no faster than it may.
+    pub(super) fn telemetry(&mut self, now: Duration, from: SessionId, report: v1::TelemetryReport) {
+        let Some(host) = self.sessions.get(&from).map(|session| session.host) else { return };
+        let interval = self.settings.telemetry_interval;
+        let heard = self.telemetry.hosts.entry(host).or_default();
+        let allowance = heard.allowance.get_or_insert(Allowance { left: BURST, since: now });
+        if interval.is_zero() || !allowance.take(now, interval) {
+            heard.dropped += 1;
+            let count = heard.dropped;
+            return self.unusual(host, count, "reports come faster than was asked for");
+        }
+        let verdict = check::report(&report, heard.sequence);
+        if let Err(why) = verdict.and_then(|()| self.belongs(from, &report)) {
+            let Some(heard) = self.telemetry.hosts.get_mut(&host) else { return };
+            heard.refused += 1;
+            heard.refusal.clone_from(&why);
+            let count = heard.refused;
+            return self.unusual(host, count, &why);
+        }
+        self.keep(now, host, from, report);
+    }
+
+    /// For the log: the first of a kind, and then ever more rarely.
+    fn unusual(&mut self, host: HostId, count: u64, why: &str) {
+        if count.is_power_of_two() {
+            let host = self.host_name(host);
+            self.fact(Fact::TelemetryRefused { host, count, why: why.to_owned() });
+        }
+    }
+
+    /// Whether it tells of the agent's own part alone. What control knows nothing of (any more) is no fault.
+    fn belongs(&self, from: SessionId, report: &v1::TelemetryReport) -> Result<(), String> {
+        for operation in &report.operations {
+            let Some(known) = self.communicators.get(&operation.communicator) else { continue };
+            check::part(operation, from, &known.members)?;
+        }
+        for one in report.stragglers.iter().filter(|one| one.job.is_empty()) {
+            let Some(known) = self.communicators.get(&one.communicator) else { continue };
+            let own = known.member_of(from).is_some_and(|member| member.ranks.contains(&one.rank));
+            if !own {
+                return Err(format!("a verdict on rank {}, which is not the agent's", one.rank));
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, now: Duration, host: HostId, from: SessionId, report: v1::TelemetryReport) {
+        let Some(heard) = self.telemetry.hosts.get_mut(&host) else { return };
+        heard.reports += 1;
+        (heard.at, heard.sequence) = (now, report.sequence);
+        (heard.links, heard.flows_known) = (report.links, report.flows_known);
+        (heard.losses, heard.cost) = (report.losses, report.cost);
+        for change in report.changes {
+            remember(&mut heard.changes, now, Verdict::Congestion(change));
+        }
+        heard.stragglers(now, report.stragglers);
+        let known = &self.communicators;
+        self.telemetry.communicators.retain(|id, _| known.contains_key(id));
+        for operation in report.operations {
+            let Some(communicator) = self.communicators.get(&operation.communicator) else { continue };
+            let id = operation.communicator;
+            let merging = self.telemetry.communicators.entry(id).or_insert_with(|| Merging::new(id));
+            for mut found in merging.take(operation, from, &communicator.members) {
+                found.host = host_of(communicator, found.rank, &self.settings);
+                remember(&mut self.telemetry.changes, now, Verdict::Straggler(found));
+            }
+        }
+    }
+
+    /// A new session of a host begins anew.
+    pub(super) fn forget_telemetry(&mut self, host: HostId) {
+        self.telemetry.hosts.remove(&host);
+    }
+
+    pub(super) fn host_telemetry(&self, now: Duration, host: HostId) -> v1::HostTelemetry {
+        let mut told = v1::HostTelemetry {
+            host: self.host_name(host),
+            connected: self.hosts.contains_key(&host),
+            ..v1::HostTelemetry::default()
+        };
+        if let Some(heard) = self.telemetry.hosts.get(&host) {
+            (told.reports, told.refused, told.dropped) = (heard.reports, heard.refused, heard.dropped);
+            told.refusal.clone_from(&heard.refusal);
+            if heard.reports > 0 {
+                let age = now.saturating_sub(heard.at).as_nanos();
+                told.age_ns = u64::try_from(age).unwrap_or(u64::MAX).max(1);
+            }
+            told.links.clone_from(&heard.links);
+            told.flows_known = heard.flows_known;
+            (told.losses, told.cost) = (heard.losses, heard.cost);
+        }
+        told
+    }
+
+    pub(super) fn communicator_telemetry(&self, id: u64) -> Option<v1::CommunicatorTelemetry> {
+        let (merging, known) = (self.telemetry.communicators.get(&id)?, self.communicators.get(&id)?);
+        let mut straggler = merging.worst().cloned();
+        if let Some(found) = &mut straggler {
+            found.host = host_of(known, found.rank, &self.settings);
+        }
+        Some(v1::CommunicatorTelemetry {
+            communicator: id,
+            tenant: known.tenant.clone(),
+            name: known.name.clone(),
+            ranks: known.ranks,
+            operations: merging.operations(),
+            last_operation_ns: merging.last_ns(),
+            median_operation_ns: merging.median_ns(),
+            straggler,
+        })
+    }
+
+    /// How things stand on all hosts. `realtime_ns` is CLOCK_REALTIME now.
+    pub fn fabric(&self, now: Duration, realtime_ns: u64) -> v1::FabricSnapshot {
+        let hosts = (0..self.settings.topology.hosts().len()).map(HostId);
+        let communicators: Vec<v1::CommunicatorTelemetry> =
+            self.communicators.keys().filter_map(|id| self.communicator_telemetry(*id)).collect();
+        v1::FabricSnapshot {
+            time_ns: realtime_ns,
+            hosts: hosts.map(|host| self.host_telemetry(now, host)).collect(),
+            stragglers: self.fabric_stragglers(),
+            communicators,
+            changes: self.fabric_changes(now, realtime_ns),
+        }
+    }
+
+    /// Control's own verdicts, and those of agents on whom control has none.
+    fn fabric_stragglers(&self) -> Vec<v1::Straggler> {
+        let mut all: Vec<v1::Straggler> = Vec::new();
+        for (id, merging) in &self.telemetry.communicators {
+            let Some(known) = self.communicators.get(id) else { continue };
+            all.extend(merging.stragglers().map(|found| v1::Straggler {
+                host: host_of(known, found.rank, &self.settings),
+                ..found.clone()
+            }));
+        }
+        let live = self.telemetry.hosts.iter().filter(|(host, _)| self.hosts.contains_key(host));
+        for (host, one) in live.flat_map(|(host, heard)| heard.stragglers.iter().map(move |one| (host, one)))
+        {
+            let merged = self.telemetry.communicators.get(&one.communicator);
+            if one.job.is_empty() && merged.is_some_and(Merging::judges) {
+                continue;
+            }
+            let host = if one.host.is_empty() { self.host_name(*host) } else { one.host.clone() };
+            all.push(v1::Straggler { host, ..one.clone() });
+        }
+        all
+    }
+
+    fn fabric_changes(&self, now: Duration, realtime_ns: u64) -> Vec<v1::VerdictChange> {
+        let own = self.telemetry.changes.iter().map(|change| (None, change));
+        let told = self.telemetry.hosts.iter();
+        let told =
+            told.flat_map(|(host, heard)| heard.changes.iter().map(move |change| (Some(*host), change)));
+        let mut all: Vec<_> = own.chain(told).collect();
+        all.sort_by_key(|(_, (at, _))| *at);
+        let newest = all.len().saturating_sub(MOST_CHANGES);
+        let change = |(host, (at, verdict)): (Option<HostId>, &(Duration, Verdict))| {
+            let age = u64::try_from(now.saturating_sub(*at).as_nanos()).unwrap_or(u64::MAX);
+            v1::VerdictChange {
+                time_ns: realtime_ns.saturating_sub(age),
+                host: host.map_or_else(String::new, |host| self.host_name(host)),
+                verdict: Some(verdict.clone()),
+            }
+        };
+        all.into_iter().skip(newest).map(change).collect()
+    }
+}
+
+/// Name of the host that has a rank; empty for none.
+fn host_of(known: &Communicator, rank: u32, settings: &super::Settings) -> String {
+    let member = known.members.iter().find(|member| member.ranks.contains(&rank));
+    let host = member.and_then(|member| settings.topology.hosts().get(member.host.0));
+    host.map_or_else(String::new, |host| host.name.clone())
+}
