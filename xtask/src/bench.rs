@@ -7,6 +7,7 @@ pub mod perftest;
 pub mod rdma;
 pub mod row;
 pub mod suites;
+pub mod telemetry;
 pub mod testbed;
 
 use crate::packages::{self, Consent};
@@ -35,6 +36,8 @@ pub enum Suite {
     Intra,
     /// The hosts of a testbed with RDMA devices, against perftest: needs --hosts
     Rdma,
+    /// Four hosts: what telemetry costs, and whether what it finds is true, against the log of a training over Gloo and ours
+    Telemetry,
 }
 
 /// What `cargo xtask bench` takes.
@@ -63,13 +66,14 @@ pub struct Args {
     /// Suite rdma: the file that describes the hosts
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suite rdma: how many rounds
+    /// Suites rdma and telemetry: how many rounds, or pairs of runs with telemetry and without
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
-    /// Suite rdma: these parts alone: stream, latency, allreduce, loss, slow, failure
+    /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, thread,
+    /// phases, stragglers, congestion
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suite rdma: show that its programs run, in a short round; no bar is held against it
+    /// Suites rdma and telemetry: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// More runs, and rows that last longer
@@ -93,6 +97,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     eprintln!("Building (minutes, the first time)");
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
+    if args.suite == Suite::Telemetry {
+        return telemetry(args, binaries, consent, stop);
+    }
     let runs = if args.full { FULL_RUNS } else { RUNS };
     let hosts = if args.suite == Suite::Shaped { 4 } else { 1 };
     let began = Instant::now();
@@ -101,12 +108,29 @@ pub fn run(args: &Args) -> Result<()> {
         Suite::Shaped => suites::shaped(&mut lab, runs)?,
         Suite::Service => suites::service(&mut lab, runs)?,
         Suite::Intra => suites::intra(&mut lab, runs, consent)?,
-        Suite::Rdma => bail!("the suite rdma runs on hosts of a testbed"),
+        Suite::Rdma | Suite::Telemetry => bail!("this suite has other hosts"),
     };
     drop(lab);
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
     told(args, &rows)?;
     judged(&rows)
+}
+
+/// The suite that has rows of several kinds, and two fabrics at once.
+fn telemetry(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Result<()> {
+    const PAIRS: usize = 20;
+    const FULL_PAIRS: usize = 60;
+    let pairs = args.rounds.unwrap_or(if args.full { FULL_PAIRS } else { PAIRS }).max(1);
+    let effort =
+        if args.smoke { telemetry::Effort::smoke() } else { telemetry::Effort::new(pairs, &args.only) };
+    let began = Instant::now();
+    let telemetry::Outcome { rows, problems } = telemetry::run(effort, binaries, consent, stop);
+    eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
+    told(args, &rows)?;
+    if !problems.is_empty() {
+        bail!("{}", problems.join("; "));
+    }
+    if args.smoke { Ok(()) } else { judged(&rows) }
 }
 
 /// The suite on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.

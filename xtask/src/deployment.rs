@@ -35,7 +35,7 @@ pub struct Setup {
     pub tenants: Vec<Tenant>,
     /// More lines for control's configuration, for example `operation_timeout = "2s"`.
     pub control: String,
-    /// More lines for each agent's configuration.
+    /// More lines for each agent's configuration; `{folder}` in them stands for the host's run folder.
     pub agent: String,
     /// More lines for each tenant in each agent's configuration, for example `remote = true`.
     pub tenant: String,
@@ -265,7 +265,7 @@ fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
         "host = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
         host.name,
         control_address(fabric),
-        setup.agent
+        setup.agent.replace("{folder}", &host.folder.to_string_lossy())
     );
     for tenant in &setup.tenants {
         let socket = quoted(&socket(host, &tenant.name));

@@ -166,6 +166,27 @@ impl Fabric {
         Ok(())
     }
 
+    /// Gives a host's links another rate in each direction, as when a cable has trained down; what is queued stays queued.
+    /// `None` takes the shaping off. Links with delays keep their rates: an error.
+    pub fn set_rate(&self, host: &str, bits_per_second: Option<u64>) -> Result<()> {
+        if self.delays() {
+            bail!("links with delays keep their rates");
+        }
+        let node =
+            self.topology.hosts().find(|node| self.topology.nodes.get(*node).is_some_and(|n| n.name == host));
+        let node = node.with_context(|| format!("the fabric has no host named {host}"))?;
+        for (_, own, far) in self.layout.ends_of(node) {
+            for end in [own, far] {
+                let line = match bits_per_second {
+                    Some(rate) => format!("qdisc replace dev {} root {}", end.device, bucket(rate)),
+                    None => format!("qdisc replace dev {} root noqueue", end.device),
+                };
+                self.node(end.node).tc(&[line])?;
+            }
+        }
+        Ok(())
+    }
+
     /// Leaves the fabric up when this is dropped, until `down` removes it; returns its name.
     pub fn keep(mut self) -> Result<String> {
         File::create(self.folder.join("kept"))?;
@@ -430,7 +451,7 @@ fn settle(namespace: &Namespace, forwards: bool, node: usize) -> Result<()> {
 
 /// The shaping of one end of a link: the delay and rate of its egress.
 fn shape(device: &str, rate: u64, delay: Duration) -> Vec<String> {
-    let bucket = format!("tbf rate {rate}bit burst 128kb latency 50ms");
+    let bucket = bucket(rate);
     if delay.is_zero() {
         return vec![format!("qdisc add dev {device} root {bucket}")];
     }
@@ -438,6 +459,10 @@ fn shape(device: &str, rate: u64, delay: Duration) -> Vec<String> {
         format!("qdisc add dev {device} root handle 1: netem delay {}ns limit 100000", delay.as_nanos()),
         format!("qdisc add dev {device} parent 1:1 handle 10: {bucket}"),
     ]
+}
+
+fn bucket(rate: u64) -> String {
+    format!("tbf rate {rate}bit burst 128kb latency 50ms")
 }
 
 fn sweeper(name: &str, folder: &Path) -> Command {

@@ -118,6 +118,11 @@ impl Gloo {
         run.is_ok_and(|output| output.status.success())
     }
 
+    /// The interpreter that has torch.
+    pub fn python(&self) -> &Path {
+        &self.python
+    }
+
     /// Runs it once. In place alone: torch has no other way.
     pub fn run(&self, effort: &Effort) -> Result<Times> {
         let store = std::env::temp_dir().join(format!("harmonaize-gloo-{}", std::process::id()));

@@ -62,6 +62,22 @@ impl Process {
         }
     }
 
+    /// Waits for the first line that it prints and that is `wanted`, until the deadline.
+    pub fn line_by(&mut self, deadline: Instant, wanted: impl Fn(&str) -> bool) -> Result<String> {
+        loop {
+            let ended = self.status()?.is_some();
+            let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let whole = text.rfind('\n').and_then(|end| text.get(..end)).unwrap_or_default();
+            if let Some(line) = whole.lines().find(|line| wanted(line)) {
+                return Ok(line.to_owned());
+            }
+            if ended || Instant::now() >= deadline {
+                bail!("{} has not said what was expected; its last lines:\n{}", self.name, self.said(4096));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Its exit status if it has ended.
     pub fn status(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {

@@ -2,7 +2,7 @@
 
 use crate::deployment::{Deployment, Setup, Tenant};
 use crate::fabric::Fabric;
-use crate::job::{self, Programs, Spaces};
+use crate::job::{self, Job, Programs, Spaces};
 use crate::process::Process;
 use crate::topology::Topology;
 use crate::workspace::{self, Binaries};
@@ -48,13 +48,28 @@ fn measured(printed: &str) -> Result<Vec<Measured>> {
 impl Lab {
     /// Builds a star of `hosts` with links of `rate`, starts control and agents.
     pub fn build(hosts: usize, rate: &str, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Self> {
+        Self::build_with(hosts, rate, binaries, stop, |setup| setup)
+    }
+
+    /// The same; `settings` may change how control and agents are set up.
+    pub fn build_with(
+        hosts: usize,
+        rate: &str,
+        binaries: Binaries,
+        stop: Arc<AtomicBool>,
+        settings: impl FnOnce(Setup) -> Setup,
+    ) -> Result<Self> {
         let logs = workspace::target().join("bench-logs");
         std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
         let folder = binaries.path("collective")?.parent().map(Path::to_path_buf).unwrap_or_default();
-        let programs = Programs::publish(&folder, &["collective", "direct", "stream"])?;
+        let programs = Programs::publish(
+            &folder,
+            &["bursts", "collective", "direct", "flows", "replay", "rhythm", "stream"],
+        )?;
         let tenant = Tenant { name: "a".to_owned(), user: 3001 };
         let fabric = Fabric::build(&Topology::parse(&job::star(hosts, rate))?)?;
-        let deployment = Deployment::start(fabric, Setup::new(binaries, std::slice::from_ref(&tenant)))?;
+        let setup = settings(Setup::new(binaries, std::slice::from_ref(&tenant)));
+        let deployment = Deployment::start(fabric, setup)?;
         let spaces = Spaces::make(&deployment, &tenant)?;
         Ok(Self { spaces, programs, deployment, logs, stop, jobs: 0 })
     }
@@ -67,14 +82,45 @@ impl Lab {
         self.deployment.check()
     }
 
-    /// Runs our collectives, a rank per entry of `hosts`, and returns what rank 0 measured.
-    pub fn ours(&mut self, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
+    /// Ends control and agents; the fabric with the hosts' folders stays until it is dropped.
+    pub fn end(self) -> Result<Fabric> {
+        let Self { spaces, deployment, .. } = self;
+        drop(spaces);
+        deployment.end()
+    }
+
+    /// The fabric with control and agents.
+    pub fn deployment(&mut self) -> &mut Deployment {
+        &mut self.deployment
+    }
+
+    /// The fabric.
+    pub fn fabric(&self) -> &Fabric {
+        self.deployment.fabric()
+    }
+
+    /// The folder for what programs print.
+    pub fn logs(&self) -> &Path {
+        &self.logs
+    }
+
+    /// The path of one of the measuring programs.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.programs.path(name)
+    }
+
+    /// Starts a measuring program as the tenant's job, a rank per entry of `hosts`.
+    pub fn start(&mut self, program: &str, hosts: &[usize], arguments: &[String]) -> Result<Job> {
         self.jobs += 1;
         let name = format!("job{}", self.jobs);
+        self.spaces.start(&name, hosts, &self.programs.path(program), arguments, &self.logs)
+    }
+
+    /// Runs our collectives, a rank per entry of `hosts`, and returns what rank 0 measured.
+    pub fn ours(&mut self, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
         let mut arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         arguments.push("--json".to_owned());
-        let program = self.programs.path("collective");
-        let mut job = self.spaces.start(&name, hosts, &program, &arguments, &self.logs)?;
+        let mut job = self.start("collective", hosts, &arguments)?;
         job.wait(LIMIT, || self.check())?;
         let log = job.logs().first().cloned().context("no rank")?;
         let figures = measured(&std::fs::read_to_string(&log)?)?;
@@ -103,14 +149,7 @@ impl Lab {
         let log = self.logs.join("stream-receive.log");
         let mut receiver = Process::start("the stream's receiver", &mut receive, &to.namespace, &log)?;
         let deadline = Instant::now() + LIMIT;
-        let listens = loop {
-            let said = receiver.said(4096);
-            if let Some((first, _)) = said.split_once('\n') {
-                break first.to_owned();
-            }
-            ensure!(receiver.status()?.is_none() && Instant::now() < deadline, "no receiver: {said}");
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let listens = receiver.line_by(deadline, |_| true)?;
         let mut send = Command::new(&program);
         send.args(["send", &listens, "--bytes", &bytes.to_string()]);
         let log = self.logs.join("stream-send.log");

@@ -1,0 +1,123 @@
+//! Suite telemetry: what measuring costs, and whether what it finds is true, on four emulated hosts with real agents.
+
+mod cost;
+mod figures;
+pub mod found;
+mod training;
+pub mod truth;
+mod verdicts;
+
+use super::lab::Lab;
+use super::row::Row;
+use crate::packages::Consent;
+use crate::workspace::Binaries;
+use anyhow::Result;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Hosts around one switch.
+const HOSTS: usize = 4;
+/// What an agent is told of telemetry: `{folder}` is its host's.
+const TELEMETRY: &str = "[telemetry]\nrecord = \"{folder}/trace\"\n";
+
+/// How much is measured.
+#[derive(Debug, Clone)]
+pub struct Effort {
+    /// Interleaved pairs of runs with telemetry on and off.
+    pub pairs: usize,
+    /// Iterations of the training whose phases are compared with its log.
+    pub iterations: usize,
+    /// Trainings with and without injected delays, half of them over Gloo.
+    pub trainings: usize,
+    /// Bursts of a foreign flow.
+    pub bursts: usize,
+    /// Flows that the telemetry thread must keep up with.
+    pub flows: usize,
+    /// For how many seconds.
+    pub seconds: u64,
+    /// Parts alone: packet, busbw, thread, phases, stragglers, congestion; all if empty.
+    pub only: Vec<String>,
+}
+
+impl Effort {
+    /// For figures.
+    pub fn new(pairs: usize, only: &[String]) -> Self {
+        Self {
+            pairs,
+            iterations: 110,
+            trainings: 20,
+            bursts: 50,
+            flows: 10_000,
+            seconds: 10,
+            only: only.to_vec(),
+        }
+    }
+
+    /// Shows that everything runs, and measures nothing worth a figure.
+    pub fn smoke() -> Self {
+        let only = ["busbw", "thread", "stragglers", "congestion"].map(str::to_owned).to_vec();
+        Self { pairs: 1, iterations: 12, trainings: 1, bursts: 2, flows: 200, seconds: 1, only }
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// A row for each bar that was measured.
+    pub rows: Vec<Row>,
+    /// Parts that failed.
+    pub problems: Vec<String>,
+}
+
+/// What all parts work with.
+struct Suite {
+    effort: Effort,
+    binaries: Binaries,
+    consent: Consent,
+    stop: Arc<AtomicBool>,
+}
+
+/// A part's name, and the part.
+type Part = (&'static str, fn(&Suite) -> Result<Vec<Row>>);
+
+const PARTS: &[Part] = &[
+    ("packet", cost::packet),
+    ("busbw", cost::busbw),
+    ("thread", cost::thread),
+    ("phases", verdicts::foreign),
+    ("stragglers", verdicts::stragglers),
+    ("congestion", verdicts::congestion),
+];
+
+/// Measures.
+pub fn run(effort: Effort, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Outcome {
+    let suite = Suite { effort, binaries, consent, stop };
+    let mut outcome = Outcome::default();
+    for (name, part) in PARTS {
+        let only = &suite.effort.only;
+        if !only.is_empty() && !only.iter().any(|only| only == name) {
+            continue;
+        }
+        match part(&suite) {
+            Ok(rows) => outcome.rows.extend(rows),
+            Err(error) => {
+                eprintln!("error: {name}: {error:#}");
+                outcome.problems.push(format!("{name}: {error:#}"));
+            }
+        }
+    }
+    outcome
+}
+
+impl Suite {
+    /// Hosts with links of 1 Gbit/s and agents, with telemetry or without.
+    fn lab(&self, telemetry: bool) -> Result<Lab> {
+        let (binaries, stop) = (self.binaries.clone(), Arc::clone(&self.stop));
+        Lab::build_with(HOSTS, "1Gbit/s", binaries, stop, |mut setup| {
+            if telemetry {
+                setup.agent += TELEMETRY;
+            }
+            setup
+        })
+    }
+}

@@ -1,0 +1,194 @@
+//! What telemetry costs: a packet, a job's bandwidth, the agent's thread.
+
+use super::figures::{summary, upper_bound};
+use super::{HOSTS, Suite};
+use crate::bench::lab::{Lab, Measured};
+use crate::bench::row::{Better, Case, Row, median};
+use crate::job::printed;
+use crate::process::Process;
+use crate::workspace;
+use anyhow::{Context, Result, bail, ensure};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The most that both programs may take of a packet, in nanoseconds.
+const PACKET_NS: f64 = 150.0;
+/// Messages of these bytes; many of the small ones in a run, few of the large.
+const SIZES: [(u64, usize); 2] = [(128 << 10, 100), (4 << 20, 8)];
+/// Rates of the links in bits per second, `None` unshaped, and the most that telemetry may take of busbw, in percent.
+const LINKS: [(Option<u64>, &str, f64); 2] =
+    [(None, "unshaped", 3.0), (Some(1_000_000_000), "1 Gbit/s", 1.0)];
+/// The most that the agent's telemetry thread may take of a core, in percent.
+const CORE: f64 = 2.0;
+/// How the kernel names that thread.
+const THREAD: &str = "telemetry";
+/// Messages a second over all flows.
+const MESSAGES: u32 = 1000;
+
+fn case(case: String, size: u64, ranks: usize) -> Case {
+    Case { suite: "telemetry", case, size, ranks, better: Better::Less, bar: 1.0 }
+}
+
+/// The programs run on one packet in the kernel: `cargo bench -p harmonaize-loader --bench packet`.
+pub(super) fn packet(_: &Suite) -> Result<Vec<Row>> {
+    let mut bench = workspace::cargo();
+    bench.args(["bench", "--quiet", "--package", "harmonaize-loader", "--bench", "packet"]);
+    let text = printed(&mut bench)?;
+    eprint!("{text}");
+    let found = packets(&text)?;
+    let row = |(name, both): (String, f64)| {
+        case(format!("{name}: ns a packet, both ways"), 0, 1).limit(&[both], PACKET_NS)
+    };
+    Ok(found.into_iter().map(row).collect())
+}
+
+/// Name and time of both directions, of those lines that have a bar.
+fn packets(text: &str) -> Result<Vec<(String, f64)>> {
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |word: &&str| word.parse::<f64>().ok();
+        let Some(at) = words.iter().position(|word| number(word).is_some()) else { continue };
+        let (name, figures) = words.split_at(at);
+        let figures: Vec<f64> = figures.iter().map_while(number).collect();
+        if let [_ingress, _egress, both, _itself, _bar] = figures.as_slice()
+            && name != ["other"]
+        {
+            found.push((name.join(" "), *both));
+        }
+    }
+    ensure!(!found.is_empty(), "no figures in: {text}");
+    Ok(found)
+}
+
+/// AllReduce on four hosts with telemetry on and off, in turn: the loss of busbw that it stays below with 95% confidence.
+pub(super) fn busbw(suite: &Suite) -> Result<Vec<Row>> {
+    let mut labs = [suite.lab(true)?, suite.lab(false)?];
+    let mut rows = Vec::new();
+    for (rate, link, limit) in LINKS {
+        for lab in &labs {
+            for host in lab.fabric().hosts() {
+                lab.fabric().set_rate(&host.name, rate)?;
+            }
+        }
+        let mut losses = SIZES.map(|_| Vec::new());
+        for pair in 0..suite.effort.pairs {
+            for ((bytes, operations), losses) in SIZES.iter().zip(&mut losses) {
+                let mut times = [0.0; 2];
+                // Each is first in turn.
+                for which in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
+                    let (Some(lab), Some(time)) = (labs.get_mut(which), times.get_mut(which)) else {
+                        continue;
+                    };
+                    *time = operation(lab, *bytes, *operations)?;
+                }
+                let [on, off] = times;
+                losses.push((1.0 - off / on) * 100.0);
+            }
+        }
+        for ((bytes, _), losses) in SIZES.iter().zip(&losses) {
+            eprintln!("busbw, {link}, {bytes} bytes: loss in percent {}", summary(losses));
+            let what = format!("allreduce f32, {link}: % of busbw lost, upper 95% bound of the median");
+            let case = case(what, *bytes, HOSTS);
+            rows.push(match upper_bound(losses) {
+                Some(bound) => {
+                    Row { runs: losses.len(), spread: spread(losses), ..case.limit(&[bound], limit) }
+                }
+                None => case.missing("limit", "a bound needs five pairs or more"),
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// Largest less smallest loss, as a share of the bandwidth.
+fn spread(losses: &[f64]) -> Option<f64> {
+    let (least, most) = losses.iter().fold((f64::MAX, f64::MIN), |(a, b), loss| (a.min(*loss), b.max(*loss)));
+    Some((most - least) / 100.0).filter(|spread| spread.is_finite() && *spread >= 0.0)
+}
+
+/// Microseconds of an AllReduce at the median of a run.
+fn operation(lab: &mut Lab, bytes: u64, operations: usize) -> Result<f64> {
+    let hosts: Vec<usize> = (0..HOSTS).collect();
+    let (bytes, operations) = (bytes.to_string(), operations.to_string());
+    let arguments = ["--bytes", &bytes, "--warmup", "3", "--iterations", &operations, "--in-place"];
+    let measured = lab.ours(&hosts, &arguments)?;
+    let [Measured { times_us, .. }] = measured.as_slice() else { bail!("one size, and not one figure") };
+    median(times_us).context("nothing was timed")
+}
+
+/// Many flows through a host: the share of a core that its agent's telemetry thread takes.
+pub(super) fn thread(suite: &Suite) -> Result<Vec<Row>> {
+    const LIMIT: Duration = Duration::from_secs(120);
+    let mut lab = suite.lab(true)?;
+    let flows = suite.effort.flows.to_string();
+    let seconds = suite.effort.seconds + 6;
+    let hosts = lab.fabric().hosts().to_vec();
+    let [from, to, ..] = hosts.as_slice() else { bail!("flows need two hosts") };
+    let address = to.addresses.first().context("a host without address")?;
+    let deadline = Instant::now() + LIMIT;
+    let mut receive = Command::new(lab.program("flows"));
+    receive.arg("receive").arg(format!("{address}:0")).args(["--flows", &flows]);
+    let log = lab.logs().join("flows-receive.log");
+    let mut receiver = Process::start("the flows' receiver", &mut receive, &to.namespace, &log)?;
+    let listens = receiver.line_by(deadline, |_| true)?;
+    let mut send = Command::new(lab.program("flows"));
+    send.args(["send", &listens, "--flows", &flows, "--per-second", &MESSAGES.to_string()]);
+    send.args(["--seconds", &seconds.to_string()]);
+    let log = lab.logs().join("flows-send.log");
+    let mut sender = Process::start("the flows' sender", &mut send, &from.namespace, &log)?;
+    sender.line_by(deadline, |line| line == "connected")?;
+    let agent = lab.deployment().agent(0)?.id();
+    let mut shares = Vec::new();
+    // What the flows' beginnings have left is worked off first.
+    std::thread::sleep(Duration::from_secs(3));
+    for _ in 0..suite.effort.seconds {
+        let (before, began) = (processor_time(agent)?, Instant::now());
+        std::thread::sleep(Duration::from_secs(1));
+        let used = processor_time(agent)?.saturating_sub(before);
+        shares.push(used.as_secs_f64() / began.elapsed().as_secs_f64() * 100.0);
+        lab.check()?;
+    }
+    sender.succeed_by(deadline)?;
+    receiver.succeed_by(deadline)?;
+    eprintln!("telemetry thread, {flows} flows: percent of a core {}", summary(&shares));
+    let what =
+        format!("the agent's telemetry thread, {flows} flows, {MESSAGES} messages a second: % of a core");
+    Ok(vec![case(what, 0, 1).limit(&shares, CORE)])
+}
+
+/// Processor time of the telemetry thread of a process.
+fn processor_time(process: u32) -> Result<Duration> {
+    let tasks = Path::new("/proc").join(process.to_string()).join("task");
+    for task in std::fs::read_dir(&tasks).with_context(|| format!("cannot read {}", tasks.display()))? {
+        let task = task?.path();
+        if std::fs::read_to_string(task.join("comm"))?.trim() == THREAD {
+            let text = std::fs::read_to_string(task.join("schedstat"))?;
+            let first = text.split_whitespace().next().context("an empty schedstat")?;
+            return Ok(Duration::from_nanos(first.parse()?));
+        }
+    }
+    bail!("process {process} has no thread named {THREAD}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_packets_are_read() {
+        let text = "ns a packet, medians of 15 interleaved rounds\n\
+                    packet         ingress  egress    both by itself   bar\n\
+                    TCP, IPv4           72      73     145        19   150 within\n\
+                    other               11      11      22        19   150 within\n";
+        assert_eq!(packets(text).unwrap(), [("TCP, IPv4".to_owned(), 145.0)]);
+        assert!(packets("nothing").is_err());
+    }
+
+    #[test]
+    fn the_spread_of_losses_is_a_share_of_the_bandwidth() {
+        assert_eq!(spread(&[-1.0, 2.0, 0.0]), Some(0.03));
+        assert_eq!(spread(&[]), None);
+    }
+}

@@ -1,0 +1,251 @@
+//! What the analysis finds in recorded traces: the lines that the program `replay` prints.
+
+use super::truth::{Agreement, Injection, Span, Truth, agree};
+use crate::job::printed;
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Why a rank holds the others up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// It starts late.
+    Compute,
+    /// Its bytes move late.
+    Network,
+}
+
+/// A finding. Times are nanoseconds of CLOCK_MONOTONIC.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "found")]
+pub enum Found {
+    /// The communication of an iteration of a foreign job.
+    Phase {
+        /// The job's number.
+        job: u64,
+        /// The iteration's.
+        iteration: u64,
+        /// When its first bytes passed.
+        began_ns: u64,
+        /// When its last did.
+        ended_ns: u64,
+    },
+    /// An own operation, over all ranks that were seen.
+    Operation {
+        /// The communicator's number.
+        communicator: u64,
+        /// The operation's.
+        operation: u64,
+        /// By rank: when it called and when it had the result.
+        ranks: Vec<(u32, u64, u64)>,
+    },
+    /// A rank that holds the others up, found or over.
+    Straggler {
+        /// Whether it is of a foreign job, else of an own communicator.
+        foreign: bool,
+        /// The host that it is on, where that is known; else its rank tells.
+        host: Option<IpAddr>,
+        /// The rank, of an own communicator.
+        rank: usize,
+        /// Why.
+        kind: Kind,
+        /// When it was found, or found to be over.
+        found_ns: u64,
+        /// By how much.
+        by_ns: u64,
+        /// Whether it is over.
+        over: bool,
+    },
+    /// A link's state, or its cause, has changed.
+    Congestion {
+        /// The host that tells it, by the number of its trace.
+        host: usize,
+        /// The interface's index there.
+        interface: u32,
+        /// Whether bytes leave there that are held up, else they come in.
+        leaving: bool,
+        /// Whether it is the link as a whole.
+        whole: bool,
+        /// none, mild, severe.
+        state: String,
+        /// unknown, own, others.
+        cause: String,
+        /// When it was found.
+        found_ns: u64,
+    },
+}
+
+/// Replays traces, of one host or several, from one time to another.
+pub fn replay(program: &Path, traces: &[PathBuf], window: Span) -> Result<Vec<Found>> {
+    let mut command = Command::new(program);
+    command.args(["--from-ns", &window.began_ns.to_string(), "--to-ns", &window.ended_ns.to_string()]);
+    let text = printed(command.args(traces))?;
+    let lines = text.lines().filter(|line| line.starts_with('{'));
+    lines.map(|line| serde_json::from_str(line).with_context(|| format!("a strange line: {line}"))).collect()
+}
+
+/// The phases of the job that has most of them, by their time.
+pub fn phases(found: &[Found]) -> Vec<Span> {
+    let mut jobs = std::collections::BTreeMap::<u64, Vec<Span>>::new();
+    for one in found {
+        if let Found::Phase { job, began_ns, ended_ns, .. } = one {
+            let span = Span { began_ns: *began_ns, ended_ns: *ended_ns };
+            jobs.entry(*job).or_default().push(span);
+        }
+    }
+    let mut phases = jobs.into_values().max_by_key(Vec::len).unwrap_or_default();
+    phases.sort_by_key(|span| span.began_ns);
+    phases
+}
+
+/// Holds what was found against the log from an iteration on.
+pub fn held(truth: &Truth, found: &[Span], from: usize) -> Agreement {
+    let logged = truth.phases();
+    let logged = logged.get(from..).unwrap_or_default();
+    let earliest = logged.first().map_or(0, |span| span.began_ns);
+    let found: Vec<Span> = found.iter().copied().filter(|span| span.ended_ns > earliest).collect();
+    agree(logged, &found)
+}
+
+/// Found period over logged period, less 1, in percent, over the same iterations.
+pub fn period_error(truth: &Truth, found: &[Span], from: usize) -> Option<f64> {
+    let logged = truth.phases();
+    let (first, last) = (logged.get(from)?, logged.last()?);
+    let near = |span: &Span| found.iter().min_by_key(|other| other.began_ns.abs_diff(span.began_ns));
+    let (found_first, found_last) = (near(first)?, near(last)?);
+    let logged = last.began_ns.checked_sub(first.began_ns).filter(|length| *length > 0)?;
+    let found = found_last.began_ns.checked_sub(found_first.began_ns)?;
+    Some((found as f64 / logged as f64 - 1.0) * 100.0)
+}
+
+/// What is wrong with the verdicts on a training's ranks; nothing if they are right, and each in time.
+pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
+    let phases = truth.phases();
+    let found: Vec<Verdict> = found.iter().filter_map(|one| Verdict::of(truth, one)).collect();
+    let mut wrong = Vec::new();
+    let mut expected = Vec::new();
+    for injection in &truth.injections {
+        let (rank, kind, from) = match *injection {
+            Injection::Compute { rank, from, .. } => (rank, Kind::Compute, from),
+            Injection::Network { rank, from, .. } => (rank, Kind::Network, from),
+        };
+        expected.push((rank, kind));
+        // In time: before the iteration after the last that it may take communicates.
+        let last = phases.get(from + within).or(phases.last());
+        let deadline = last.map_or(u64::MAX, |span| span.began_ns);
+        match found.iter().find(|one| (one.rank, one.kind) == (Some(rank), kind)) {
+            None => wrong.push(format!("{kind:?} at rank {rank} was not found")),
+            Some(one) if one.found_ns > deadline => {
+                let late = (one.found_ns - deadline) as f64 / 1e6;
+                wrong.push(format!(
+                    "{kind:?} at rank {rank} was found {late:.1} ms after {within} iterations"
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    for one in found {
+        if !one.rank.is_some_and(|rank| expected.contains(&(rank, one.kind))) {
+            let iteration = phases.iter().filter(|span| span.began_ns <= one.found_ns).count();
+            let (kind, rank, by) = (one.kind, one.rank, one.by_ns as f64 / 1e6);
+            wrong.push(format!(
+                "{kind:?} at rank {rank:?} by {by:.1} ms in iteration {iteration} is a false alarm"
+            ));
+        }
+    }
+    wrong
+}
+
+/// A rank that was said to hold the others up.
+#[derive(Debug, Clone, Copy)]
+struct Verdict {
+    rank: Option<usize>,
+    kind: Kind,
+    found_ns: u64,
+    by_ns: u64,
+}
+
+impl Verdict {
+    fn of(truth: &Truth, found: &Found) -> Option<Self> {
+        let Found::Straggler { host, rank, kind, found_ns, by_ns, over: false, .. } = *found else {
+            return None;
+        };
+        let placed = |host| truth.places.iter().position(|place| IpAddr::V4(place.address) == host);
+        Some(Self { rank: host.map_or(Some(rank), placed), kind, found_ns, by_ns })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::truth::{Iteration, Library, Place};
+    use super::*;
+
+    fn truth(injections: Vec<Injection>) -> Truth {
+        let iteration = |number: u64| Iteration {
+            began_ns: number * 100,
+            called_ns: number * 100 + 40,
+            done_ns: number * 100 + 80,
+        };
+        let log: Vec<Iteration> = (0..10).map(iteration).collect();
+        Truth {
+            library: Library::Gloo,
+            places: [1, 2]
+                .map(|last| Place { host: format!("h{last}"), address: [10, 0, 0, last].into() })
+                .to_vec(),
+            bits_per_second: 1,
+            buckets: 1,
+            bucket_bytes: 4,
+            injections,
+            ranks: vec![log.clone(), log],
+        }
+    }
+
+    fn straggler(last: u8, kind: Kind, found_ns: u64) -> Found {
+        let host = IpAddr::from([10, 0, 0, last]);
+        Found::Straggler { foreign: true, host: Some(host), rank: 9, kind, found_ns, by_ns: 5, over: false }
+    }
+
+    #[test]
+    fn a_verdict_must_name_rank_and_kind_in_time() {
+        let truth = truth(vec![Injection::Compute { rank: 1, from: 4, by_ns: 9 }]);
+        assert_eq!(wrong(&truth, &[straggler(2, Kind::Compute, 680)], 3), Vec::<String>::new());
+        assert_eq!(wrong(&truth, &[straggler(2, Kind::Compute, 741)], 3).len(), 1);
+        assert_eq!(wrong(&truth, &[], 3).len(), 1);
+        assert_eq!(wrong(&truth, &[straggler(1, Kind::Compute, 680)], 3).len(), 2);
+        assert_eq!(wrong(&truth, &[straggler(2, Kind::Network, 680)], 3).len(), 2);
+    }
+
+    #[test]
+    fn the_largest_job_is_held_against_the_log() {
+        let truth = truth(Vec::new());
+        let phase = |job: u64, iteration: u64, off: u64| Found::Phase {
+            job,
+            iteration,
+            began_ns: iteration * 100 + 40 + off,
+            ended_ns: iteration * 100 + 80,
+        };
+        let mut found: Vec<Found> = (0..10).map(|iteration| phase(7, iteration, 1)).collect();
+        found.push(phase(8, 3, 0));
+        let spans = phases(&found);
+        let agreement = held(&truth, &spans, 2);
+        assert_eq!((agreement.logged, agreement.matched, agreement.extra), (8, 8, 0));
+        assert_eq!(period_error(&truth, &spans, 2), Some(0.0));
+        assert_eq!(period_error(&truth, &[], 2), None);
+    }
+
+    #[test]
+    fn lines_of_the_program_are_read() {
+        let lines = [
+            r#"{"found":"phase","job":1,"iteration":2,"began_ns":3,"ended_ns":4}"#,
+            r#"{"found":"operation","communicator":1,"operation":2,"ranks":[[0,1,2]]}"#,
+            r#"{"found":"straggler","foreign":true,"host":"10.0.0.2","rank":1,"kind":"network","found_ns":1,"by_ns":2,"over":false}"#,
+            r#"{"found":"congestion","host":0,"interface":2,"leaving":true,"whole":true,"state":"mild","cause":"own","found_ns":9}"#,
+        ];
+        for line in lines {
+            serde_json::from_str::<Found>(line).unwrap();
+        }
+    }
+}
