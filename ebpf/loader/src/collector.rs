@@ -28,6 +28,11 @@ pub trait Collector: Send {
     /// What was found of the kernel.
     fn kernel(&self) -> &Kernel;
 
+    /// What was asked for and could not be had, each with the reason.
+    fn missing(&self) -> &[String] {
+        &[]
+    }
+
     /// Begins to watch an interface, and returns its index.
     ///
     /// # Errors
@@ -107,6 +112,10 @@ impl Collector for Programs {
         Programs::kernel(self)
     }
 
+    fn missing(&self) -> &[String] {
+        Programs::missing(self)
+    }
+
     fn attach(&mut self, name: &str) -> Result<u32, Error> {
         Programs::attach(self, name)
     }
@@ -137,8 +146,7 @@ impl Collector for Programs {
     }
 
     fn read_endpoints(&mut self, into: &mut Endpoints) -> Result<(), Error> {
-        into.clear();
-        Ok(())
+        Programs::read_endpoints(self, into)
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

@@ -1,6 +1,7 @@
 //! The loaded programs with their tables.
 
 use crate::attachment::Attachment;
+use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::read::{Buffers, Counters, Flows};
@@ -8,9 +9,10 @@ use crate::sys;
 use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues, RingBuf};
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
+use harmonaize_core_c::Tracing;
 use harmonaize_events::{
     Direction, Event, FlowKey, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Ipv4Key, Ipv4RoceKey,
-    Losses, Protocol, RoceCounters, TcpFlow,
+    Losses, Protocol, QueuePair, QueuePairKey, RoceCounters, Socket, SocketKey, TcpFlow,
 };
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -45,6 +47,9 @@ pub struct Options {
     pub run_time: bool,
     /// Attach by the clsact queueing discipline even where tcx is there.
     pub clsact: bool,
+    /// Also follow what the kernel itself knows of the flows' ends, sockets and queue pairs. Where that cannot be had, the rest
+    /// goes on without: [`Programs::missing`] says why.
+    pub endpoints: Option<harmonaize_core_c::Options>,
     /// Other programs than those of this crate, for tests.
     pub object: Option<Cow<'static, [u8]>>,
 }
@@ -58,6 +63,7 @@ impl Default for Options {
             ring: 1 << 20,
             run_time: false,
             clsact: false,
+            endpoints: None,
             object: None,
         }
     }
@@ -66,7 +72,7 @@ impl Default for Options {
 /// What the programs cost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cost {
-    /// Each program, ingress first.
+    /// Each program: ingress, egress, and those that follow the flows' ends.
     pub programs: Vec<ProgramCost>,
     /// Whether the kernel takes the time of runs.
     pub timed: bool,
@@ -76,7 +82,7 @@ pub struct Cost {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramCost {
     /// Its name.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// How often it ran while runs were timed.
     pub runs: u64,
     /// How long all of them took.
@@ -100,6 +106,10 @@ pub struct Programs {
     roce6: Buffers<FlowKey, RoceCounters>,
     removed: u64,
     evicted: u64,
+    tracing: Option<Tracing>,
+    sockets: Buffers<SocketKey, Socket>,
+    queue_pairs: Buffers<QueuePairKey, QueuePair>,
+    missing: Vec<String>,
     /// While it is open, the kernel takes times.
     run_time: Option<OwnedFd>,
 }
@@ -146,6 +156,12 @@ impl Programs {
         }
         let run_time = options.run_time.then(|| aya::sys::enable_stats(aya::sys::Stats::RunTime));
         let run_time = run_time.transpose().map_err(|error| Error::call(error.call, error.io_error))?;
+        let mut missing = Vec::new();
+        let tracing = options.endpoints.as_ref().and_then(|options| {
+            let opened = Tracing::open(options).inspect_err(|error| missing.push(error.to_string()));
+            opened.ok()
+        });
+        missing.extend(tracing.iter().flat_map(|tracing| tracing.missing().iter().map(ToString::to_string)));
         Ok(Self {
             interfaces: table(&mut ebpf, "INTERFACES")?,
             losses: table(&mut ebpf, "LOSSES")?,
@@ -160,8 +176,41 @@ impl Programs {
             roce6: Buffers::default(),
             removed: 0,
             evicted: 0,
+            tracing,
+            sockets: Buffers::default(),
+            queue_pairs: Buffers::default(),
+            missing,
             run_time,
         })
+    }
+
+    /// What was asked for and could not be had, each with the reason.
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// The programs that read the kernel's own structures, if they were asked for and could be had.
+    pub fn tracing(&self) -> Option<&Tracing> {
+        self.tracing.as_ref()
+    }
+
+    /// Reads what the kernel itself knows of the flows' ends into `into`; nothing where that is not followed.
+    ///
+    /// # Errors
+    /// A call on a table fails.
+    pub fn read_endpoints(&mut self, into: &mut Endpoints) -> Result<(), Error> {
+        into.clear();
+        let Some(tracing) = &self.tracing else { return Ok(()) };
+        let odd = |error: harmonaize_core_c::Error| Error::object(error.to_string());
+        let (sockets, queue_pairs) = (tracing.sockets().map_err(odd)?, tracing.queue_pairs().map_err(odd)?);
+        self.sockets.each(sockets, "SOCKETS", |key, socket| {
+            into.sockets.insert(key, socket);
+        })?;
+        self.queue_pairs.each(queue_pairs, "QUEUE_PAIRS", |key, pair| {
+            into.queue_pairs.insert(key, pair);
+        })?;
+        into.losses = sum(tracing.losses().map_err(odd)?.iter().map(Vec::as_slice));
+        Ok(())
     }
 
     /// What was found of the kernel.
@@ -265,11 +314,17 @@ impl Programs {
             let info = self.program(name)?.info();
             let info = info.map_err(|error| Error::object(format!("{name}: {error}")))?;
             programs.push(ProgramCost {
-                name,
+                name: name.into(),
                 runs: info.run_count(),
                 time: info.run_time(),
                 verified: info.verified_instruction_count(),
             });
+        }
+        for (name, program) in self.tracing.iter().flat_map(Tracing::programs) {
+            let ran = sys::program_ran(program)
+                .map_err(|error| Error::call(format!("asking about {name}"), error))?;
+            let sys::RanProgram { runs, time, verified } = ran;
+            programs.push(ProgramCost { name: name.into(), runs, time, verified });
         }
         Ok(Cost { programs, timed: self.run_time.is_some() })
     }

@@ -44,15 +44,28 @@ impl<K, V> Default for Buffers<K, V> {
 
 impl<K, V> Buffers<K, V>
 where
-    K: FromBytes + IntoBytes + Immutable + KnownLayout + Copy + Into<FlowKey>,
+    K: FromBytes + IntoBytes + Immutable + KnownLayout + Copy,
     V: FromBytes + IntoBytes + Immutable + KnownLayout + Copy,
 {
-    /// Appends all entries of a table.
+    /// Appends all entries of a table of flows.
     pub(crate) fn read(
         &mut self,
         map: BorrowedFd<'_>,
         table: &str,
         into: &mut Vec<(FlowKey, V)>,
+    ) -> Result<(), Error>
+    where
+        K: Into<FlowKey>,
+    {
+        self.each(map, table, |key, value| into.push((key.into(), value)))
+    }
+
+    /// Hands over all entries of a table.
+    pub(crate) fn each(
+        &mut self,
+        map: BorrowedFd<'_>,
+        table: &str,
+        mut with: impl FnMut(K, V),
     ) -> Result<(), Error> {
         if self.keys.is_empty() {
             self.grow(BATCH);
@@ -67,8 +80,8 @@ where
                 }
                 Err(error) => return Err(Error::call(format!("reading the table {table}"), error)),
             };
-            let entries = self.keys.iter().map(|key| (*key).into()).zip(self.values.iter().copied());
-            into.extend(entries.take(read.count));
+            let entries = self.keys.iter().copied().zip(self.values.iter().copied());
+            entries.take(read.count).for_each(|(key, value)| with(key, value));
             if read.done {
                 return Ok(());
             }

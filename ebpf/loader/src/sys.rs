@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const PROGRAM_TEST_RUN: libc::c_long = 10;
@@ -172,4 +173,44 @@ pub(crate) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+const OBJECT_INFO: libc::c_long = 15;
+/// Bytes of `struct bpf_prog_info` up to what is read, and where in it the fields lie.
+const INFO: usize = 224;
+const RUN_TIME_AT: usize = 192;
+const RUN_COUNT_AT: usize = 200;
+const VERIFIED_AT: usize = 216;
+
+/// `info` in `union bpf_attr`.
+#[repr(C)]
+struct Info {
+    object: u32,
+    length: u32,
+    info: u64,
+}
+
+/// What the kernel says of a program's runs.
+pub(crate) struct RanProgram {
+    pub(crate) runs: u64,
+    pub(crate) time: Duration,
+    /// Instructions that the verifier went through; none where the kernel does not tell.
+    pub(crate) verified: Option<u32>,
+}
+
+/// How often a program ran while runs were timed, and for how long.
+pub(crate) fn program_ran(program: BorrowedFd<'_>) -> io::Result<RanProgram> {
+    let mut bytes = [0u8; INFO];
+    let mut info = Info {
+        object: u32::try_from(program.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        length: INFO as u32,
+        info: bytes.as_mut_ptr() as u64,
+    };
+    bpf(OBJECT_INFO, &mut info)?;
+    let at = |at: usize| {
+        let word = bytes.get(at..at + 8).and_then(|word| word.first_chunk());
+        word.map_or(0, |word| u64::from_ne_bytes(*word))
+    };
+    let verified = u32::try_from(at(VERIFIED_AT) & u64::from(u32::MAX)).ok().filter(|count| *count != 0);
+    Ok(RanProgram { runs: at(RUN_COUNT_AT), time: Duration::from_nanos(at(RUN_TIME_AT)), verified })
 }

@@ -9,7 +9,7 @@ use aya::programs::tc::{
 use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
 use harmonaize_events::{EventKind, FlowKey, TcpFlow};
-use harmonaize_loader::{Change, Flows, Hook, Options, Programs};
+use harmonaize_loader::{Change, EndpointOptions, Endpoints, Flows, Hook, Options, Programs};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -328,8 +328,8 @@ impl Loss {
 
 #[test]
 fn retransmissions_equal_the_kernels() {
-    let Some(mut collector) = collector(Options::default()) else { return };
     let Some(cable) = Cable::lay(Some(1)) else { return };
+    let Some(mut collector) = collector(with_endpoints(&cable.near)) else { return };
     attach(&mut collector, &cable.near);
     let _loss = Loss::at(&cable.far, 0.02);
     for address in [FAR, "fd09::2"] {
@@ -343,6 +343,16 @@ fn retransmissions_equal_the_kernels() {
         });
         eprintln!("{address}: {} retransmissions", seen.0);
         assert!(seen.0 > 10, "2% of some 5,500 packets are lost: {seen:?}");
+        if collector.tracing().is_some_and(|tracing| tracing.tcp().is_some()) {
+            let mut endpoints = Endpoints::default();
+            collector.read_endpoints(&mut endpoints).unwrap();
+            let socket = endpoints.socket(&connection.flow(&mut collector).0).copied().unwrap();
+            assert_eq!(
+                u64::from(socket.retransmissions),
+                seen.0,
+                "the last segment is the answer: {socket:?}"
+            );
+        }
         let flow = connection.flow(&mut collector).1;
         assert_eq!((flow.egress.jumps, flow.ingress.retransmissions), (0, 0));
         let mut told = Vec::new();
@@ -421,4 +431,65 @@ fn filters_of_others_stay() {
     cable.near.enter(|| collector.detach("wire")).unwrap().unwrap();
     assert_eq!((filters(&cable, "count_", "ingress"), filters(&cable, "lose", "ingress")), (0, 1));
     cable.near.enter(|| drop(theirs)).unwrap();
+}
+
+/// Follows the sockets of one namespace, at every segment.
+fn with_endpoints(side: &Namespace) -> Options {
+    let own = side.enter(harmonaize_loader::own_namespace).unwrap().unwrap();
+    let endpoints =
+        EndpointOptions { interval: Duration::ZERO, namespaces: vec![own], ..EndpointOptions::default() };
+    Options { endpoints: Some(endpoints), ..Options::default() }
+}
+
+/// The smoothed round trip from packets, by the kernel's own rule (RFC 6298: an eighth of each sample), is the kernel's; so are
+/// the shortest, and what is known of the connection. The kernel samples a segment before it has taken it in.
+#[test]
+fn round_trips_are_the_kernels() {
+    let Some(cable) = Cable::lay(Some(1)) else { return };
+    let Some(mut collector) = collector(with_endpoints(&cable.near)) else { return };
+    if collector.tracing().and_then(|tracing| tracing.tcp()).is_none() {
+        eprintln!("SKIPPED: this kernel does not show its sockets: {:?}", collector.missing());
+        return;
+    }
+    attach(&mut collector, &cable.near);
+    for address in [FAR, "fd09::2"] {
+        let mut connection = Connection::open(&cable.near, &cable.far, address);
+        let mut smoothed = Vec::new();
+        let mut taken = 0;
+        for _ in 0..40 {
+            connection.sender.write_all(b"?").unwrap();
+            connection.receiver.read_exact(&mut [0]).unwrap();
+            // What the path would take; the acknowledgement goes with the answer once both sides have seen a few.
+            std::thread::sleep(Duration::from_millis(20));
+            connection.receiver.write_all(b"!").unwrap();
+            connection.sender.read_exact(&mut [0]).unwrap();
+            let trips = connection.flow(&mut collector).1.egress.round_trips;
+            for _ in taken..trips.count {
+                let last = trips.last_ns as f64;
+                smoothed.push(smoothed.last().map_or(last, |before: &f64| before + (last - before) / 8.0));
+            }
+            taken = trips.count;
+        }
+        let (key, flow) = connection.flow(&mut collector);
+        let mut endpoints = Endpoints::default();
+        collector.read_endpoints(&mut endpoints).unwrap();
+        let socket = *endpoints.socket(&key).unwrap();
+        let kernels = socket.smoothed_ns as f64;
+        let near = smoothed.iter().rev().take(2).map(|own| (own - kernels).abs() / kernels);
+        let off = near.fold(f64::INFINITY, f64::min);
+        eprintln!("{address}: the kernel's {kernels} ns, from packets {:?}", smoothed.last());
+        assert!(off < 0.1, "the kernel's {kernels} ns, from packets {smoothed:?}");
+        let least = flow.egress.round_trips.least_ns;
+        // A packet crosses the interface after it has left the socket, and before it comes in there.
+        assert!(least <= socket.least_ns + 2000, "{least} {socket:?}");
+        // The last answer was not taken in yet; SYN counts as a byte.
+        assert!((40..=41).contains(&socket.acknowledged) && socket.received == 39, "{socket:?}");
+        assert_eq!((socket.retransmissions, socket.state, socket.user), (0, 1, 0));
+        assert!(socket.congestion_window > 0 && socket.samples > 40);
+    }
+    // The other ends are in a namespace that was not asked for.
+    let mut endpoints = Endpoints::default();
+    collector.read_endpoints(&mut endpoints).unwrap();
+    assert_eq!(endpoints.sockets.len(), 2, "{endpoints:?}");
+    assert_eq!((endpoints.losses.sockets, endpoints.losses.sockets_unplaced), (2, 0));
 }

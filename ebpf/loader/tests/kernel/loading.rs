@@ -17,7 +17,7 @@ fn the_verifier_stays_within_the_budget() {
     let budget: Table =
         std::fs::read_to_string(crate::support::committed("budget.toml")).unwrap().parse().unwrap();
     for program in collector.cost().unwrap().programs {
-        let most = budget["verified"][program.name].as_integer().unwrap();
+        let most = budget["verified"][&*program.name].as_integer().unwrap();
         match program.verified {
             Some(verified) => {
                 eprintln!("{}: {verified} of {most} instructions", program.name);
@@ -46,7 +46,7 @@ fn runs_are_timed_if_asked_for() {
     let cost = collector.cost().unwrap();
     assert!(cost.timed);
     let [ingress, egress] = &cost.programs[..] else { panic!("two programs: {cost:?}") };
-    assert_eq!((ingress.name, egress.name), ("count_ingress", "count_egress"));
+    assert_eq!((&*ingress.name, &*egress.name), ("count_ingress", "count_egress"));
     assert_eq!((ingress.runs, ingress.time.is_zero()), (0, true));
     assert_eq!(egress.runs % 1000, 0, "runs of trials are timed by some kernels: {cost:?}");
 }
