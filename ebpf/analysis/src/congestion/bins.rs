@@ -1,0 +1,171 @@
+//! What crossed a link lately, by the millisecond.
+
+/// The length of a bin.
+pub(super) const BIN_NS: u64 = 1_000_000;
+/// How many are kept.
+pub(super) const BINS: usize = 64;
+
+/// A millisecond.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Bin {
+    /// Bytes of own communicators.
+    pub(super) own: u64,
+    /// Bytes of other flows.
+    pub(super) other: u64,
+    /// Bytes of everything, by the interface's totals.
+    pub(super) total: u64,
+    /// Packets of flows.
+    pub(super) packets: u64,
+    /// Of those, marked; and notifications.
+    pub(super) marks: u64,
+    /// Packets lost, or sent again.
+    pub(super) lost: u64,
+    /// The least round trip that was measured now.
+    pub(super) trip: Option<u64>,
+    /// The least time beyond rest that what was sent now took.
+    pub(super) queue: Option<u64>,
+}
+
+impl Bin {
+    /// Bytes that were seen, one way or another.
+    pub(super) fn seen(&self) -> u64 {
+        (self.own + self.other).max(self.total)
+    }
+}
+
+/// A ring of bins that ends at the latest time it has heard of.
+#[derive(Debug, Clone)]
+pub(super) struct Bins {
+    bins: Box<[Bin; BINS]>,
+    /// The number of the latest bin; bin `n` begins at `n * BIN_NS`.
+    latest: u64,
+}
+
+impl Bins {
+    pub(super) fn new(now_ns: u64) -> Self {
+        Self { bins: Box::new([Bin::default(); BINS]), latest: now_ns / BIN_NS }
+    }
+
+    /// The number of the latest bin.
+    pub(super) fn latest(&self) -> u64 {
+        self.latest
+    }
+
+    fn slot(number: u64) -> usize {
+        usize::try_from(number % BINS as u64).unwrap_or_default()
+    }
+
+    /// Moves the end to a time; what is older than the ring is forgotten.
+    pub(super) fn advance(&mut self, now_ns: u64) {
+        let number = now_ns / BIN_NS;
+        if number <= self.latest {
+            return;
+        }
+        let first = number.saturating_sub(BINS as u64 - 1).max(self.latest + 1);
+        for number in first..=number {
+            if let Some(bin) = self.bins.get_mut(Self::slot(number)) {
+                *bin = Bin::default();
+            }
+        }
+        self.latest = number;
+    }
+
+    /// The bin of a time; none where that is too long ago.
+    pub(super) fn at(&mut self, time_ns: u64) -> Option<&mut Bin> {
+        self.advance(time_ns);
+        let number = time_ns / BIN_NS;
+        if self.latest - number >= BINS as u64 {
+            return None;
+        }
+        self.bins.get_mut(Self::slot(number))
+    }
+
+    /// A bin by its number; none where that is too long ago, or yet to come.
+    pub(super) fn number(&self, number: u64) -> Option<&Bin> {
+        let age = self.latest.checked_sub(number)?;
+        if age >= BINS as u64 { None } else { self.bins.get(Self::slot(number)) }
+    }
+
+    /// The `length` bins up to and with a number, newest first; those that are not there any more left out.
+    pub(super) fn before(&self, number: u64, length: u64) -> impl Iterator<Item = (u64, &Bin)> {
+        let first = (number + 1).saturating_sub(length);
+        (first..=number).rev().filter_map(|number| Some((number, self.number(number)?)))
+    }
+
+    /// Adds amounts evenly over a span of time, in the bins that are kept.
+    pub(super) fn spread(
+        &mut self,
+        from_ns: u64,
+        to_ns: u64,
+        amount: u64,
+        mut add: impl FnMut(&mut Bin, u64),
+    ) {
+        self.advance(to_ns);
+        let last = to_ns / BIN_NS;
+        let oldest = self.latest.saturating_sub(BINS as u64 - 1);
+        let first = (from_ns.min(to_ns) / BIN_NS).max(oldest);
+        if first == last || last < first {
+            if let Some(bin) = self.at(to_ns) {
+                add(bin, amount);
+            }
+            return;
+        }
+        let length = u128::from((to_ns - from_ns.min(to_ns)).max(1));
+        let mut given = 0;
+        for number in first..=last {
+            let end_ns = ((number + 1) * BIN_NS).min(to_ns);
+            let upto = u128::from(end_ns.saturating_sub(from_ns)) * u128::from(amount) / length;
+            let upto = u64::try_from(upto).unwrap_or(amount).min(amount);
+            // What lies before the ring's beginning is gone, not in its first bin.
+            let before = if number == first {
+                let begin_ns = (number * BIN_NS).max(from_ns);
+                u64::try_from(u128::from(begin_ns - from_ns) * u128::from(amount) / length).unwrap_or(0)
+            } else {
+                given
+            };
+            if let Some(bin) = self.bins.get_mut(Self::slot(number)) {
+                add(bin, upto.saturating_sub(before));
+            }
+            given = upto;
+        }
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.bins.fill(Bin::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(bins: &Bins, number: u64) -> u64 {
+        bins.number(number).map_or(u64::MAX, |bin| bin.own)
+    }
+
+    #[test]
+    fn bytes_are_spread_over_their_time() {
+        let mut bins = Bins::new(0);
+        bins.spread(500_000, 2_500_000, 2000, |bin, bytes| bin.own += bytes);
+        assert_eq!([0, 1, 2].map(|number| own(&bins, number)), [500, 1000, 500]);
+        bins.spread(2_600_000, 2_700_000, 7, |bin, bytes| bin.own += bytes);
+        assert_eq!(own(&bins, 2), 507);
+        assert_eq!(own(&bins, 3), u64::MAX, "yet to come");
+        bins.spread(0, 100 * BIN_NS, 1000, |bin, bytes| bin.own += bytes);
+        let kept: u64 = bins.before(100, 64).map(|(_, bin)| bin.own).sum();
+        assert_eq!(kept, 630, "what is older than the ring is gone");
+        assert!(bins.at(3).is_none());
+        bins.advance(1000 * BIN_NS);
+        assert_eq!(bins.before(1000, 64).map(|(_, bin)| bin.own).sum::<u64>(), 0);
+    }
+
+    #[test]
+    fn hostile_times_do_no_harm() {
+        let mut bins = Bins::new(5);
+        bins.spread(u64::MAX - 1, 7, u64::MAX, |bin, bytes| bin.own = bin.own.saturating_add(bytes));
+        bins.spread(0, u64::MAX, u64::MAX, |bin, bytes| bin.own = bin.own.saturating_add(bytes));
+        bins.advance(u64::MAX);
+        assert!(bins.at(0).is_none());
+    }
+}

@@ -1,0 +1,164 @@
+//! Hysteresis: when a pressure becomes a state, and when it is one no longer.
+
+use super::{Limits, State};
+
+/// The pressure at which a link becomes mildly congested; below [`MILD_LEFT`] it is so no longer.
+pub(super) const MILD: f64 = 1.0;
+const MILD_LEFT: f64 = 0.6;
+const SEVERE: f64 = 2.0;
+const SEVERE_LEFT: f64 = 1.4;
+
+/// Re-entries sooner than so many times the hold after leaving double it; calm as long halves it.
+const CALM: u64 = 16;
+
+/// A state with its dwell times.
+#[derive(Debug, Clone)]
+pub(super) struct Level {
+    pub(super) state: State,
+    /// When what led to the state began.
+    pub(super) since_ns: u64,
+    mild: Option<Rise>,
+    severe: Option<Rise>,
+    /// Since when the pressure is below what the state needs.
+    below_ns: Option<u64>,
+    /// How long it must stay there.
+    hold_ns: u64,
+    left_ns: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rise {
+    since_ns: u64,
+    evidence: u64,
+}
+
+impl Level {
+    pub(super) fn new(limits: &Limits) -> Self {
+        let hold_ns = limits.hold_ns;
+        Self {
+            state: State::None,
+            since_ns: 0,
+            mild: None,
+            severe: None,
+            below_ns: None,
+            hold_ns,
+            left_ns: None,
+        }
+    }
+
+    /// Takes the pressure at a time; `evidence` counts what has spoken for congestion so far. Whether the state has changed.
+    pub(super) fn step(&mut self, now_ns: u64, pressure: f64, evidence: u64, limits: &Limits) -> bool {
+        let rise = |rising: &mut Option<Rise>, threshold: f64| {
+            if pressure < threshold {
+                *rising = None;
+                return None;
+            }
+            let rise = *rising.get_or_insert(Rise { since_ns: now_ns, evidence });
+            let stayed = now_ns.saturating_sub(rise.since_ns) >= limits.dwell_ns;
+            (stayed && evidence.saturating_sub(rise.evidence) + 1 >= limits.evidence).then_some(rise.since_ns)
+        };
+        let mild = rise(&mut self.mild, MILD);
+        let severe = rise(&mut self.severe, SEVERE);
+        let reached = match (severe, mild) {
+            (Some(since_ns), _) => Some((State::Severe, since_ns)),
+            (None, Some(since_ns)) => Some((State::Mild, since_ns)),
+            (None, None) => None,
+        };
+        if let Some((state, since_ns)) = reached.filter(|(state, _)| *state > self.state) {
+            self.enter(now_ns, limits);
+            (self.state, self.since_ns) = (state, since_ns);
+            self.below_ns = None;
+            return true;
+        }
+        self.leave(now_ns, pressure, limits)
+    }
+
+    /// Whether nothing is under way, so that a step with no pressure would change nothing.
+    pub(super) fn rests(&self) -> bool {
+        self.state == State::None && self.mild.is_none()
+    }
+
+    /// What comes back soon after it went is kept longer the next time, so that a load that hugs a threshold does not flap.
+    fn enter(&mut self, now_ns: u64, limits: &Limits) {
+        let Some(left_ns) = self.left_ns else { return };
+        let calm = now_ns.saturating_sub(left_ns);
+        let soon = (CALM * self.hold_ns).max(limits.calm_ns);
+        if calm < soon {
+            self.hold_ns = (2 * self.hold_ns).min(limits.longest_hold_ns);
+        } else {
+            let halvings = (calm / soon).min(63) as u32;
+            self.hold_ns = (self.hold_ns >> halvings).max(limits.hold_ns);
+        }
+    }
+
+    fn leave(&mut self, now_ns: u64, pressure: f64, limits: &Limits) -> bool {
+        let needed = match self.state {
+            State::None => return false,
+            State::Mild => MILD_LEFT,
+            State::Severe => SEVERE_LEFT,
+        };
+        if pressure >= needed {
+            self.below_ns = None;
+            return false;
+        }
+        let below_ns = *self.below_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(below_ns) < self.hold_ns.max(limits.hold_ns) {
+            return false;
+        }
+        self.state = if pressure < MILD_LEFT { State::None } else { State::Mild };
+        (self.since_ns, self.below_ns, self.left_ns) = (below_ns, None, Some(now_ns));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn run(level: &mut Level, from_ms: u64, to_ms: u64, pressure: f64) -> Vec<(u64, State)> {
+        let limits = Limits::default();
+        let step = |now: u64, level: &mut Level| level.step(now * MS, pressure, now, &limits);
+        (from_ms..to_ms).filter_map(|now| step(now, level).then_some((now, level.state))).collect()
+    }
+
+    #[test]
+    fn it_needs_time_to_enter_and_to_leave() {
+        let limits = Limits::default();
+        let dwell = limits.dwell_ns / MS;
+        let hold = limits.hold_ns / MS;
+        let mut level = Level::new(&limits);
+        assert_eq!(run(&mut level, 0, 100, 0.99), []);
+        assert_eq!(run(&mut level, 100, 101, 5.0), []);
+        assert_eq!(run(&mut level, 101, 200, 0.0), [], "one reading is not enough");
+        assert_eq!(run(&mut level, 200, 300, 1.2), [(200 + dwell, State::Mild)]);
+        assert_eq!(level.since_ns, 200 * MS);
+        assert_eq!(run(&mut level, 300, 400, 2.5), [(300 + dwell, State::Severe)]);
+        assert_eq!(run(&mut level, 400, 500, 1.0), [(400 + hold, State::Mild)]);
+        assert_eq!(run(&mut level, 500, 600, 0.7), [], "between the thresholds nothing changes");
+        assert_eq!(run(&mut level, 600, 700, 0.1), [(600 + hold, State::None)]);
+        assert_eq!(level.since_ns, 600 * MS);
+    }
+
+    #[test]
+    fn evidence_must_grow() {
+        let limits = Limits::default();
+        let mut level = Level::new(&limits);
+        assert!((0..50).all(|now| !level.step(now * MS, 3.0, 7, &limits)), "one piece of evidence, held");
+        assert!(level.step(50 * MS, 3.0, 8, &limits));
+    }
+
+    #[test]
+    fn what_comes_back_is_held_longer() {
+        let limits = Limits::default();
+        let mut level = Level::new(&limits);
+        let mut changes = 0;
+        for round in 0..3600 * 4 {
+            // An hour of 250 ms on, 250 ms off.
+            let pressure = if round % 2 == 0 { 1.5 } else { 0.0 };
+            changes += run(&mut level, round * 250, round * 250 + 250, pressure).len();
+        }
+        assert_eq!(changes, 7, "on and off thrice, and on for good");
+    }
+}
