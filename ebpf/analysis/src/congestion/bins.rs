@@ -4,6 +4,13 @@
 pub(super) const BIN_NS: u64 = 1_000_000;
 /// How many are kept.
 pub(super) const BINS: usize = 64;
+/// No amount in a bin grows beyond this, so that sums do not overflow.
+const MOST: u64 = 1 << 50;
+
+/// Adds to an amount in a bin.
+pub(super) fn add(amount: &mut u64, more: u64) {
+    *amount = amount.saturating_add(more).min(MOST);
+}
 
 /// A millisecond.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -98,7 +105,7 @@ impl Bins {
         from_ns: u64,
         to_ns: u64,
         amount: u64,
-        mut add: impl FnMut(&mut Bin, u64),
+        mut give: impl FnMut(&mut Bin, u64),
     ) {
         self.advance(to_ns);
         let last = to_ns / BIN_NS;
@@ -106,14 +113,14 @@ impl Bins {
         let first = (from_ns.min(to_ns) / BIN_NS).max(oldest);
         if first == last || last < first {
             if let Some(bin) = self.at(to_ns) {
-                add(bin, amount);
+                give(bin, amount);
             }
             return;
         }
         let length = u128::from((to_ns - from_ns.min(to_ns)).max(1));
         let mut given = 0;
         for number in first..=last {
-            let end_ns = ((number + 1) * BIN_NS).min(to_ns);
+            let end_ns = (number + 1).saturating_mul(BIN_NS).min(to_ns);
             let upto = u128::from(end_ns.saturating_sub(from_ns)) * u128::from(amount) / length;
             let upto = u64::try_from(upto).unwrap_or(amount).min(amount);
             // What lies before the ring's beginning is gone, not in its first bin.
@@ -124,7 +131,7 @@ impl Bins {
                 given
             };
             if let Some(bin) = self.bins.get_mut(Self::slot(number)) {
-                add(bin, upto.saturating_sub(before));
+                give(bin, upto.saturating_sub(before));
             }
             given = upto;
         }
@@ -163,8 +170,8 @@ mod tests {
     #[test]
     fn hostile_times_do_no_harm() {
         let mut bins = Bins::new(5);
-        bins.spread(u64::MAX - 1, 7, u64::MAX, |bin, bytes| bin.own = bin.own.saturating_add(bytes));
-        bins.spread(0, u64::MAX, u64::MAX, |bin, bytes| bin.own = bin.own.saturating_add(bytes));
+        bins.spread(u64::MAX - 1, 7, u64::MAX, |bin, bytes| add(&mut bin.own, bytes));
+        bins.spread(0, u64::MAX, u64::MAX, |bin, bytes| add(&mut bin.own, bytes));
         bins.advance(u64::MAX);
         assert!(bins.at(0).is_none());
     }

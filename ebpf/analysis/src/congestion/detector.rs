@@ -1,5 +1,6 @@
 //! From records to links: which flow crosses what, and who is asked when.
 
+use super::bins::{BIN_NS, add};
 use super::flow::{Change, Memory};
 use super::monitor::{Measure, Monitor};
 use super::{Cause, Congestion, Limits, Link, Path, State};
@@ -143,7 +144,7 @@ impl Detector {
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
         let end_ns = self.heard_ns.max(self.now_ns.saturating_sub(SILENCE_NS));
-        if end_ns / super::bins::BIN_NS == self.looked_ns / super::bins::BIN_NS && !self.urgent {
+        if end_ns / BIN_NS == self.looked_ns / BIN_NS && !self.urgent {
             return;
         }
         (self.looked_ns, self.urgent) = (end_ns, false);
@@ -294,10 +295,10 @@ impl Detector {
                 monitor.heard_ns = time_ns;
                 monitor.bins.spread(change.from_ns, change.to_ns, change.bytes, |bin, bytes| {
                     let class = if own { &mut bin.own } else { &mut bin.other };
-                    *class = class.saturating_add(bytes);
+                    add(class, bytes);
                 });
                 if let Some(bin) = monitor.bins.at(change.to_ns) {
-                    bin.packets = bin.packets.saturating_add(change.packets);
+                    add(&mut bin.packets, change.packets);
                 }
             }
             if monitor.is_whole() {
@@ -364,7 +365,7 @@ impl Detector {
             let Some(monitor) = monitor else { continue };
             monitor.heard_ns = time_ns;
             monitor.bins.spread(from_ns, time_ns, bytes, |bin, bytes| {
-                bin.total = bin.total.saturating_add(bytes);
+                add(&mut bin.total, bytes);
             });
             if !monitor.active {
                 monitor.active = true;

@@ -1,10 +1,12 @@
 //! What is known of one link, and what that says.
 
-use super::bins::{BIN_NS, BINS, Bins};
+use super::bins::{BIN_NS, BINS, Bins, add};
 use super::level::{Level, MILD};
 use super::{Capacity, Cause, Limits, Link, Path, Signals, State};
 use harmonaize_events::Direction;
 
+/// A round trip longer than this counts as this.
+const LONGEST_TRIP_NS: u64 = 60_000_000_000;
 /// Bins that rates, marks and losses are taken over.
 const WINDOW: u64 = 8;
 /// Bins that the load and the shares in it are taken over.
@@ -149,6 +151,7 @@ impl Monitor {
 
     /// Takes a round trip that ended now; returns how much of it is beyond rest. What has not ended is `pending`.
     pub(super) fn trip(&mut self, now_ns: u64, trip_ns: u64, pending: bool, limits: &Limits) -> u64 {
+        let trip_ns = trip_ns.min(LONGEST_TRIP_NS);
         if !pending {
             let age_ns =
                 if self.level.state == State::None { limits.rest_age_ns } else { 10 * limits.rest_age_ns };
@@ -181,13 +184,13 @@ impl Monitor {
 
     /// Takes marks and losses.
     pub(super) fn signals(&mut self, now_ns: u64, marks: u64, lost: u64) {
-        if marks + lost == 0 {
+        if marks == 0 && lost == 0 {
             return;
         }
-        self.evidence += marks + lost;
+        add(&mut self.evidence, marks.saturating_add(lost));
         if let Some(bin) = self.bins.at(now_ns) {
-            bin.marks += marks;
-            bin.lost += lost;
+            add(&mut bin.marks, marks);
+            add(&mut bin.lost, lost);
         }
     }
 
