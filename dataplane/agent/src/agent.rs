@@ -6,11 +6,14 @@ use crate::control::Event;
 use crate::recipe::expand;
 use crate::report;
 use crate::session::{AttachmentId, SessionRequest};
+use crate::telemetry;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{FailureDetail, JoinRefusal, JoinRefused};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Formation, Handle, LocalRank, Notice};
+use harmonaize_plan::Participant;
+use harmonaize_transport::Flow;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
@@ -65,6 +68,7 @@ struct Communicator {
 pub struct Agent {
     engine: Handle,
     control: mpsc::Sender<from_agent::Message>,
+    telemetry: Option<telemetry::Handle>,
     attachments: HashMap<AttachmentId, Attachment>,
     waiting: BTreeMap<u64, Waiting>,
     next_request: u64,
@@ -78,11 +82,16 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent whose engine runs, and whose messages to control go into `control`.
-    pub fn new(engine: Handle, control: mpsc::Sender<from_agent::Message>) -> Self {
+    /// An agent whose engine runs, and whose messages to control go into `control`; telemetry hears whose flows are.
+    pub fn new(
+        engine: Handle,
+        control: mpsc::Sender<from_agent::Message>,
+        telemetry: Option<telemetry::Handle>,
+    ) -> Self {
         Self {
             engine,
             control,
+            telemetry,
             attachments: HashMap::new(),
             waiting: BTreeMap::new(),
             next_request: 1,
@@ -344,7 +353,8 @@ impl Agent {
     /// Takes in what the engine says.
     pub fn engine(&mut self, notice: Notice) {
         match notice {
-            Notice::Prepared { communicator, epoch, flows: _ } => {
+            Notice::Prepared { communicator, epoch, flows } => {
+                self.formed(communicator.0, epoch, &flows);
                 let (communicator, epoch) = (communicator.0, epoch.into());
                 self.tell(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
             }
@@ -362,10 +372,12 @@ impl Agent {
             Notice::Ended { communicator, failure, detail } => {
                 let id = communicator.0;
                 self.note(format!("communicator {id:016x} ended: {failure}; {detail}"));
+                self.telemetry.iter().for_each(|telemetry| telemetry.ended(id));
                 self.tell(from_agent::Message::Failed(report::failed(id, &failure, &detail)));
                 self.over(id, &failure, &detail);
             }
             Notice::Closed { communicator } => {
+                self.telemetry.iter().for_each(|telemetry| telemetry.ended(communicator.0));
                 self.tell(from_agent::Message::Closed(v1::Closed { communicator: communicator.0 }));
                 self.communicators.remove(&communicator.0);
             }
@@ -380,6 +392,20 @@ impl Agent {
                 self.tell(from_agent::Message::Report(report));
             }
         }
+    }
+
+    /// An epoch's links are up: telemetry hears whose flows they are.
+    fn formed(&self, id: u64, epoch: u32, flows: &[(Participant, Flow)]) {
+        let (Some(telemetry), Some(known)) = (&self.telemetry, self.communicators.get(&id)) else { return };
+        telemetry.formed(telemetry::Formed {
+            communicator: id,
+            tenant: known.recipe.tenant.clone(),
+            name: known.recipe.name.clone(),
+            ranks: known.recipe.local.iter().map(|local| local.rank).collect(),
+            epoch,
+            participant: known.recipe.me,
+            flows: flows.iter().map(|(peer, flow)| (peer.0, *flow)).collect(),
+        });
     }
 
     /// A communicator has ended; whoever waits or asks is told, in terms of ranks.

@@ -1,11 +1,14 @@
 //! The agent's configuration file.
 
 mod rdma;
+mod telemetry;
 mod tenant;
 #[cfg(test)]
 mod tests;
 
 pub use rdma::{Rdma, Verbs};
+pub use telemetry::Telemetry;
+pub(crate) use telemetry::check_name;
 pub(crate) use tenant::HANDSHAKE;
 
 use crate::session::TenantRules;
@@ -36,6 +39,8 @@ pub struct Config {
     pub verbs: Option<Verbs>,
     /// Tenants may attach over RDMA; none: nobody can.
     pub rdma: Option<Rdma>,
+    /// This host's traffic is measured; none: it is not.
+    pub telemetry: Option<Telemetry>,
     /// Tenants, and where they come in.
     pub tenants: Vec<TenantRules>,
 }
@@ -81,6 +86,7 @@ struct File {
     congestion: Option<String>,
     verbs: Option<Verbs>,
     rdma: Option<Rdma>,
+    telemetry: Option<telemetry::FileTelemetry>,
     #[serde(default)]
     tenant: Vec<tenant::FileTenant>,
 }
@@ -108,6 +114,7 @@ impl Config {
         }
         file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
         file.rdma.iter().try_for_each(Rdma::check).map_err(value)?;
+        let telemetry = file.telemetry.map(telemetry::FileTelemetry::check).transpose().map_err(value)?;
         let folder = path.parent().unwrap_or(Path::new("."));
         let tenants = tenant::read_all(file.tenant, file.rdma.as_ref(), folder).map_err(value)?;
         let or =
@@ -122,6 +129,7 @@ impl Config {
             congestion: file.congestion,
             verbs: file.verbs,
             rdma: file.rdma,
+            telemetry,
             tenants,
         })
     }

@@ -6,7 +6,9 @@
 pub mod agent;
 pub mod config;
 pub mod control;
+pub mod observe;
 pub mod recipe;
 mod report;
 pub mod run;
 pub mod session;
+pub mod telemetry;

@@ -1,19 +1,22 @@
 //! `harmonaize-agent`: runs on each offload unit or hypervisor host.
 #![forbid(unsafe_code)]
 
-use anyhow::Context;
-use clap::Parser;
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand};
 use harmonaize_agent::config::Config;
+use harmonaize_agent::observe::Observe;
 use std::path::PathBuf;
 
 /// The provider's agent: runs the collectives of this host's tenants.
 #[derive(Parser)]
 #[command(
     version,
+    args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
   harmonaize-agent --config /etc/harmonaize/agent.toml
   harmonaize-agent --config agent.toml --check          says whether the file is right, and ends
+  harmonaize-agent observe                              only shows what crosses this host's interfaces: see observe --help
 
 A configuration:
   host = \"h0\"                      # this host's name in control's topology
@@ -34,27 +37,55 @@ On an offload unit, for processes on its host, which come over TCP and attach ov
   secret = \"b.secret\"              # relative to this file; 32 bytes or more, mode 600
   addresses = [\"192.168.7.2\"]
 
+To measure what crosses this host's interfaces:
+  [telemetry]                      # all keys may be left out
+  interfaces = [\"eth0\"]            # else the one that has the address of `listen`
+  socket = \"/run/harmonaize/telemetry.sock\"  # for `harmonaize top`; the agent's own user, and `uids`
+  metrics = \"127.0.0.1:9477\"      # Prometheus
+  rate = { eth0 = \"25Gbit/s\" }    # what a link carries, where the driver does not know it
+  idle_gap = \"500us\"              # a silence that ends a burst
+  interval = \"5ms\"                # how often flows under way are looked at
+  flows = 32768                    # connections that are kept
+  record = \"agent.trace\"          # everything, for `observe --replay`; grows without end
+  run_time = false                 # true: how long the programs run in the kernel, at some 30 ns a packet
+
 RUST_LOG sets what is logged (for example RUST_LOG=debug)."
 )]
 struct Arguments {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    config: Option<PathBuf>,
     /// Only check the configuration.
-    #[arg(long)]
+    #[arg(long, requires = "config")]
     check: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Shows what crosses this host's interfaces: telemetry alone, for any library, without control and configuration.
+    Observe(Observe),
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let config = Config::read(&arguments.config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the control thread")?;
+    if let Some(Command::Observe(observe)) = arguments.command {
+        return runtime.block_on(async {
+            let stop = harmonaize_agent::run::signalled()?;
+            observe.run(&mut std::io::stdout().lock(), stop).await
+        });
+    }
+    let Some(file) = arguments.config else { bail!("--config is missing; see --help") };
+    let config = Config::read(&file)?;
     if arguments.check {
         return Ok(());
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("cannot start the control thread")?.block_on(async {
+    runtime.block_on(async {
         let stop = harmonaize_agent::run::signalled()?;
         harmonaize_agent::run::run(config, stop).await
     })

@@ -4,8 +4,9 @@ use crate::agent::Agent;
 use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::control::{self, Settings};
 use crate::session::{RdmaRules, SessionServer};
+use crate::telemetry;
 use anyhow::Context;
-use harmonaize_engine::{Engine, start};
+use harmonaize_engine::{Engine, marks, start};
 use harmonaize_transport::Transport;
 use harmonaize_transport::tcp::{Config as TcpConfig, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
@@ -17,6 +18,8 @@ use tokio::task::JoinSet;
 
 /// Requests of tenants that wait.
 const REQUESTS: usize = 1024;
+/// Marks that wait for the telemetry thread; an operation makes some for each segment and message.
+const MARKS: usize = 1 << 16;
 /// How often the agent looks at what is due.
 const TICK: Duration = Duration::from_millis(100);
 /// How long communicators may take to end in order when the agent stops.
@@ -82,7 +85,13 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let (notices, mut heard) = mpsc::unbounded_channel();
     // The receiver outlives the engine but for the end of the process.
     let notify = Box::new(move |notice| drop(notices.send(notice)));
-    let engine = Engine::new(transport, notify).context("cannot create the engine")?;
+    let mut engine = Engine::new(transport, notify).context("cannot create the engine")?;
+    let mut telemetry = config.telemetry.as_ref().and_then(|asked| {
+        let (writer, reader) = marks(MARKS);
+        let begun = telemetry::begin(asked, &config.host, config.listen.ip(), reader)?;
+        engine.mark_into(writer);
+        Some(begun)
+    });
     let (engine, thread) = start(engine, config.spin).context("cannot start the engine's thread")?;
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
@@ -93,7 +102,8 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     servers.spawn(server.run(requests, closed));
     let settings = Settings::new(config.control, config.host.clone(), address);
     let mut control = control::connect(settings);
-    let mut agent = Agent::new(engine, control.to_control);
+    let mut agent =
+        Agent::new(engine, control.to_control, telemetry.as_ref().map(telemetry::Running::handle));
     tokio::pin!(stop);
     let mut tick = tokio::time::interval(TICK);
     tracing::info!(host = config.host, %address, "agent is up");
@@ -119,6 +129,9 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     drop(agent);
     while servers.join_next().await.is_some() {}
     let _ = tokio::time::timeout(FAREWELL, control.task).await;
+    if let Some(telemetry) = telemetry.take() {
+        telemetry.end();
+    }
     if thread.is_finished() {
         thread.join().map_err(|_| anyhow::anyhow!("the engine's thread has panicked"))?;
     }

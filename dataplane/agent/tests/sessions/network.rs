@@ -101,7 +101,7 @@ fn whoever_is_not_let_in_hears_the_same() {
         let refused = introduced(&stream, tenant, byte).unwrap_err();
         let mut more = Vec::new();
         stream.read_to_end(&mut more).unwrap();
-        assert_eq!(more, []);
+        assert_eq!(more, [0_u8; 0]);
         refused
     })
     .collect();
@@ -186,7 +186,7 @@ fn the_unproven_are_bounded_and_strangers_take_no_tenants_place() {
         let mut one_more = connect_from(source, stub.network);
         let mut said = Vec::new();
         let _ = one_more.read_to_end(&mut said);
-        assert_eq!(said, [], "it was to be closed without a word");
+        assert_eq!(said, [0_u8; 0], "it was to be closed without a word");
         open
     };
     let strangers = full(ELSEWHERE);

@@ -43,6 +43,7 @@ pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
         source_ports: None,
         most_ranks: 64,
         most_communicators: 8,
+        telemetry_interval: Duration::from_secs(1),
     };
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {
@@ -83,6 +84,7 @@ impl Agent {
             connect_timeout: LIMIT,
             verbs: None,
             rdma: None,
+            telemetry: None,
             congestion: None,
             tenants: vec![tenant],
         };

@@ -1,0 +1,154 @@
+//! The table on telemetry: where this host's traffic is measured, and who may see what was found.
+
+use harmonaize_planner::{Nanos, Rate};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Longest name that the kernel gives an interface.
+const MAX_NAME: usize = 15;
+/// Most interfaces that are measured.
+const MAX_INTERFACES: usize = 64;
+/// Connections in the programs' tables: fewer tell little, more fill the memory (about 1 KiB each).
+const FLOWS: std::ops::RangeInclusive<u32> = 64..=1 << 22;
+/// How often flows under way may be looked at.
+const INTERVALS: std::ops::RangeInclusive<u64> = 1_000_000..=10_000_000_000;
+/// What may end a burst.
+const GAPS: std::ops::RangeInclusive<u64> = 1_000..=10_000_000_000;
+
+/// What is measured, and where it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Telemetry {
+    /// Interfaces; none: the one that has the address of `listen`.
+    pub interfaces: Vec<String>,
+    /// Where operators' tools connect; none: nowhere.
+    pub socket: Option<PathBuf>,
+    /// Who may connect beside the agent's own user.
+    pub uids: Vec<u32>,
+    /// Where Prometheus reads metrics over HTTP; none: nowhere.
+    pub metrics: Option<SocketAddr>,
+    /// A gap of this length between two packets of a flow ends a burst.
+    pub idle_gap: Duration,
+    /// Connections that are kept; the least recently used are evicted beyond.
+    pub flows: u32,
+    /// How often flows under way are looked at, at most.
+    pub interval: Duration,
+    /// What links carry, in bits a second, by interface; else as the driver says.
+    pub rates: BTreeMap<String, u64>,
+    /// Everything that is measured is written to this file as well.
+    pub record: Option<PathBuf>,
+    /// The kernel takes the time of every run of its BPF programs, which costs each some 30 ns more.
+    pub run_time: bool,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self {
+            interfaces: Vec::new(),
+            socket: None,
+            uids: Vec::new(),
+            metrics: None,
+            idle_gap: Duration::from_micros(500),
+            flows: 1 << 15,
+            interval: Duration::from_millis(5),
+            rates: BTreeMap::new(),
+            record: None,
+            run_time: false,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileTelemetry {
+    #[serde(default)]
+    interfaces: Vec<String>,
+    socket: Option<PathBuf>,
+    #[serde(default)]
+    uids: Vec<u32>,
+    metrics: Option<SocketAddr>,
+    idle_gap: Option<Nanos>,
+    flows: Option<u32>,
+    interval: Option<Nanos>,
+    #[serde(default)]
+    rate: BTreeMap<String, Rate>,
+    record: Option<PathBuf>,
+    #[serde(default)]
+    run_time: bool,
+}
+
+impl FileTelemetry {
+    /// Checks the table.
+    pub(super) fn check(self) -> Result<Telemetry, String> {
+        for name in self.interfaces.iter().chain(self.rate.keys()) {
+            check_name(name)?;
+        }
+        if self.interfaces.len() > MAX_INTERFACES {
+            let count = self.interfaces.len();
+            return Err(format!("`interfaces` of [telemetry] has {count} names; at most {MAX_INTERFACES}"));
+        }
+        for (at, name) in self.interfaces.iter().enumerate() {
+            if self.interfaces.iter().take(at).any(|other| other == name) {
+                return Err(format!("`interfaces` of [telemetry] has {name} twice"));
+            }
+        }
+        for (name, rate) in &self.rate {
+            if rate.0 == 0 {
+                return Err(format!("`rate` of {name} in [telemetry] is 0; leave it out if it is not known"));
+            }
+            if !self.interfaces.is_empty() && !self.interfaces.contains(name) {
+                return Err(format!("`rate` of {name} in [telemetry], which is not among `interfaces`"));
+            }
+        }
+        if self.socket.is_none() && !self.uids.is_empty() {
+            return Err("`uids` of [telemetry] without `socket`".into());
+        }
+        let usual = Telemetry::default();
+        let flows = self.flows.unwrap_or(usual.flows);
+        if !FLOWS.contains(&flows) {
+            return Err(format!("`flows` of [telemetry] is {flows}; {} to {}", FLOWS.start(), FLOWS.end()));
+        }
+        Ok(Telemetry {
+            interfaces: self.interfaces,
+            socket: self.socket,
+            uids: self.uids,
+            metrics: self.metrics,
+            idle_gap: within("idle_gap", self.idle_gap, usual.idle_gap, &GAPS)?,
+            flows,
+            interval: within("interval", self.interval, usual.interval, &INTERVALS)?,
+            rates: self.rate.into_iter().map(|(name, rate)| (name, rate.0)).collect(),
+            record: self.record,
+            run_time: self.run_time,
+        })
+    }
+}
+
+/// A name that an interface can have.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    let wrong = name.is_empty()
+        || name.len() > MAX_NAME
+        || name == "."
+        || name == ".."
+        || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
+    if wrong {
+        let shown: String = name.chars().take(40).collect();
+        return Err(format!("`{shown}` is no name of an interface: 1 to {MAX_NAME} bytes without / and :"));
+    }
+    Ok(())
+}
+
+fn within(
+    key: &str,
+    value: Option<Nanos>,
+    usual: Duration,
+    range: &std::ops::RangeInclusive<u64>,
+) -> Result<Duration, String> {
+    let Some(value) = value else { return Ok(usual) };
+    if range.contains(&value.0) {
+        return Ok(value.into());
+    }
+    let (least, most) = (Nanos(*range.start()), Nanos(*range.end()));
+    Err(format!("`{key}` of [telemetry] is {value}; {least} to {most}"))
+}

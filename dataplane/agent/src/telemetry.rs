@@ -1,0 +1,44 @@
+//! What crosses this host's interfaces: measured by programs in the kernel, brought together with the engine's marks, and
+//! analysed, all by one thread that is no part of any operation's path.
+//!
+//! The thread sleeps on the programs' ring of events. It looks at flows under way at short intervals and at all of them
+//! seldom, and rests in proportion to what that cost, so that it takes less than 2% of a core with ten thousand flows. What
+//! does not fit is lost and counted. Where the kernel or the privileges lack something, there is no telemetry, which is
+//! said, and everything else runs on.
+//!
+//! Records go to analysis and into traces; findings go to whoever listens ([`Findings`]), and to the decision loop
+//! ([`Setup::decide`]) within the thread. Everybody else asks the thread through its [`Handle`].
+
+mod analysis;
+mod begin;
+mod clock;
+mod finding;
+mod gaps;
+mod links;
+mod looks;
+mod names;
+mod own;
+mod pace;
+mod reading;
+mod replay;
+mod tap;
+mod thread;
+
+pub use begin::{Running, begin};
+pub(crate) use clock::realtime_ns;
+pub use finding::{Finding, Findings, Found};
+pub use gaps::Gaps;
+pub use links::Measured;
+pub use names::Names;
+pub use own::{Formed, Traffic};
+pub use reading::{LinkReading, Reading};
+pub use replay::replay;
+pub use tap::{Part, parts};
+pub use thread::{Handle, Setup, start};
+
+pub(crate) use harmonaize_loader::Error as Failed;
+
+/// Says that something failed that telemetry can go on without.
+pub(crate) fn failed(what: &str, error: &dyn std::fmt::Display) {
+    tracing::warn!("telemetry: {what} failed: {error}");
+}

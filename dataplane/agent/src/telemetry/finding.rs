@@ -1,0 +1,71 @@
+//! What was found, and who hears of it.
+
+use harmonaize_analysis::congestion::Congestion;
+use harmonaize_analysis::marks::Operation;
+use harmonaize_analysis::phases::Phase;
+use harmonaize_analysis::straggler::Straggler;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::broadcast;
+
+/// Findings that are kept for those who ask later.
+const KEPT: usize = 4096;
+/// Findings that may wait for a reader; a slower one is told how many it missed.
+const WAITING: usize = 4096;
+
+/// Something that was found. Times are CLOCK_MONOTONIC.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Found {
+    /// An own operation has ended for all local ranks.
+    Operation(Operation),
+    /// A foreign job has communicated.
+    Phase(Phase),
+    /// A link's state has changed.
+    Congestion(Congestion),
+    /// A straggler was found, or is over.
+    Straggler(Straggler),
+}
+
+/// A finding, and when it was made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// When, CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// What is to be added to its times to get CLOCK_REALTIME.
+    pub offset_ns: i64,
+    /// What.
+    pub found: Found,
+}
+
+/// Where findings go. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Findings {
+    kept: Arc<Mutex<VecDeque<Arc<Finding>>>>,
+    listeners: broadcast::Sender<Arc<Finding>>,
+}
+
+impl Default for Findings {
+    fn default() -> Self {
+        Self { kept: Arc::default(), listeners: broadcast::channel(WAITING).0 }
+    }
+}
+
+impl Findings {
+    /// Tells everybody.
+    pub(crate) fn tell(&self, finding: Finding) {
+        let finding = Arc::new(finding);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(Arc::clone(&finding));
+        // Nobody may be listening. Told under the lock, so that who begins to listen misses nothing and hears nothing twice.
+        let _ = self.listeners.send(finding);
+    }
+
+    /// What is kept, oldest first, and everything from then on.
+    pub fn listen(&self) -> (Vec<Arc<Finding>>, broadcast::Receiver<Arc<Finding>>) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        (kept.iter().cloned().collect(), self.listeners.subscribe())
+    }
+}

@@ -1,0 +1,152 @@
+//! The interfaces that are measured: attaching, waiting for those that are not there, and what their links carry.
+
+use crate::telemetry::Failed;
+use crate::telemetry::gaps::Gaps;
+use harmonaize_analysis::trace::{Label, Link, LostKind, Record};
+use harmonaize_loader::{Change, Collector, Error};
+use std::collections::BTreeMap;
+
+/// An interface that is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// Its name.
+    pub name: String,
+    /// Its index in its network namespace.
+    pub index: u32,
+    /// What its link carries in each direction, in bits a second; none where that is not known.
+    pub bits: Option<u64>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Links {
+    /// Those that the operator wants, and what is wrong with those that are not measured.
+    wanted: BTreeMap<String, Option<String>>,
+    rates: BTreeMap<String, u64>,
+    measured: Vec<Measured>,
+    begun: bool,
+}
+
+impl Links {
+    pub(crate) fn new(wanted: Vec<String>, rates: BTreeMap<String, u64>) -> Self {
+        let wanted = wanted.into_iter().map(|name| (name, None)).collect();
+        Self { wanted, rates, measured: Vec::new(), begun: false }
+    }
+
+    /// Those that are measured now.
+    pub(crate) fn measured(&self) -> &[Measured] {
+        &self.measured
+    }
+
+    /// What is wrong with those that are not, a sentence each.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = &str> {
+        self.wanted.values().filter_map(|wrong| wrong.as_deref())
+    }
+
+    /// Attaches what is there and not measured, notices what is gone. True if anything has changed.
+    pub(crate) fn refresh(
+        &mut self,
+        source: &mut dyn Collector,
+        now_ns: u64,
+        gaps: &mut Gaps,
+        into: &mut Vec<Record>,
+    ) -> Result<bool, Failed> {
+        let before = self.measured.clone();
+        let changes = source.refresh();
+        for change in changes.iter().flatten() {
+            match change {
+                Change::Gone { name, index, .. } => {
+                    tracing::warn!(interface = %name, index, "is gone: nothing of it is measured until it is back");
+                    self.gone(name, now_ns, into);
+                }
+                Change::Back { name, index } => {
+                    tracing::info!(interface = %name, index, "is back: what crossed it meanwhile was not measured");
+                    self.begin(name, *index, now_ns, into);
+                    gaps.count += 1;
+                    into.push(gaps.lost(now_ns, LostKind::Gap, 0));
+                }
+            }
+        }
+        // Whatever went wrong there, the others are looked after; what is attached is what the source says.
+        let attached = source.attached();
+        let strayed = |one: &Measured| !attached.iter().any(|watched| watched.index == one.index);
+        let strays: Vec<String> =
+            self.measured.iter().filter(|one| strayed(one)).map(|one| one.name.clone()).collect();
+        strays.iter().for_each(|name| self.gone(name, now_ns, into));
+        let absent: Vec<String> = self
+            .wanted
+            .keys()
+            .filter(|name| self.measured.iter().all(|one| one.name != **name))
+            .cloned()
+            .collect();
+        for name in absent {
+            self.attach(source, &name, now_ns, gaps, into);
+        }
+        self.begun = true;
+        changes.map(|_| self.measured != before)
+    }
+
+    fn attach(
+        &mut self,
+        source: &mut dyn Collector,
+        name: &str,
+        now_ns: u64,
+        gaps: &mut Gaps,
+        into: &mut Vec<Record>,
+    ) {
+        match source.attach(name) {
+            Ok(index) => {
+                if self.begun {
+                    gaps.count += 1;
+                    into.push(gaps.lost(now_ns, LostKind::Gap, 0));
+                }
+                tracing::info!(interface = name, index, "is measured from now on");
+                self.begin(name, index, now_ns, into);
+            }
+            Err(error) => {
+                let text = error.to_string();
+                let entry = self.wanted.entry(name.to_owned()).or_default();
+                if entry.as_deref() != Some(text.as_str()) {
+                    let waits = matches!(error, Error::NoInterface { .. });
+                    tracing::warn!(interface = name, waits, "is not measured: {text}");
+                    *entry = Some(text);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, name: &str, index: u32, now_ns: u64, into: &mut Vec<Record>) {
+        let bits = self.rates.get(name).copied().or_else(|| speed(name, index));
+        self.wanted.insert(name.to_owned(), None);
+        self.measured.push(Measured { name: name.to_owned(), index, bits });
+        into.extend(self.measured.last().map(|one| one.record(now_ns, true)));
+    }
+
+    fn gone(&mut self, name: &str, now_ns: u64, into: &mut Vec<Record>) {
+        let at = self.measured.iter().position(|one| one.name == name);
+        let gone = at.map(|at| self.measured.remove(at));
+        into.extend(gone.map(|one| one.record(now_ns, false)));
+        self.wanted.insert(name.to_owned(), Some(format!("the interface {name} is gone")));
+    }
+}
+
+impl Measured {
+    /// As analysis is told of it.
+    pub(crate) fn record(&self, time_ns: u64, watched: bool) -> Record {
+        let bytes_per_second = self.bits.unwrap_or(0) / 8;
+        let (interface, name) = (self.index, Label::new(&self.name));
+        Record::Link(Link { time_ns, interface, name, bytes_per_second, watched })
+    }
+}
+
+/// What the driver says that the link carries, in bits a second.
+fn speed(name: &str, index: u32) -> Option<u64> {
+    let folder = std::path::Path::new("/sys/class/net").join(name);
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
+    // The file system may show another network namespace, which may have an interface of the same name.
+    if read("ifindex")?.trim().parse::<u32>().ok()? != index {
+        return None;
+    }
+    let megabits = read("speed")?.trim().parse::<i64>().ok()?;
+    u64::try_from(megabits).ok().filter(|megabits| *megabits > 0)?.checked_mul(1_000_000)
+}

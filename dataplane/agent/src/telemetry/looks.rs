@@ -1,0 +1,206 @@
+//! Which flows are under way: those are looked at often, one by one; all of them seldom.
+//!
+//! A flow has changed since a reading if a packet of it passed later. So nothing is remembered of flows that rest, however
+//! many the programs know.
+
+use crate::telemetry::Failed;
+use harmonaize_analysis::trace::Record;
+use harmonaize_events::{FlowKey, Protocol};
+use harmonaize_loader::{Collector, Counters, Flows};
+use std::collections::HashMap;
+
+/// Flows that are looked at one by one; the others wait until all are read.
+const MOST: usize = 256;
+/// A flow that was silent for so long rests.
+const SILENT_NS: u64 = 100_000_000;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    /// Flows under way, and when their last packet had passed.
+    awake: HashMap<FlowKey, u64>,
+    /// When all were last read.
+    read_ns: u64,
+    flows: Flows,
+}
+
+/// The key of a flow's entry in the programs' tables, from that of an event.
+pub(crate) fn entry(flow: &FlowKey) -> FlowKey {
+    let tcp = flow.protocol == Protocol::Tcp as u8;
+    FlowKey { direction: if tcp { 0 } else { flow.direction }, ..*flow }
+}
+
+impl Looks {
+    /// A packet of a flow has passed.
+    pub(crate) fn wake(&mut self, flow: &FlowKey) {
+        let flow = entry(flow);
+        if self.awake.len() < MOST {
+            self.awake.entry(flow).or_insert(0);
+        }
+    }
+
+    /// Whether any flow is under way, as far as it is known.
+    pub(crate) fn any_awake(&self) -> bool {
+        !self.awake.is_empty()
+    }
+
+    /// All flows as they were last read.
+    pub(crate) fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// When all were last read.
+    pub(crate) fn read_ns(&self) -> u64 {
+        self.read_ns
+    }
+
+    /// Looks at the flows under way, and appends those that have changed.
+    pub(crate) fn look(
+        &mut self,
+        source: &dyn Collector,
+        now_ns: u64,
+        into: &mut Vec<Record>,
+    ) -> Result<(), Failed> {
+        let mut failed = Ok(());
+        self.awake.retain(|key, seen_ns| match source.read_flow(key) {
+            Ok(Some(counters)) => {
+                let last_ns = last_ns(&counters);
+                if last_ns > *seen_ns {
+                    *seen_ns = last_ns;
+                    into.push(record(now_ns, *key, counters));
+                }
+                now_ns.saturating_sub(last_ns) < SILENT_NS
+            }
+            // Evicted, or its interface is gone.
+            Ok(None) => false,
+            Err(error) => {
+                failed = Err(error);
+                true
+            }
+        });
+        failed
+    }
+
+    /// Reads all flows, and appends those that have changed since the last time.
+    pub(crate) fn read_all(
+        &mut self,
+        source: &mut dyn Collector,
+        now_ns: u64,
+        into: &mut Vec<Record>,
+    ) -> Result<(), Failed> {
+        source.read_flows(&mut self.flows)?;
+        let since_ns = std::mem::replace(&mut self.read_ns, now_ns);
+        let Self { awake, flows, .. } = self;
+        let mut changed = |key: &FlowKey, counters: Counters| {
+            let last_ns = last_ns(&counters);
+            if last_ns < since_ns {
+                return;
+            }
+            if awake.get(key).is_none_or(|seen_ns| *seen_ns < last_ns) {
+                into.push(record(now_ns, *key, counters));
+            }
+            if now_ns.saturating_sub(last_ns) < SILENT_NS && (awake.len() < MOST || awake.contains_key(key)) {
+                awake.insert(*key, last_ns);
+            }
+        };
+        flows.tcp.iter().for_each(|(key, flow)| changed(key, Counters::Tcp(*flow)));
+        flows.roce.iter().for_each(|(key, counters)| changed(key, Counters::Roce(*counters)));
+        Ok(())
+    }
+}
+
+/// When the last packet passed, in either direction.
+fn last_ns(counters: &Counters) -> u64 {
+    match counters {
+        Counters::Tcp(flow) => flow.ingress.traffic.last_ns.max(flow.egress.traffic.last_ns),
+        Counters::Roce(counters) => counters.traffic.last_ns,
+    }
+}
+
+fn record(time_ns: u64, key: FlowKey, counters: Counters) -> Record {
+    match counters {
+        Counters::Tcp(flow) => Record::Tcp { time_ns, key, flow },
+        Counters::Roce(counters) => Record::Roce { time_ns, key, counters },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_events::{Direction, RoceCounters, TcpFlow};
+    use harmonaize_loader::fake::Fake;
+
+    fn tcp(port: u16) -> FlowKey {
+        FlowKey { local_port: port, interface: 7, protocol: Protocol::Tcp as u8, ..FlowKey::default() }
+    }
+
+    fn told(records: &mut Vec<Record>) -> Vec<u16> {
+        let port = |record: Record| match record {
+            Record::Tcp { key, .. } | Record::Roce { key, .. } => key.local_port,
+            other => panic!("{other:?}"),
+        };
+        let mut ports: Vec<u16> = records.drain(..).map(port).collect();
+        ports.sort_unstable();
+        ports
+    }
+
+    #[test]
+    fn what_changed_is_told_once_and_what_rests_is_not_looked_at() {
+        let mut fake = Fake::default();
+        let pass = |fake: &Fake, port: u16, last_ns| {
+            let mut scene = fake.scene();
+            scene.flows.tcp.retain(|(key, _)| *key != tcp(port));
+            let mut flow = TcpFlow::default();
+            flow.egress.traffic.last_ns = last_ns;
+            scene.flows.tcp.push((tcp(port), flow));
+        };
+        let (mut looks, mut records) = (Looks::default(), Vec::new());
+        pass(&fake, 1, 100);
+        pass(&fake, 2, 100);
+        looks.read_all(&mut fake, 200, &mut records).unwrap();
+        assert_eq!(told(&mut records), [1, 2]);
+        looks.look(&fake, 300, &mut records).unwrap();
+        assert_eq!(told(&mut records), [0; 0], "nothing passed");
+        pass(&fake, 2, 350);
+        looks.look(&fake, 400, &mut records).unwrap();
+        assert_eq!(told(&mut records), [2]);
+        looks.read_all(&mut fake, 500, &mut records).unwrap();
+        assert_eq!(told(&mut records), [0; 0], "it was told when it was looked at");
+        // Both have rested; a packet of one passes, which an event tells.
+        looks.look(&fake, 350 + SILENT_NS, &mut records).unwrap();
+        assert!(!looks.any_awake());
+        pass(&fake, 1, 400 + SILENT_NS);
+        looks.wake(&FlowKey { direction: Direction::Egress as u8, ..tcp(1) });
+        looks.look(&fake, 410 + SILENT_NS, &mut records).unwrap();
+        assert_eq!(told(&mut records), [1]);
+        // One that is gone is not looked at any more.
+        fake.scene().flows.tcp.clear();
+        looks.look(&fake, 420 + SILENT_NS, &mut records).unwrap();
+        assert!(!looks.any_awake());
+    }
+
+    #[test]
+    fn flows_beyond_those_looked_at_are_told_when_all_are_read() {
+        let mut fake = Fake::default();
+        let many = MOST as u16 + 50;
+        for port in 0..many {
+            let mut counters = RoceCounters::default();
+            counters.traffic.last_ns = 10;
+            let key = FlowKey {
+                local_port: port,
+                protocol: Protocol::Roce as u8,
+                direction: Direction::Ingress as u8,
+                ..FlowKey::default()
+            };
+            fake.scene().flows.roce.push((key, counters));
+        }
+        let (mut looks, mut records) = (Looks::default(), Vec::new());
+        looks.read_all(&mut fake, 20, &mut records).unwrap();
+        assert_eq!(told(&mut records), (0..many).collect::<Vec<_>>());
+        fake.scene().flows.roce.iter_mut().for_each(|(_, counters)| counters.traffic.last_ns = 30);
+        looks.look(&fake, 40, &mut records).unwrap();
+        assert_eq!(told(&mut records).len(), MOST);
+        looks.read_all(&mut fake, 50, &mut records).unwrap();
+        assert_eq!(told(&mut records).len(), 50, "the rest");
+    }
+}

@@ -1,0 +1,300 @@
+//! Own communicators: which flows carry them, and what their marks add up to.
+
+use harmonaize_analysis::marks::Operation;
+use harmonaize_analysis::trace::{Label, Owner, Record};
+use harmonaize_events::{Direction, FlowKey, Mark, MarkKind, Protocol};
+use harmonaize_transport::Flow;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
+
+/// Operations that the median is taken over.
+const LATELY: usize = 64;
+
+/// The links of an own communicator's epoch are up.
+#[derive(Clone, Debug)]
+pub struct Formed {
+    /// The communicator.
+    pub communicator: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// The tenant's name for it.
+    pub name: String,
+    /// This agent's ranks.
+    pub ranks: Vec<u32>,
+    /// The epoch.
+    pub epoch: u32,
+    /// Which participant this agent is.
+    pub participant: u32,
+    /// What paths to other participants look like on the wire.
+    pub flows: Vec<(u32, Flow)>,
+}
+
+/// What is known of an own communicator. Bytes are those of tensors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Whose it is.
+    pub tenant: String,
+    /// The tenant's name for it.
+    pub name: String,
+    /// This agent's ranks.
+    pub ranks: Vec<u32>,
+    /// The newest epoch.
+    pub epoch: u32,
+    /// Operations that ended here for all ranks.
+    pub operations: u64,
+    /// Of those, the ones that failed.
+    pub failed: u64,
+    /// Handed to the transport.
+    pub sent_bytes: u64,
+    /// Arrived.
+    pub received_bytes: u64,
+    /// How long each of the last operations took.
+    pub lately_ns: VecDeque<u64>,
+}
+
+impl Traffic {
+    /// The median of [`Traffic::lately_ns`]; 0 without any.
+    pub fn median_ns(&self) -> u64 {
+        let mut sorted: Vec<u64> = self.lately_ns.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Own {
+    communicators: BTreeMap<u64, Traffic>,
+    /// By the flow's key with interface 0: it is the same on each.
+    owners: HashMap<FlowKey, Owner>,
+}
+
+impl Own {
+    pub(crate) fn communicators(&self) -> &BTreeMap<u64, Traffic> {
+        &self.communicators
+    }
+
+    pub(crate) fn owners(&self) -> &HashMap<FlowKey, Owner> {
+        &self.owners
+    }
+
+    /// Whether anything own may be under way.
+    pub(crate) fn any(&self) -> bool {
+        !self.communicators.is_empty()
+    }
+
+    /// Takes in a communicator's new epoch, for each of the interfaces.
+    pub(crate) fn formed(
+        &mut self,
+        formed: &Formed,
+        now_ns: u64,
+        interfaces: &[u32],
+        into: &mut Vec<Record>,
+    ) {
+        let traffic = self.communicators.entry(formed.communicator).or_default();
+        traffic.tenant.clone_from(&formed.tenant);
+        traffic.name.clone_from(&formed.name);
+        traffic.ranks.clone_from(&formed.ranks);
+        traffic.epoch = traffic.epoch.max(formed.epoch);
+        // What the epoch before the last ran on is closed by now.
+        let outlived = formed.epoch.saturating_sub(1);
+        self.drop_where(now_ns, interfaces, into, |owner| {
+            owner.communicator == formed.communicator && owner.epoch < outlived
+        });
+        for (peer, flow) in &formed.flows {
+            for key in keys(flow) {
+                let owner = Owner {
+                    time_ns: now_ns,
+                    flow: key,
+                    tenant: Label::new(&formed.tenant),
+                    communicator: formed.communicator,
+                    epoch: formed.epoch,
+                    from: formed.participant,
+                    to: *peer,
+                    holds: true,
+                };
+                tell(&owner, interfaces, into);
+                self.owners.insert(key, owner);
+            }
+        }
+    }
+
+    /// A communicator is over.
+    pub(crate) fn ended(
+        &mut self,
+        communicator: u64,
+        now_ns: u64,
+        interfaces: &[u32],
+        into: &mut Vec<Record>,
+    ) {
+        self.communicators.remove(&communicator);
+        self.drop_where(now_ns, interfaces, into, |owner| owner.communicator == communicator);
+    }
+
+    /// Everything that holds, as for somebody who begins to listen, or for new interfaces.
+    pub(crate) fn tell_all(&self, interfaces: &[u32], into: &mut Vec<Record>) {
+        self.owners.values().for_each(|owner| tell(owner, interfaces, into));
+    }
+
+    pub(crate) fn mark(&mut self, mark: &Mark) {
+        let Some(traffic) = self.communicators.get_mut(&mark.communicator) else { return };
+        match MarkKind::from_number(mark.kind) {
+            Some(MarkKind::Sent) => traffic.sent_bytes += mark.bytes,
+            Some(MarkKind::Received) => traffic.received_bytes += mark.bytes,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn operation(&mut self, operation: &Operation) {
+        let Some(traffic) = self.communicators.get_mut(&operation.communicator) else { return };
+        traffic.operations += 1;
+        traffic.failed += u64::from(operation.ranks.iter().any(|rank| rank.failed));
+        if traffic.lately_ns.len() == LATELY {
+            traffic.lately_ns.pop_front();
+        }
+        traffic.lately_ns.push_back(duration_ns(operation));
+    }
+
+    fn drop_where(
+        &mut self,
+        now_ns: u64,
+        interfaces: &[u32],
+        into: &mut Vec<Record>,
+        which: impl Fn(&Owner) -> bool,
+    ) {
+        self.owners.retain(|_, owner| {
+            let goes = which(owner);
+            if goes {
+                tell(&Owner { time_ns: now_ns, holds: false, ..*owner }, interfaces, into);
+            }
+            !goes
+        });
+    }
+}
+
+/// From the first local call to the last local end, or what is known of it.
+pub(crate) fn duration_ns(operation: &Operation) -> u64 {
+    let called = operation.ranks.iter().filter_map(|rank| rank.called_ns).min();
+    let ended = operation.ranks.iter().filter_map(|rank| rank.ended_ns).max();
+    let (began, ended) = (called.unwrap_or(operation.began_ns), ended.unwrap_or(operation.ended_ns));
+    ended.saturating_sub(began)
+}
+
+fn tell(owner: &Owner, interfaces: &[u32], into: &mut Vec<Record>) {
+    for &interface in interfaces {
+        let flow = FlowKey { interface, ..owner.flow };
+        into.push(Record::Owner(Owner { flow, ..*owner }));
+    }
+}
+
+/// The entries that a path has in the programs' tables, but for the interface.
+fn keys(flow: &Flow) -> Vec<FlowKey> {
+    match *flow {
+        Flow::Tcp { local, remote } => vec![FlowKey {
+            local: words(local.ip()),
+            remote: words(remote.ip()),
+            local_port: local.port(),
+            remote_port: remote.port(),
+            protocol: Protocol::Tcp as u8,
+            ..FlowKey::default()
+        }],
+        Flow::Roce { local, remote, local_pair, remote_pair } => {
+            let way = |queue_pair, direction: Direction| FlowKey {
+                local: words(local),
+                remote: words(remote),
+                queue_pair,
+                protocol: Protocol::Roce as u8,
+                direction: direction as u8,
+                ..FlowKey::default()
+            };
+            vec![way(local_pair, Direction::Ingress), way(remote_pair, Direction::Egress)]
+        }
+    }
+}
+
+fn words(address: IpAddr) -> [u32; 4] {
+    let octets = match address.to_canonical() {
+        IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
+        IpAddr::V6(six) => six.octets(),
+    };
+    FlowKey::words(octets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn formed(epoch: u32, port: u16) -> Formed {
+        let flow = Flow::Tcp {
+            local: format!("10.0.0.1:{port}").parse().unwrap(),
+            remote: "10.0.0.2:7100".parse().unwrap(),
+        };
+        Formed {
+            communicator: 7,
+            tenant: "a".into(),
+            name: "world".into(),
+            ranks: vec![0, 1],
+            epoch,
+            participant: 1,
+            flows: vec![(0, flow)],
+        }
+    }
+
+    fn told(records: &mut Vec<Record>) -> Vec<(u16, u32, u32, bool)> {
+        let one = |record: Record| match record {
+            Record::Owner(owner) => (owner.flow.local_port, owner.flow.interface, owner.epoch, owner.holds),
+            other => panic!("{other:?}"),
+        };
+        records.drain(..).map(one).collect()
+    }
+
+    #[test]
+    fn flows_have_an_owner_until_their_epoch_is_outlived_or_the_communicator_ends() {
+        let (mut own, mut records) = (Own::default(), Vec::new());
+        own.formed(&formed(1, 1001), 5, &[3, 4], &mut records);
+        assert_eq!(told(&mut records), [(1001, 3, 1, true), (1001, 4, 1, true)]);
+        own.formed(&formed(2, 1002), 6, &[3], &mut records);
+        assert_eq!(told(&mut records), [(1002, 3, 2, true)]);
+        own.formed(&formed(3, 1003), 7, &[3], &mut records);
+        assert_eq!(told(&mut records), [(1001, 3, 1, false), (1003, 3, 3, true)]);
+        own.tell_all(&[9], &mut records);
+        let mut all = told(&mut records);
+        all.sort_unstable();
+        assert_eq!(all, [(1002, 9, 2, true), (1003, 9, 3, true)]);
+        own.ended(7, 8, &[3], &mut records);
+        assert_eq!(told(&mut records).iter().filter(|one| !one.3).count(), 2);
+        assert!(!own.any() && own.owners().is_empty());
+    }
+
+    #[test]
+    fn a_queue_pair_is_owned_in_both_directions() {
+        let flow = Flow::Roce {
+            local: "10.0.0.1".parse().unwrap(),
+            remote: "::ffff:10.0.0.2".parse().unwrap(),
+            local_pair: 17,
+            remote_pair: 18,
+        };
+        let (mut own, mut records) = (Own::default(), Vec::new());
+        own.formed(&Formed { flows: vec![(0, flow)], ..formed(1, 1) }, 5, &[3], &mut records);
+        let keys: Vec<_> = own.owners().keys().collect();
+        assert_eq!(keys.len(), 2);
+        for key in keys {
+            let number = if key.direction == Direction::Ingress as u8 { 17 } else { 18 };
+            assert_eq!(key.queue_pair, number);
+            assert_eq!(key.remote_address().to_string(), "10.0.0.2");
+        }
+    }
+
+    #[test]
+    fn marks_add_up() {
+        let (mut own, mut records) = (Own::default(), Vec::new());
+        own.formed(&formed(1, 1), 5, &[], &mut records);
+        for (kind, bytes) in [(MarkKind::Sent, 5), (MarkKind::Received, 7), (MarkKind::Called, 100)] {
+            own.mark(&Mark { communicator: 7, kind: kind as u32, bytes, ..Mark::default() });
+            own.mark(&Mark { communicator: 8, kind: kind as u32, bytes, ..Mark::default() });
+        }
+        let traffic = &own.communicators()[&7];
+        assert_eq!((traffic.sent_bytes, traffic.received_bytes, traffic.median_ns()), (5, 7, 0));
+        assert_eq!(own.communicators().len(), 1);
+    }
+}

@@ -1,0 +1,111 @@
+//! How often work may be done so that all of it together takes a small share of a core.
+
+use std::time::Duration;
+
+/// Work that is repeated: after `cost` of processor time it rests until that was no more than its share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// One part in so many of a core.
+    parts: u32,
+    /// At least so long from one time to the next.
+    least: Duration,
+    /// At most so long, whatever it costs.
+    most: Duration,
+    due_ns: u64,
+}
+
+impl Pace {
+    pub(crate) fn new(parts: u32, least: Duration, most: Duration) -> Self {
+        Self { parts, least, most, due_ns: 0 }
+    }
+
+    pub(crate) fn due_ns(&self) -> u64 {
+        self.due_ns
+    }
+
+    /// At least so long passes from one time to the next.
+    pub(crate) fn least(&self) -> Duration {
+        self.least
+    }
+
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        now_ns >= self.due_ns
+    }
+
+    /// It was done, and took this much of a processor.
+    pub(crate) fn done(&mut self, now_ns: u64, cost: Duration) {
+        let rest = cost.saturating_mul(self.parts).clamp(self.least, self.most);
+        self.due_ns = now_ns.saturating_add(nanoseconds(rest));
+    }
+}
+
+/// Work that comes by itself: done at once as long as its share of the time has not been used up, then in batches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credit {
+    parts: u32,
+    /// Processor time that may be saved up, and owed.
+    limit: i64,
+    credit: i64,
+    since_ns: u64,
+}
+
+impl Credit {
+    pub(crate) fn new(parts: u32, limit: Duration) -> Self {
+        let limit = i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX);
+        Self { parts: parts.max(1), limit, credit: limit, since_ns: 0 }
+    }
+
+    /// Takes off what was used, after adding what came meanwhile.
+    pub(crate) fn used(&mut self, now_ns: u64, cost: Duration) {
+        let passed = now_ns.saturating_sub(self.since_ns) / u64::from(self.parts);
+        self.since_ns = now_ns;
+        let cost = i64::try_from(cost.as_nanos()).unwrap_or(i64::MAX);
+        let earned = self.credit.saturating_add(i64::try_from(passed).unwrap_or(i64::MAX)).min(self.limit);
+        self.credit = earned.saturating_sub(cost).max(-self.limit);
+    }
+
+    /// How long to let work gather before the next batch.
+    pub(crate) fn rest(&self) -> Duration {
+        let owed = u64::try_from(-self.credit).unwrap_or(0);
+        Duration::from_nanos(owed.saturating_mul(self.parts.into()))
+    }
+}
+
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn costly_work_rests_longer_within_bounds() {
+        let mut pace = Pace::new(100, Duration::from_millis(5), Duration::from_secs(1));
+        assert!(pace.is_due(0));
+        for (cost, rest) in [(1, 5), (50, 5), (100, 10), (4_000, 400), (40_000, 1_000)] {
+            pace.done(7, Duration::from_micros(cost));
+            assert_eq!(pace.due_ns(), 7 + rest * MS, "{cost}");
+        }
+    }
+
+    #[test]
+    fn what_comes_in_a_row_is_done_at_once_and_then_gathered() {
+        let mut credit = Credit::new(100, Duration::from_millis(1));
+        credit.used(0, Duration::from_micros(900));
+        assert_eq!(credit.rest(), Duration::ZERO);
+        credit.used(0, Duration::from_micros(200));
+        assert_eq!(credit.rest(), Duration::from_millis(10));
+        // 10 ms earn 100 us.
+        credit.used(10 * MS, Duration::ZERO);
+        assert_eq!(credit.rest(), Duration::ZERO);
+        // Whatever happens, no longer than the limit.
+        credit.used(10 * MS, Duration::from_secs(9));
+        assert_eq!(credit.rest(), Duration::from_millis(100));
+        credit.used(u64::MAX, Duration::ZERO);
+        credit.used(u64::MAX, Duration::from_millis(1));
+        assert_eq!(credit.rest(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,49 @@
+//! How things stand at a moment, for whoever asks the thread.
+
+use crate::telemetry::gaps::Gaps;
+use crate::telemetry::links::Measured;
+use crate::telemetry::own::Traffic;
+use harmonaize_analysis::trace::Owner;
+use harmonaize_events::{FlowKey, InterfaceTotals};
+use harmonaize_loader::{Cost, Flows};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How things stand. Times are CLOCK_MONOTONIC; counters count from when the programs were loaded.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// When it was taken.
+    pub time_ns: u64,
+    /// What is to be added to its times to get CLOCK_REALTIME.
+    pub offset_ns: i64,
+    /// Time since telemetry began.
+    pub uptime_ns: u64,
+    /// Processor time of the telemetry thread since it began.
+    pub thread: Duration,
+    /// Interfaces that are measured.
+    pub links: Vec<LinkReading>,
+    /// Every flow; empty where they were not asked for.
+    pub flows: Arc<Flows>,
+    /// How many flows there were when they were last read.
+    pub flows_known: u64,
+    /// Whose flows are, by their keys with interface 0.
+    pub owners: Arc<HashMap<FlowKey, Owner>>,
+    /// Own communicators.
+    pub communicators: BTreeMap<u64, Traffic>,
+    /// What was lost.
+    pub gaps: Gaps,
+    /// What the programs cost; none where the kernel does not tell.
+    pub cost: Option<Cost>,
+    /// What cannot be had here, a sentence each.
+    pub missing: Vec<String>,
+}
+
+/// An interface at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkReading {
+    /// Which.
+    pub measured: Measured,
+    /// What has crossed it.
+    pub totals: InterfaceTotals,
+}

@@ -1,0 +1,180 @@
+//! Records as they come, written as a trace for somebody who is never waited for: a file's own thread, or a stream.
+
+use crate::telemetry::failed;
+use anyhow::Context;
+use harmonaize_analysis::trace::{Lost, LostKind, Record, Writer};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use tokio::sync::mpsc;
+
+/// Bytes that are gathered before they go on.
+const PART: usize = 64 << 10;
+/// Parts that may wait for the reader.
+const PARTS: usize = 64;
+
+/// Some of a trace's bytes.
+pub type Part = Vec<u8>;
+
+/// A queue of parts.
+pub fn parts() -> (mpsc::Sender<Part>, mpsc::Receiver<Part>) {
+    mpsc::channel(PARTS)
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    writer: WriterBox,
+    to: mpsc::Sender<Part>,
+    /// Records left out since the last that was written.
+    left_out: u64,
+}
+
+/// A writer has no other way to show itself.
+struct WriterBox(Writer);
+
+impl std::fmt::Debug for WriterBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Writer").field(&self.0.bytes().len()).finish()
+    }
+}
+
+impl Tap {
+    pub(crate) fn new(to: mpsc::Sender<Part>) -> Self {
+        let mut writer = Writer::new();
+        writer.begin();
+        Self { writer: WriterBox(writer), to, left_out: 0 }
+    }
+
+    /// Writes a record, or leaves it out while the reader does not keep up. Returns how many were left out.
+    pub(crate) fn write(&mut self, record: &Record) -> u64 {
+        let writer = &mut self.writer.0;
+        if writer.bytes().len() >= PART && !Self::pass(writer, &self.to) {
+            self.left_out += 1;
+            return 1;
+        }
+        if self.left_out > 0 {
+            let count = std::mem::take(&mut self.left_out);
+            writer.write(&Record::Lost(Lost { time_ns: record.time_ns(), what: LostKind::Records, count }));
+        }
+        writer.write(record);
+        0
+    }
+
+    /// Lets go what was gathered. False once nobody reads any more.
+    pub(crate) fn flush(&mut self) -> bool {
+        if !self.writer.0.bytes().is_empty() {
+            Self::pass(&mut self.writer.0, &self.to);
+        }
+        !self.to.is_closed()
+    }
+
+    fn pass(writer: &mut Writer, to: &mpsc::Sender<Part>) -> bool {
+        let Ok(place) = to.try_reserve() else { return false };
+        place.send(writer.bytes().to_vec());
+        writer.clear();
+        true
+    }
+}
+
+/// A file that a trace is written to, by a thread of its own.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    path: PathBuf,
+    thread: JoinHandle<std::io::Result<()>>,
+}
+
+impl Recording {
+    /// Makes the file, in place of one that is there.
+    pub(crate) fn begin(path: &Path) -> anyhow::Result<(Self, Tap)> {
+        let file = File::create(path).with_context(|| format!("cannot write to {}", path.display()))?;
+        let (to, from) = parts();
+        let thread = std::thread::Builder::new()
+            .name("record".into())
+            .spawn(move || copy(from, file))
+            .context("cannot start a thread")?;
+        Ok((Self { path: path.to_owned(), thread }, Tap::new(to)))
+    }
+
+    /// Waits until everything is in the file; its tap must be gone.
+    pub(crate) fn end(self) {
+        let path = self.path.display();
+        match self.thread.join() {
+            Ok(Ok(())) => tracing::info!(file = %path, "the trace is whole"),
+            Ok(Err(error)) => failed("writing the trace", &error),
+            Err(_) => tracing::error!(file = %path, "the thread that writes the trace has panicked"),
+        }
+    }
+}
+
+fn copy(mut from: mpsc::Receiver<Part>, mut file: File) -> std::io::Result<()> {
+    while let Some(part) = from.blocking_recv() {
+        file.write_all(&part)?;
+    }
+    file.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_analysis::trace::replay;
+    use harmonaize_events::Event;
+
+    fn event(time_ns: u64) -> Record {
+        Record::Event(Event {
+            time_ns,
+            total: time_ns.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            ..Event::default()
+        })
+    }
+
+    #[test]
+    fn a_reader_that_sleeps_loses_records_which_the_trace_says() {
+        let (to, mut from) = parts();
+        let mut tap = Tap::new(to);
+        let mut written = 0;
+        while tap.write(&event(written)) == 0 {
+            written += 1;
+        }
+        assert_eq!((1..100).map(|more| tap.write(&event(written + more))).sum::<u64>(), 99);
+        assert!(tap.flush());
+        let mut bytes = from.try_recv().unwrap();
+        assert_eq!(tap.write(&event(written + 100)), 0);
+        while let Ok(part) = from.try_recv() {
+            bytes.extend(part);
+        }
+        assert!(tap.flush());
+        bytes.extend(from.try_recv().unwrap());
+        let mut read = Vec::new();
+        replay(&bytes, |record| read.push(*record)).unwrap();
+        assert_eq!(read.len() as u64, written + 2);
+        let lost = Lost { time_ns: written + 100, what: LostKind::Records, count: 100 };
+        assert_eq!(read[written as usize..], [Record::Lost(lost), event(written + 100)]);
+        drop(from);
+        assert!(!tap.flush());
+    }
+
+    #[test]
+    fn a_file_holds_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        let (recording, mut tap) = Recording::begin(&path).unwrap();
+        for time in 0..5_000 {
+            while tap.write(&event(time)) > 0 {
+                std::thread::yield_now();
+            }
+        }
+        while !tap.writer.0.bytes().is_empty() {
+            assert!(tap.flush());
+        }
+        drop(tap);
+        recording.end();
+        let mut times = Vec::new();
+        replay(&std::fs::read(&path).unwrap(), |record| times.push(record.time_ns())).unwrap();
+        // What was left out while the thread slept is told in the trace.
+        times.dedup();
+        assert_eq!(times, (0..5_000).collect::<Vec<_>>());
+        assert!(Recording::begin(Path::new("/no/such/folder/trace")).is_err());
+    }
+}

@@ -1,0 +1,505 @@
+//! The telemetry thread: what it is asked, when it wakes, and what it does then.
+
+use crate::telemetry::analysis::Analysis;
+use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns, thread_time};
+use crate::telemetry::finding::{Finding, Findings, Found};
+use crate::telemetry::gaps::Gaps;
+use crate::telemetry::links::Links;
+use crate::telemetry::looks::Looks;
+use crate::telemetry::own::{Formed, Own};
+use crate::telemetry::pace::{Credit, Pace};
+use crate::telemetry::reading::{LinkReading, Reading};
+use crate::telemetry::tap::{Part, Recording, Tap};
+use crate::telemetry::{Failed, failed};
+use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use harmonaize_analysis::trace::{Observer, Record};
+use harmonaize_engine::MarkReader;
+use harmonaize_events::{Event, Mark};
+use harmonaize_loader::Collector;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// Commands that may wait.
+const COMMANDS: usize = 256;
+/// Events, and marks, that are taken in a row.
+const EVENTS: usize = 4096;
+const MARKS: usize = 16384;
+/// Shares of a core, as one part of so many, that the kinds of work may take: looking at flows under way, reading all
+/// flows, and waking for events (the rest of whose cost nobody can choose). Together 1.7%.
+const LOOKS: u32 = 200;
+const READINGS: u32 = 200;
+const WAKES: u32 = 150;
+/// Processor time that waking for events may save up, and owe: so long events are acted on at once.
+const SAVED: Duration = Duration::from_micros(500);
+/// How long looks go on after the last sign of traffic.
+const QUIET_NS: u64 = 200_000_000;
+/// How often interfaces, losses and clocks are looked after.
+const ROUND: Duration = Duration::from_secs(1);
+/// How often all flows are read, at most and at least.
+const READ_ALL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// A reading of all flows that is no older answers who asks for one.
+const FRESH_NS: u64 = 50_000_000;
+
+/// How the thread is set up.
+pub struct Setup {
+    /// The host's name; empty where it has none.
+    pub host: String,
+    /// Interfaces to measure.
+    pub interfaces: Vec<String>,
+    /// What links carry, in bits a second, by interface; else as the driver says.
+    pub rates: BTreeMap<String, u64>,
+    /// How often flows under way are looked at, at most.
+    pub interval: Duration,
+    /// A file that everything is recorded in.
+    pub record: Option<PathBuf>,
+    /// The engine's marks.
+    pub marks: Option<MarkReader>,
+    /// The decision loop: hears of each finding within the thread, at once. It must not block.
+    pub decide: Box<dyn FnMut(&Finding) + Send>,
+}
+
+/// What the thread is asked for.
+enum Command {
+    Formed(Box<Formed>),
+    Ended(u64),
+    Read { flows: bool, reply: oneshot::Sender<Arc<Reading>> },
+    Trace(mpsc::Sender<Part>),
+    Stop,
+}
+
+/// A running telemetry thread. Clones reach the same one.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    commands: Sender<Command>,
+    bell: Arc<OwnedFd>,
+    findings: Findings,
+}
+
+impl Handle {
+    /// The links of an own communicator's epoch are up.
+    pub fn formed(&self, formed: Formed) {
+        self.send(Command::Formed(Box::new(formed)));
+    }
+
+    /// An own communicator is over.
+    pub fn ended(&self, communicator: u64) {
+        self.send(Command::Ended(communicator));
+    }
+
+    /// How things stand, with all flows if wanted; none if the thread has ended.
+    pub async fn read(&self, flows: bool) -> Option<Arc<Reading>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Read { flows, reply });
+        answer.await.ok()
+    }
+
+    /// Has a trace of its own written into `to` until its other end is dropped. See [`crate::telemetry::parts`].
+    pub fn trace(&self, to: mpsc::Sender<Part>) {
+        self.send(Command::Trace(to));
+    }
+
+    /// What was found.
+    pub fn findings(&self) -> &Findings {
+        &self.findings
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        self.send(Command::Stop);
+    }
+
+    fn send(&self, command: Command) {
+        match self.commands.try_send(command) {
+            Ok(()) => {
+                // A full counter means that the bell is ringing already.
+                let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+            }
+            Err(TrySendError::Full(_)) => tracing::warn!("telemetry does not keep up with what it is asked"),
+            Err(TrySendError::Disconnected(_)) => {}
+        }
+    }
+}
+
+/// Starts the thread on a source that `open` makes within it. Returns once that has worked or failed.
+///
+/// # Errors
+/// Why there is no telemetry, for the operator.
+pub fn start<O>(setup: Setup, open: O) -> anyhow::Result<(Handle, JoinHandle<()>)>
+where
+    O: FnOnce() -> Result<Box<dyn Collector>, Failed> + Send + 'static,
+{
+    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (sender, commands) = bounded(COMMANDS);
+    let findings = Findings::default();
+    let handle = Handle { commands: sender, bell: Arc::clone(&bell), findings: findings.clone() };
+    let (opened, opening) = bounded(1);
+    let thread = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
+        let thread = open().map_err(anyhow::Error::from);
+        let thread = thread.and_then(|source| Thread::new(setup, source, commands, bell, findings));
+        match thread {
+            Ok(thread) => {
+                let _ = opened.send(Ok(()));
+                thread.run();
+            }
+            Err(error) => drop(opened.send(Err(error))),
+        }
+    })?;
+    opening.recv().unwrap_or_else(|_| Err(anyhow::anyhow!("the telemetry thread has panicked")))?;
+    Ok((handle, thread))
+}
+
+struct Thread {
+    source: Box<dyn Collector>,
+    commands: Receiver<Command>,
+    bell: Arc<OwnedFd>,
+    marks: Option<MarkReader>,
+    findings: Findings,
+    decide: Box<dyn FnMut(&Finding) + Send>,
+    analysis: Analysis,
+    taps: Vec<Tap>,
+    recording: Option<Recording>,
+    observer: Observer,
+    links: Links,
+    looks: Looks,
+    own: Own,
+    gaps: Gaps,
+    look: Pace,
+    read_all: Pace,
+    round_ns: u64,
+    wakes: Credit,
+    begun_ns: u64,
+    /// When there was last a sign of traffic.
+    busy_ns: u64,
+    /// Kept for their memory.
+    events: Vec<Event>,
+    marked: Vec<Mark>,
+    records: Vec<Record>,
+}
+
+impl Thread {
+    fn new(
+        setup: Setup,
+        source: Box<dyn Collector>,
+        commands: Receiver<Command>,
+        bell: Arc<OwnedFd>,
+        findings: Findings,
+    ) -> anyhow::Result<Self> {
+        let mut taps = Vec::new();
+        let mut recording = None;
+        if let Some(path) = &setup.record {
+            let (file, tap) = Recording::begin(path)?;
+            recording = Some(file);
+            taps.push(tap);
+        }
+        let now_ns = monotonic_ns();
+        let observer = Observer {
+            time_ns: now_ns,
+            host: number_of(&setup.host),
+            realtime_offset_ns: realtime_offset_ns(),
+        };
+        let longest = setup.interval.max(Duration::from_millis(200));
+        let mut thread = Self {
+            source,
+            commands,
+            bell,
+            marks: setup.marks,
+            findings,
+            decide: setup.decide,
+            analysis: Analysis::default(),
+            taps,
+            recording,
+            observer,
+            links: Links::new(setup.interfaces, setup.rates),
+            looks: Looks::default(),
+            own: Own::default(),
+            gaps: Gaps::default(),
+            look: Pace::new(LOOKS, setup.interval, longest),
+            read_all: Pace::new(READINGS, READ_ALL.0, READ_ALL.1),
+            round_ns: 0,
+            wakes: Credit::new(WAKES, SAVED),
+            begun_ns: now_ns,
+            busy_ns: 0,
+            events: Vec::new(),
+            marked: Vec::new(),
+            records: Vec::new(),
+        };
+        tracing::info!("telemetry: {}", thread.source.kernel());
+        thread.records.push(Record::Observer(observer));
+        thread.round(now_ns);
+        thread.hand_on(now_ns);
+        Ok(thread)
+    }
+
+    fn run(mut self) {
+        loop {
+            self.wait();
+            while let Ok(command) = self.commands.try_recv() {
+                if matches!(command, Command::Stop) {
+                    return self.end();
+                }
+                self.obey(command);
+            }
+            self.turn();
+        }
+    }
+
+    /// Sleeps until events come, somebody asks, or something is due.
+    fn wait(&mut self) {
+        let now_ns = monotonic_ns();
+        let mut until_ns = self.round_ns;
+        if self.is_busy(now_ns) {
+            until_ns = until_ns.min(self.look.due_ns()).min(self.read_all.due_ns());
+        }
+        let mut left = Duration::from_nanos(until_ns.saturating_sub(now_ns));
+        // While events gather, they do not wake it.
+        let rest = self.wakes.rest();
+        let ring = self.source.wakes().filter(|_| rest.is_zero());
+        if ring.is_none() {
+            let most = if rest.is_zero() { self.look.least() } else { rest };
+            left = left.min(most);
+        }
+        let mut fds = vec![PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN)];
+        fds.extend(ring.map(|ring| PollFd::from_borrowed_fd(ring, PollFlags::IN)));
+        let left = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        // An interrupted sleep is a short one.
+        let _ = poll(&mut fds, Some(&left));
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&*self.bell, &mut count);
+    }
+
+    fn is_busy(&self, now_ns: u64) -> bool {
+        self.own.any() || self.looks.any_awake() || now_ns.saturating_sub(self.busy_ns) < QUIET_NS
+    }
+
+    /// Takes in what has come, looks at what is due, and hands all of it on.
+    fn turn(&mut self) {
+        let now_ns = monotonic_ns();
+        let before = thread_time();
+        self.gather();
+        self.merge();
+        let gathered = thread_time().saturating_sub(before);
+        self.wakes.used(now_ns, gathered);
+        if self.is_busy(now_ns) {
+            self.look_around(now_ns);
+        }
+        if now_ns >= self.round_ns {
+            self.round(now_ns);
+        }
+        self.hand_on(now_ns);
+    }
+
+    /// Takes events and marks out of their queues.
+    fn gather(&mut self) {
+        self.events.clear();
+        let Self { source, events, looks, .. } = self;
+        let read = source.read_events(EVENTS, &mut |event| {
+            looks.wake(&event.flow);
+            events.push(*event);
+        });
+        if let Err(error) = read {
+            failed("reading events", &error);
+        }
+        self.marked.clear();
+        while self.marked.len() < MARKS
+            && let Some(mark) = self.marks.as_ref().and_then(MarkReader::read)
+        {
+            self.own.mark(&mark);
+            self.marked.push(mark);
+        }
+        if let Some(latest) = self.events.last().map(|event| event.time_ns) {
+            self.busy_ns = self.busy_ns.max(latest);
+        }
+    }
+
+    /// Puts events and marks in the order of their times.
+    fn merge(&mut self) {
+        let Self { events, marked, records, .. } = self;
+        let (mut events, mut marks) = (events.iter().peekable(), marked.iter().peekable());
+        loop {
+            let mark_first = match (events.peek(), marks.peek()) {
+                (None, None) => return,
+                (Some(event), Some(mark)) => mark.time_ns < event.time_ns,
+                (event, _) => event.is_none(),
+            };
+            if mark_first {
+                records.extend(marks.next().map(|mark| Record::Mark(*mark)));
+            } else {
+                records.extend(events.next().map(|event| Record::Event(*event)));
+            }
+        }
+    }
+
+    /// Reads flows where that is due.
+    fn look_around(&mut self, now_ns: u64) {
+        if self.look.is_due(now_ns) {
+            let before = thread_time();
+            if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, &mut self.records) {
+                failed("looking at flows", &error);
+            }
+            self.read_totals(now_ns);
+            self.look.done(now_ns, thread_time().saturating_sub(before));
+        }
+        if self.read_all.is_due(now_ns) {
+            self.read_flows(now_ns);
+        }
+    }
+
+    fn read_totals(&mut self, now_ns: u64) {
+        for link in self.links.measured() {
+            if let Ok(totals) = self.source.totals(link.index) {
+                self.records.push(Record::Totals { time_ns: now_ns, totals });
+            }
+        }
+    }
+
+    fn read_flows(&mut self, now_ns: u64) {
+        let before = thread_time();
+        if let Err(error) = self.looks.read_all(self.source.as_mut(), now_ns, &mut self.records) {
+            failed("reading flows", &error);
+        }
+        self.read_all.done(now_ns, thread_time().saturating_sub(before));
+    }
+
+    /// What is done once in a while: interfaces, losses, clocks.
+    fn round(&mut self, now_ns: u64) {
+        let Self { links, source, gaps, records, .. } = self;
+        match links.refresh(source.as_mut(), now_ns, gaps, records) {
+            Ok(false) => {}
+            Ok(true) => self.own.tell_all(&self.interfaces(), &mut self.records),
+            Err(error) => failed("looking after interfaces", &error),
+        }
+        match self.source.losses() {
+            Ok(losses) => {
+                let lost = Gaps {
+                    events: losses.events,
+                    flows: self.looks.flows().evicted,
+                    ambiguous: losses.ambiguous,
+                    marks: self.marks.as_ref().map_or(0, MarkReader::lost),
+                    ..Gaps::default()
+                };
+                self.gaps.note(now_ns, lost, &mut self.records);
+            }
+            Err(error) => failed("reading losses", &error),
+        }
+        let offset_ns = realtime_offset_ns();
+        if offset_ns.abs_diff(self.observer.realtime_offset_ns) > 1_000 {
+            self.observer = Observer { time_ns: now_ns, realtime_offset_ns: offset_ns, ..self.observer };
+            self.records.push(Record::Observer(self.observer));
+        }
+        self.round_ns = now_ns.saturating_add(ROUND.as_nanos() as u64);
+    }
+
+    /// Hands records to analysis and traces, and findings to those who wait for them.
+    fn hand_on(&mut self, now_ns: u64) {
+        for record in &self.records {
+            self.analysis.take(record);
+            for tap in &mut self.taps {
+                self.gaps.records += tap.write(record);
+            }
+        }
+        self.records.clear();
+        self.taps.retain_mut(Tap::flush);
+        self.analysis.advance(now_ns);
+        for found in self.analysis.found() {
+            if let Found::Operation(operation) = &found {
+                self.own.operation(operation);
+            }
+            let offset_ns = self.observer.realtime_offset_ns;
+            let finding = Finding { time_ns: now_ns, offset_ns, found };
+            (self.decide)(&finding);
+            self.findings.tell(finding);
+        }
+    }
+
+    fn interfaces(&self) -> Vec<u32> {
+        self.links.measured().iter().map(|link| link.index).collect()
+    }
+
+    fn obey(&mut self, command: Command) {
+        let now_ns = monotonic_ns();
+        let interfaces = self.interfaces();
+        match command {
+            Command::Formed(formed) => self.own.formed(&formed, now_ns, &interfaces, &mut self.records),
+            Command::Ended(communicator) => {
+                // What its marks still say is of before.
+                self.gather();
+                self.merge();
+                self.hand_on(now_ns);
+                self.own.ended(communicator, now_ns, &interfaces, &mut self.records);
+            }
+            Command::Read { flows, reply } => {
+                // Nobody waits for it any more: as well.
+                let _ = reply.send(Arc::new(self.reading(now_ns, flows)));
+            }
+            Command::Trace(to) => self.tap(now_ns, Tap::new(to)),
+            Command::Stop => {}
+        }
+    }
+
+    /// Begins another trace with what is known already.
+    fn tap(&mut self, now_ns: u64, mut tap: Tap) {
+        let mut known = vec![Record::Observer(Observer { time_ns: now_ns, ..self.observer })];
+        known.extend(self.links.measured().iter().map(|link| link.record(now_ns, true)));
+        self.own.tell_all(&self.interfaces(), &mut known);
+        known.iter().for_each(|record| self.gaps.records += tap.write(record));
+        self.taps.push(tap);
+    }
+
+    fn reading(&mut self, now_ns: u64, flows: bool) -> Reading {
+        if flows && now_ns.saturating_sub(self.looks.read_ns()) >= FRESH_NS {
+            self.read_flows(now_ns);
+        }
+        let known = self.looks.flows();
+        let totals = |index| self.source.totals(index).unwrap_or_default();
+        Reading {
+            time_ns: now_ns,
+            offset_ns: self.observer.realtime_offset_ns,
+            uptime_ns: now_ns.saturating_sub(self.begun_ns),
+            thread: thread_time(),
+            links: self
+                .links
+                .measured()
+                .iter()
+                .map(|one| LinkReading { measured: one.clone(), totals: totals(one.index) })
+                .collect(),
+            flows_known: (known.tcp.len() + known.roce.len()) as u64,
+            flows: Arc::new(if flows { known.clone() } else { harmonaize_loader::Flows::default() }),
+            owners: Arc::new(self.own.owners().clone()),
+            communicators: self.own.communicators().clone(),
+            gaps: self.gaps,
+            cost: self.source.cost().ok(),
+            missing: self.links.missing().map(str::to_owned).collect(),
+        }
+    }
+
+    /// Takes in the last of it, and lets go of everything.
+    fn end(mut self) {
+        let now_ns = monotonic_ns();
+        self.turn();
+        self.read_totals(now_ns);
+        self.read_flows(now_ns);
+        self.round(now_ns);
+        self.hand_on(now_ns);
+        let Self { taps, recording, source, .. } = self;
+        drop(taps);
+        drop(source);
+        if let Some(recording) = recording {
+            recording.end();
+        }
+    }
+}
+
+/// A number that tells hosts apart (FNV-1a of the name).
+fn number_of(host: &str) -> u64 {
+    host.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
