@@ -20,8 +20,9 @@
 //! The end that is named is the one whose edges are later in sum; the sender where only one edge is late.
 //!
 //! **Deciding.** A lateness is divided by a threshold: the largest of [`Limits::least_ns`], [`Limits::part`] of the unit's
-//! length, and [`Limits::deviations`] times the robust standard deviation (1.4826 times the median absolute deviation over
-//! the last 32 quiet units; the rank's own or the median rank's, whichever is larger). Three units in a row of at least
+//! length, [`Limits::deviations`] times the robust standard deviation (1.4826 times the median absolute deviation over
+//! the last 32 quiet units; the rank's own or the median rank's, whichever is larger), and [`Limits::tails`] times what one in
+//! twenty latenesses of all ranks reached then (pauses of workers make long tails, which deviations do not show). Three units in a row of at least
 //! 0.7 with a mean of 1 make a verdict; three below 0.5 end it. So a single pause, however long, is no verdict, a steady
 //! one is found in its third unit, and what is late never counts as usual.
 
@@ -44,6 +45,8 @@ pub struct Limits {
     pub part: f64,
     /// Nor does lateness below this many robust standard deviations.
     pub deviations: f64,
+    /// Nor does lateness below so many times what one in twenty cases reaches.
+    pub tails: f64,
     /// Round trips stand out when they are longer by this than at other edges, and than usual.
     pub round_trip_ns: u64,
     /// A straggler of which nothing was heard for so many units is over.
@@ -61,7 +64,8 @@ impl Default for Limits {
         Self {
             least_ns: 500_000,
             part: 0.02,
-            deviations: 6.0,
+            deviations: 5.0,
+            tails: 2.0,
             round_trip_ns: 300_000,
             forget: 16,
             items: 4096,
@@ -102,6 +106,14 @@ impl Detector {
         if observed.ranks.len() > self.limits.items || observed.edges.len() > self.limits.items {
             self.refused += 1;
             return;
+        }
+        let ordered = observed.ranks.is_sorted_by_key(|rank| rank.rank)
+            && observed.edges.is_sorted_by_key(|edge| (edge.from, edge.to));
+        if !ordered {
+            let mut observed = observed.clone();
+            observed.ranks.sort_by_key(|rank| rank.rank);
+            observed.edges.sort_by_key(|edge| (edge.from, edge.to));
+            return self.take(subject, &observed);
         }
         if !self.subjects.contains_key(&subject) && self.subjects.len() >= self.limits.subjects.max(1) {
             let oldest = self.subjects.iter().min_by_key(|(_, (heard, _))| *heard).map(|(oldest, _)| *oldest);

@@ -39,6 +39,11 @@ impl Usual {
         self.waits = 0;
     }
 
+    /// What is usual, in no order.
+    pub(super) fn values(&self) -> &[i64] {
+        self.values.get(..self.kept).unwrap_or_default()
+    }
+
     /// The median and the robust standard deviation (1.4826 times the median distance from it); none while too few are known.
     pub(super) fn spread(&self) -> Option<Spread> {
         let mut values = self.values;

@@ -1,10 +1,12 @@
 //! Lateness of each of several things of a kind (ranks, edges), unit by unit: which of them are late for good.
 
-use super::ring::{ENOUGH, Usual, WAITING, median};
+use super::ring::{ENOUGH, Usual, WAITING, median, quantile};
 use super::{Limits, Unit};
 
 /// Values of a late item that its median is taken over.
 const LATE: usize = 32;
+/// Things whose usual lateness is looked at, where there are more.
+const SAMPLED: usize = 64;
 
 /// A thing became late, or is so no longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub(super) struct Turn<K> {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Track<K> {
     items: Vec<Item<K>>,
-    deviations: Vec<i64>,
+    scratch: Vec<i64>,
     units: usize,
 }
 
@@ -49,22 +51,23 @@ struct Late {
     since: Unit,
     until: Unit,
     by: [i64; LATE],
+    known: usize,
     units: u64,
 }
 
 impl Late {
     fn push(&mut self, value: i64, unit: Unit) {
-        let place = usize::try_from(self.units % LATE as u64).unwrap_or_default();
-        if let Some(by) = self.by.get_mut(place) {
+        if let Some(by) = self.by.get_mut(self.known % LATE) {
             *by = value;
         }
+        self.known += 1;
         self.units += 1;
         self.until = unit;
     }
 
     fn turn<K>(&self, key: K, late: bool) -> Turn<K> {
         let mut by = self.by;
-        let known = usize::try_from(self.units).unwrap_or(LATE).min(LATE);
+        let known = self.known.min(LATE);
         let middle = by.get_mut(..known).and_then(median).unwrap_or_default();
         let by_ns = u64::try_from(middle).unwrap_or_default();
         Turn { key, late, since: self.since, until: self.until, by_ns, units: self.units }
@@ -86,6 +89,7 @@ impl<K: Copy + Ord> Track<K> {
         self.units = self.units.saturating_add(1);
         self.know(lateness, limits.items);
         let common = self.common();
+        let tail = limits.tails * self.tail() as f64;
         let warm = self.units >= ENOUGH;
         for item in &mut self.items {
             let place = lateness.binary_search_by(|(key, _)| key.cmp(&item.key));
@@ -101,7 +105,8 @@ impl<K: Copy + Ord> Track<K> {
             item.absent = 0;
             let own = item.usual.spread().map_or(0, |spread| spread.deviation);
             let noise = limits.deviations * own.max(common) as f64;
-            item.take(unit, *value, noise.max(floor as f64).max(1.0), warm, &mut turned);
+            let threshold = noise.max(tail).max(floor as f64).max(1.0);
+            item.take(unit, *value, threshold, warm, &mut turned);
         }
         self.items.retain(|item| item.late.is_some() || item.absent <= 2 * limits.forget);
     }
@@ -141,10 +146,20 @@ impl<K: Copy + Ord> Track<K> {
 
     /// The usual deviation of most things.
     fn common(&mut self) -> i64 {
-        self.deviations.clear();
+        self.scratch.clear();
         let quiet = self.items.iter().filter(|item| item.late.is_none());
-        self.deviations.extend(quiet.filter_map(|item| Some(item.usual.spread()?.deviation)));
-        median(&mut self.deviations).unwrap_or_default()
+        self.scratch.extend(quiet.filter_map(|item| Some(item.usual.spread()?.deviation)));
+        median(&mut self.scratch).unwrap_or_default()
+    }
+
+    /// The lateness that is usual in one of twenty cases, over all that is not late; of many things, some of them.
+    fn tail(&mut self) -> i64 {
+        self.scratch.clear();
+        let step = self.items.len().div_ceil(SAMPLED).max(1);
+        for item in self.items.iter().filter(|item| item.late.is_none()).step_by(step) {
+            self.scratch.extend_from_slice(item.usual.values());
+        }
+        quantile(&mut self.scratch, 19, 20).unwrap_or_default()
     }
 }
 
@@ -172,10 +187,11 @@ impl<K: Copy> Item<K> {
         let row = self.row.filter(|_| warm && mean >= 1.0 && self.scores.iter().all(|score| *score >= 0.7));
         if let Some(since) = row {
             self.usual.discard();
-            let mut late = Late { since, until: unit, by: [0; LATE], units: 0 };
+            let mut late = Late { since, until: unit, by: [0; LATE], known: 0, units: 0 };
             for value in self.values {
                 late.push(value, unit);
             }
+            late.units = (unit.number.saturating_sub(since.number) + 1).max(late.units);
             turned(late.turn(self.key, true));
             self.late = Some(late);
         }

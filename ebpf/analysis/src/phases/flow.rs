@@ -1,0 +1,266 @@
+//! Flows as interfaces see them, and the bursts that events and snapshots tell of.
+
+use harmonaize_events::{Event, FlowKey, Traffic};
+
+/// Traffic of one direction of a connection without a gap, as one interface saw it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Burst {
+    pub(super) began_ns: u64,
+    pub(super) ended_ns: u64,
+    pub(super) bytes: u64,
+    /// The connection's place in the table.
+    pub(super) connection: u32,
+    /// From the connection's second end to its first.
+    pub(super) reverse: bool,
+    /// Seen leaving the sender, and not coming in at the receiver.
+    pub(super) leaving: bool,
+    /// Its bytes count: nobody else tells of them.
+    pub(super) counts: bool,
+}
+
+/// One direction of a flow.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Side {
+    /// The running burst, as far as it is known; `began_ns` 0 before the first.
+    pub(super) began_ns: u64,
+    pub(super) last_ns: u64,
+    pub(super) bytes: u64,
+    /// When the last snapshot with this burst was taken; 0 when none was.
+    pub(super) snapshot_ns: u64,
+    /// A snapshot that knows of a burst whose event has not come.
+    ahead: Option<Running>,
+    /// Counters at the last snapshot, and as they were told last.
+    pub(super) quality: Quality,
+    told: Quality,
+}
+
+/// A running burst, by a snapshot.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    began_ns: u64,
+    last_ns: u64,
+    bytes: u64,
+    snapshot_ns: u64,
+}
+
+/// What tells how well an edge works; counts since it began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Quality {
+    pub(super) round_trips: u64,
+    pub(super) round_trips_ns: u64,
+    pub(super) retransmissions: u64,
+}
+
+/// A stretch that has ended: when it began and ended, and its bytes.
+pub(super) type Ended = (u64, u64, u64);
+
+impl Side {
+    /// The flow's first packet passed.
+    pub(super) fn flow_began(&mut self, time_ns: u64) {
+        if self.began_ns == 0 {
+            (self.began_ns, self.last_ns) = (time_ns, time_ns);
+            self.catch_up();
+        }
+    }
+
+    /// A burst began, and one before has ended; there may be one more that only a snapshot knew of. `lost` says that an event is
+    /// missing before this one.
+    pub(super) fn burst_began(&mut self, event: &Event, lost: &mut bool) -> [Option<Ended>; 2] {
+        if event.time_ns <= self.began_ns {
+            return [None, None];
+        }
+        let before = (event.burst_began_ns, event.burst_ended_ns, event.burst_bytes);
+        let missed = self.began_ns != 0 && event.burst_began_ns > self.began_ns;
+        let missed = missed.then_some((self.began_ns, self.last_ns, self.bytes));
+        *lost |= missed.is_some();
+        (self.began_ns, self.last_ns) = (event.time_ns, event.time_ns);
+        (self.bytes, self.snapshot_ns) = (0, 0);
+        self.catch_up();
+        // A burst that was reported as missed before may come again.
+        [missed, (before.0 != 0 && before.0 <= before.1 && before.1 < event.time_ns).then_some(before)]
+    }
+
+    fn catch_up(&mut self) {
+        if let Some(ahead) = self.ahead
+            && ahead.began_ns <= self.began_ns
+        {
+            self.ahead = None;
+            if ahead.began_ns == self.began_ns {
+                self.adopt(&ahead);
+            }
+        }
+    }
+
+    fn adopt(&mut self, running: &Running) {
+        self.began_ns = running.began_ns;
+        self.last_ns = running.last_ns;
+        self.bytes = running.bytes;
+        self.snapshot_ns = running.snapshot_ns;
+    }
+
+    /// A snapshot was taken. Says which burst has ended, where its event never came.
+    pub(super) fn snapshot(&mut self, time_ns: u64, traffic: &Traffic, lost: &mut bool) -> Option<Ended> {
+        if traffic.first_ns == 0 || traffic.burst_began_ns == 0 || traffic.last_ns < traffic.burst_began_ns {
+            return None;
+        }
+        let running = Running {
+            began_ns: traffic.burst_began_ns,
+            last_ns: traffic.last_ns,
+            bytes: traffic.bytes.saturating_sub(traffic.burst_after),
+            snapshot_ns: time_ns,
+        };
+        if self.began_ns == 0 || running.began_ns == self.began_ns {
+            self.adopt(&running);
+            return None;
+        }
+        if running.began_ns < self.began_ns {
+            return None;
+        }
+        // Its event may still come, as events and snapshots are read one after the other.
+        let ahead = self.ahead.replace(running).filter(|ahead| ahead.began_ns != running.began_ns)?;
+        let ended = (self.began_ns, self.last_ns, self.bytes);
+        self.adopt(&ahead);
+        *lost = true;
+        Some(ended)
+    }
+
+    /// What has come to its counters since this was last asked.
+    pub(super) fn quality_since(&mut self) -> Quality {
+        let (now, before) = (self.quality, std::mem::replace(&mut self.told, self.quality));
+        Quality {
+            round_trips: now.round_trips.saturating_sub(before.round_trips),
+            round_trips_ns: now.round_trips_ns.saturating_sub(before.round_trips_ns),
+            retransmissions: now.retransmissions.saturating_sub(before.retransmissions),
+        }
+    }
+
+    /// The running burst, and whether all of it is known: snapshots were taken of everything since, and had no more of it.
+    pub(super) fn running(&self, swept_ns: u64, timeout_ns: u64, now_ns: u64) -> Option<(Ended, bool)> {
+        if self.began_ns == 0 {
+            return None;
+        }
+        let known = self.snapshot_ns != 0 && self.snapshot_ns < swept_ns && self.last_ns < swept_ns;
+        let given_up = self.last_ns.max(self.snapshot_ns).saturating_add(timeout_ns) < now_ns;
+        Some(((self.began_ns, self.last_ns, self.bytes), known || given_up))
+    }
+}
+
+/// A connection, whoever sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Ends {
+    pub(super) first: ([u32; 4], u32),
+    pub(super) second: ([u32; 4], u32),
+    protocol: u8,
+}
+
+impl Ends {
+    /// The connection of a flow, and whether what leaves the interface goes from its second end to its first.
+    pub(super) fn of(key: &FlowKey) -> (Self, bool) {
+        let (mut local, mut remote) =
+            ((key.local, u32::from(key.local_port)), (key.remote, u32::from(key.remote_port)));
+        if key.queue_pair != 0 {
+            // What goes to a queue pair is all that its packets tell: the other direction is another connection.
+            let incoming = key.direction == harmonaize_events::Direction::Ingress as u8;
+            let receiver = if incoming { &mut local } else { &mut remote };
+            receiver.1 = key.queue_pair | 1 << 31;
+        }
+        let protocol = key.protocol;
+        let reverse = local > remote;
+        let (first, second) = if reverse { (remote, local) } else { (local, remote) };
+        (Self { first, second, protocol }, reverse)
+    }
+}
+
+/// A flow at an interface.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flow {
+    pub(super) observer: u64,
+    pub(super) key: FlowKey,
+    pub(super) connection: u32,
+    /// What leaves goes from the connection's second end to its first.
+    pub(super) reverse: bool,
+    pub(super) ingress: Side,
+    pub(super) egress: Side,
+    pub(super) heard_ns: u64,
+    pub(super) owned: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traffic(began: u64, last: u64, bytes: u64, after: u64) -> Traffic {
+        let first_ns = 1;
+        Traffic {
+            first_ns,
+            burst_began_ns: began,
+            last_ns: last,
+            bytes,
+            burst_after: after,
+            ..Traffic::default()
+        }
+    }
+
+    fn event(time_ns: u64, began: u64, ended: u64, bytes: u64) -> Event {
+        Event {
+            time_ns,
+            burst_began_ns: began,
+            burst_ended_ns: ended,
+            burst_bytes: bytes,
+            ..Event::default()
+        }
+    }
+
+    #[test]
+    fn events_tell_bursts_exactly_and_snapshots_the_running_one() {
+        let (mut side, mut lost) = (Side::default(), false);
+        side.flow_began(10);
+        assert_eq!(side.snapshot(20, &traffic(10, 18, 500, 0), &mut lost), None);
+        assert_eq!(side.running(20, 1000, 25), Some(((10, 18, 500), false)));
+        assert_eq!(side.running(30, 1000, 31), Some(((10, 18, 500), true)));
+        assert_eq!(side.burst_began(&event(50, 10, 19, 700), &mut lost), [None, Some((10, 19, 700))]);
+        assert_eq!(side.running(60, 1000, 61), Some(((50, 50, 0), false)));
+        assert_eq!(side.running(60, 1000, 1051), Some(((50, 50, 0), true)));
+        assert!(!lost);
+        // The snapshot is read before the event: both tell the same in the end.
+        assert_eq!(side.snapshot(90, &traffic(80, 88, 1700, 1000), &mut lost), None);
+        assert_eq!(side.running(60, 1000, 95), Some(((50, 50, 0), false)));
+        assert_eq!(side.burst_began(&event(80, 50, 60, 300), &mut lost), [None, Some((50, 60, 300))]);
+        assert_eq!(side.running(100, 1000, 100), Some(((80, 88, 700), true)));
+        assert!(!lost);
+    }
+
+    #[test]
+    fn what_lost_events_leaves_is_told_and_said() {
+        let (mut side, mut lost) = (Side::default(), false);
+        side.flow_began(10);
+        side.snapshot(20, &traffic(10, 18, 500, 0), &mut lost);
+        // The event at 40 was lost.
+        let found = side.burst_began(&event(80, 40, 60, 300), &mut lost);
+        assert_eq!((found, lost), ([Some((10, 18, 500)), Some((40, 60, 300))], true));
+        // Those at 100 and 140 are: snapshots tell.
+        lost = false;
+        assert_eq!(side.snapshot(120, &traffic(100, 118, 2000, 1000), &mut lost), None);
+        assert_eq!(side.snapshot(160, &traffic(140, 158, 4000, 3000), &mut lost), Some((80, 80, 0)));
+        assert!(lost);
+        assert_eq!(side.running(160, 1000, 160).unwrap().0, (100, 118, 1000));
+        // Old news changes nothing.
+        assert_eq!(side.burst_began(&event(90, 80, 85, 1), &mut lost), [None, None]);
+    }
+
+    #[test]
+    fn both_ends_see_one_connection() {
+        let (a, b) = (FlowKey::mapped(1), FlowKey::mapped(2));
+        let key =
+            FlowKey { local: a, remote: b, local_port: 5, remote_port: 6, protocol: 6, ..FlowKey::default() };
+        let other = FlowKey { local: b, remote: a, local_port: 6, remote_port: 5, interface: 9, ..key };
+        assert_eq!(Ends::of(&key).0, Ends::of(&other).0);
+        assert_ne!(Ends::of(&key).1, Ends::of(&other).1);
+        let roce =
+            FlowKey { local: a, remote: b, queue_pair: 77, protocol: 17, direction: 2, ..FlowKey::default() };
+        let other = FlowKey { local: b, remote: a, direction: 1, ..roce };
+        assert_eq!(Ends::of(&roce).0, Ends::of(&other).0);
+        let back = FlowKey { direction: 1, ..roce };
+        assert_ne!(Ends::of(&roce).0, Ends::of(&back).0);
+    }
+}

@@ -1,0 +1,312 @@
+//! A job that was found: its bursts are cut into phases.
+
+use super::finding::Address;
+use super::flow::Burst;
+use super::rhythm::{CHATTER, Rhythm, median};
+use std::collections::VecDeque;
+
+/// Phases that the period is taken over.
+const PERIOD_OVER: usize = 129;
+/// Phases whose bytes tell what is usual.
+const USUAL_OVER: usize = 15;
+/// A phase has this part of the usual bytes at least,
+const ENOUGH: f64 = 0.85;
+/// and no more than this,
+const TOO_MUCH: f64 = 1.4;
+/// unless something was lost: then it has at least this.
+const ENOUGH_IF_LOSSY: f64 = 0.5;
+/// Bursts that may wait to be cut; beyond, the oldest go.
+const TAIL: usize = 1 << 16;
+/// No silence that parts phases is shorter.
+const SHORTEST_GAP_NS: u64 = 500_000;
+
+/// A job.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) number: u64,
+    pub(super) connections: Vec<u32>,
+    pub(super) rhythm: Rhythm,
+    /// Bursts behind the last phase.
+    pub(super) tail: Vec<Burst>,
+    /// Everything that began until then has been told.
+    pub(super) closed_ns: u64,
+    /// The latest activity known.
+    pub(super) heard_ns: u64,
+    /// When the last phase was told, or the job was found.
+    pub(super) told_ns: u64,
+    /// When to look again.
+    pub(super) look_ns: u64,
+    pub(super) since_ns: u64,
+    pub(super) iterations: u64,
+    starts: VecDeque<(u64, u64)>,
+    sizes: VecDeque<u64>,
+    pub(super) lossy: bool,
+    pub(super) hosts: Vec<Address>,
+    pub(super) ring: bool,
+    /// How far apart hosts usually begin.
+    pub(super) spreads: VecDeque<u64>,
+    scratch: Vec<(Burst, bool)>,
+}
+
+/// The bursts of a phase, in the order of their beginning.
+pub(super) struct Cut {
+    pub(super) iteration: u64,
+    pub(super) began_ns: u64,
+    pub(super) ended_ns: u64,
+    pub(super) bytes: u64,
+    pub(super) bursts: Vec<Burst>,
+    pub(super) lossy: bool,
+}
+
+/// Bursts without a longer silence among them.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    /// Places of the first burst, and behind the last.
+    from: usize,
+    to: usize,
+    began_ns: u64,
+    ended_ns: u64,
+    bytes: u64,
+    /// Every burst is known whole.
+    whole: bool,
+    several: bool,
+}
+
+/// What is to be done with the first groups.
+enum Decision {
+    /// Nothing yet.
+    Wait,
+    /// Forget so many bursts, until that time.
+    Drop(Group),
+    /// They are a phase.
+    Phase(Group),
+}
+
+impl Job {
+    pub(super) fn new(
+        number: u64,
+        rhythm: Rhythm,
+        connections: Vec<u32>,
+        tail: Vec<Burst>,
+        now_ns: u64,
+    ) -> Self {
+        let heard_ns = tail.iter().map(|burst| burst.ended_ns).max().unwrap_or(now_ns);
+        Self {
+            number,
+            connections,
+            rhythm,
+            since_ns: tail.iter().map(|burst| burst.began_ns).min().unwrap_or(now_ns),
+            tail,
+            closed_ns: 0,
+            heard_ns,
+            told_ns: now_ns,
+            look_ns: 0,
+            iterations: 0,
+            starts: VecDeque::new(),
+            sizes: VecDeque::new(),
+            lossy: false,
+            hosts: Vec::new(),
+            ring: false,
+            spreads: VecDeque::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// A burst of one of its connections has ended. One that began before the end of what was told is of what was told.
+    pub(super) fn take(&mut self, burst: Burst) {
+        self.heard_ns = self.heard_ns.max(burst.ended_ns);
+        if burst.began_ns > self.closed_ns {
+            if self.tail.len() >= TAIL {
+                self.tail.drain(..TAIL / 2);
+                self.lossy = true;
+            }
+            self.tail.push(burst);
+        }
+    }
+
+    /// The period: from the first to the last phase that is remembered.
+    pub(super) fn period_ns(&self) -> u64 {
+        match (self.starts.front(), self.starts.back()) {
+            (Some((first, from)), Some((last, to))) if last > first => {
+                (to.saturating_sub(*from)) / (last - first)
+            }
+            _ => self.rhythm.period_ns,
+        }
+    }
+
+    /// The next phase, if one has ended. `running` are the bursts that have not ended, each with whether all of it is known.
+    pub(super) fn cut(&mut self, running: &[(Burst, bool)], now_ns: u64) -> Option<Cut> {
+        let mut bursts = std::mem::take(&mut self.scratch);
+        let found = loop {
+            bursts.clear();
+            bursts.extend(self.tail.iter().map(|burst| (*burst, true)));
+            bursts.extend(running.iter().filter(|(burst, _)| burst.began_ns > self.closed_ns));
+            bursts.sort_unstable_by_key(|(burst, _)| (burst.began_ns, burst.connection, burst.reverse));
+            match self.decide(&bursts, now_ns) {
+                Decision::Wait => break None,
+                Decision::Drop(group) => self.close(&group),
+                Decision::Phase(group) => {
+                    let part = bursts.get(group.from..group.to).unwrap_or_default();
+                    let cut = self.phase(&group, part.iter().map(|(burst, _)| *burst).collect(), now_ns);
+                    self.close(&group);
+                    break Some(cut);
+                }
+            }
+        };
+        self.scratch = bursts;
+        found
+    }
+
+    fn phase(&mut self, group: &Group, bursts: Vec<Burst>, now_ns: u64) -> Cut {
+        let period = self.period_ns().max(1);
+        let iteration = match self.starts.back() {
+            None => 0,
+            // Only where something was lost may an iteration have been missed; else it was a long one.
+            Some((last, began)) if self.lossy => {
+                let apart = group.began_ns.saturating_sub(*began);
+                last + (apart.saturating_add(period / 2) / period).max(1)
+            }
+            Some((last, _)) => last + 1,
+        };
+        remember(&mut self.starts, (iteration, group.began_ns), PERIOD_OVER);
+        remember(&mut self.sizes, group.bytes, USUAL_OVER);
+        let mut sizes: Vec<u64> = self.sizes.iter().copied().collect();
+        if sizes.len() >= 5 {
+            self.rhythm.bytes = median(&mut sizes).unwrap_or(self.rhythm.bytes);
+        }
+        if self.iterations == 0 {
+            self.since_ns = group.began_ns;
+        }
+        self.iterations += 1;
+        self.told_ns = now_ns;
+        let lossy = std::mem::take(&mut self.lossy);
+        let Group { began_ns, ended_ns, bytes, .. } = *group;
+        Cut { iteration, began_ns, ended_ns, bytes, bursts, lossy }
+    }
+
+    fn close(&mut self, group: &Group) {
+        self.closed_ns = self.closed_ns.max(group.ended_ns);
+        let closed = self.closed_ns;
+        self.tail.retain(|burst| burst.began_ns > closed);
+    }
+
+    fn decide(&self, bursts: &[(Burst, bool)], now_ns: u64) -> Decision {
+        let mut gap_ns = self.rhythm.gap_ns;
+        loop {
+            let decision = self.decide_by(bursts, gap_ns, now_ns);
+            let much = TOO_MUCH * self.rhythm.bytes as f64;
+            match decision {
+                // Two phases may have come without the usual silence between.
+                Decision::Drop(group) | Decision::Phase(group)
+                    if group.bytes as f64 > much && gap_ns > SHORTEST_GAP_NS =>
+                {
+                    gap_ns = (gap_ns / 2).max(SHORTEST_GAP_NS);
+                }
+                Decision::Phase(group) if group.bytes as f64 > much => return Decision::Drop(group),
+                decision => return decision,
+            }
+        }
+    }
+
+    fn decide_by(&self, bursts: &[(Burst, bool)], gap_ns: u64, now_ns: u64) -> Decision {
+        let usual = self.rhythm.bytes as f64;
+        let enough = if self.lossy { ENOUGH_IF_LOSSY } else { ENOUGH } * usual;
+        let patience = self.rhythm.period_ns.saturating_mul(4).max(1_000_000_000);
+        let mut sum: Option<Group> = None;
+        let mut at = 0;
+        while let Some(group) = group_at(bursts, at, gap_ns) {
+            at = group.to;
+            let over = now_ns > group.ended_ns.saturating_add(gap_ns) && group.whole;
+            let last = at >= bursts.len();
+            if last && !over {
+                return Decision::Wait;
+            }
+            let chatter = (group.bytes as f64) < CHATTER * usual;
+            match sum {
+                None if chatter => {
+                    // The first words of ranks that wait for a late one, or nothing of ours.
+                    let next = group_at(bursts, at, gap_ns);
+                    let reach = group.ended_ns.saturating_add(self.rhythm.period_ns / 2);
+                    match next {
+                        _ if !group.several => return Decision::Drop(group),
+                        None if now_ns <= reach => return Decision::Wait,
+                        Some(next) if next.began_ns <= reach => sum = Some(group),
+                        _ => return Decision::Drop(group),
+                    }
+                }
+                None => sum = Some(group),
+                Some(before) => {
+                    let both = before.with(&group);
+                    if both.bytes as f64 > TOO_MUCH * usual && group.bytes as f64 >= ENOUGH * usual {
+                        // What came before was no whole phase, and is not part of this one.
+                        let lossy = self.lossy && before.bytes as f64 >= ENOUGH_IF_LOSSY * usual;
+                        return if lossy { Decision::Phase(before) } else { Decision::Drop(before) };
+                    }
+                    sum = Some(both);
+                }
+            }
+            if let Some(group) = sum
+                && group.bytes as f64 >= enough
+            {
+                return if group.whole || last { Decision::Phase(group) } else { Decision::Wait };
+            }
+        }
+        match sum {
+            Some(group) if now_ns > group.ended_ns.saturating_add(patience) => {
+                if self.lossy && group.bytes as f64 >= ENOUGH_IF_LOSSY * usual {
+                    Decision::Phase(group)
+                } else {
+                    Decision::Drop(group)
+                }
+            }
+            _ => Decision::Wait,
+        }
+    }
+}
+
+/// The group that begins at a place.
+fn group_at(bursts: &[(Burst, bool)], from: usize, gap_ns: u64) -> Option<Group> {
+    let (first, _) = bursts.get(from)?;
+    let mut group = Group {
+        from,
+        to: from,
+        began_ns: first.began_ns,
+        ended_ns: first.ended_ns,
+        bytes: 0,
+        whole: true,
+        several: false,
+    };
+    for (burst, whole) in bursts.get(from..)? {
+        if burst.began_ns > group.ended_ns.saturating_add(gap_ns) {
+            break;
+        }
+        group.to += 1;
+        group.ended_ns = group.ended_ns.max(burst.ended_ns);
+        group.bytes = group.bytes.saturating_add(if burst.counts { burst.bytes } else { 0 });
+        group.whole &= whole;
+        group.several |= burst.connection != first.connection;
+    }
+    Some(group)
+}
+
+impl Group {
+    fn with(&self, next: &Self) -> Self {
+        Self {
+            from: self.from,
+            to: next.to,
+            began_ns: self.began_ns,
+            ended_ns: self.ended_ns.max(next.ended_ns),
+            bytes: self.bytes.saturating_add(next.bytes),
+            whole: self.whole && next.whole,
+            several: self.several || next.several,
+        }
+    }
+}
+
+/// Puts into a list of at most `most`, whose oldest goes.
+pub(super) fn remember<T>(list: &mut VecDeque<T>, value: T, most: usize) {
+    if list.len() >= most {
+        list.pop_front();
+    }
+    list.push_back(value);
+}

@@ -1,0 +1,146 @@
+//! Whether traffic falls into groups of the same bytes at the same distances, and where one ends.
+
+/// A stretch of activity.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) began_ns: u64,
+    pub(super) ended_ns: u64,
+    pub(super) bytes: u64,
+}
+
+/// How a job's traffic goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rhythm {
+    /// A silence of this length parts two groups.
+    pub(super) gap_ns: u64,
+    /// From one group's beginning to the next's: the median.
+    pub(super) period_ns: u64,
+    /// Bytes of a group: the median.
+    pub(super) bytes: u64,
+}
+
+/// Silences tried, shortest first: 1 ms, and each half as long again as the one before, to some 30 s.
+const SHORTEST_GAP_NS: u64 = 1_000_000;
+const GAPS: u32 = 26;
+/// A group of less than this part of the usual bytes is chatter.
+pub(super) const CHATTER: f64 = 0.05;
+/// Bytes count as the same within this part.
+const SAME_BYTES: f64 = 0.2;
+/// Of groups, this part has to have the same bytes.
+const REGULAR: f64 = 0.85;
+/// For so many distances, this part of them within that part of the median: each as unlikely as the others in random traffic.
+const EVIDENCE: [(usize, f64, f64); 4] = [(7, 1.0, 0.12), (9, 1.0, 0.2), (12, 0.9, 0.3), (24, 0.85, 0.35)];
+/// No distance is longer than so many medians: longer ones are those of groups of groups.
+const LONGEST: f64 = 2.2;
+
+/// The median of numbers, the lower one of two; reorders them.
+pub(super) fn median(numbers: &mut [u64]) -> Option<u64> {
+    let middle = numbers.len().checked_sub(1)? / 2;
+    Some(*numbers.select_nth_unstable(middle).1)
+}
+
+/// Joins what is sorted by its beginning and parted by no more than `gap_ns`.
+pub(super) fn joined(spans: &[Span], gap_ns: u64) -> Vec<Span> {
+    let mut groups: Vec<Span> = Vec::new();
+    for span in spans {
+        match groups.last_mut() {
+            Some(last) if span.began_ns <= last.ended_ns.saturating_add(gap_ns) => {
+                last.ended_ns = last.ended_ns.max(span.ended_ns);
+                last.bytes = last.bytes.saturating_add(span.bytes);
+            }
+            _ => groups.push(*span),
+        }
+    }
+    groups
+}
+
+/// The rhythm of spans that are sorted by their beginning, if they have one. Of several, that of the longest silences: buckets
+/// of an iteration may be alike.
+pub(super) fn find(spans: &[Span]) -> Option<Rhythm> {
+    let mut fine = joined(spans, SHORTEST_GAP_NS / 2);
+    let mut found = None;
+    let mut gap_ns = SHORTEST_GAP_NS;
+    for _ in 0..GAPS {
+        fine = joined(&fine, gap_ns);
+        if fine.len() < EVIDENCE.map(|(least, ..)| least).into_iter().min().unwrap_or_default() {
+            break;
+        }
+        found = regular(&fine, gap_ns).or(found);
+        gap_ns += gap_ns / 2;
+    }
+    let (mut rhythm, gap) = found?;
+    let inner = longest_within(spans, gap);
+    rhythm.gap_ns = between(inner, rhythm.gap_ns);
+    Some(rhythm)
+}
+
+/// A length between two, nearer to the shorter; but at least the shortest gap.
+fn between(shorter: u64, longer: u64) -> u64 {
+    let mean = (shorter.max(SHORTEST_GAP_NS) as f64 * longer as f64).sqrt();
+    (mean as u64).clamp(SHORTEST_GAP_NS, longer.max(SHORTEST_GAP_NS))
+}
+
+/// The longest silence within groups that are parted by `gap_ns`.
+fn longest_within(spans: &[Span], gap_ns: u64) -> u64 {
+    let (mut end, mut longest) = (None, 0);
+    for span in spans {
+        if let Some(end) = end {
+            let silence = span.began_ns.saturating_sub(end);
+            if silence <= gap_ns {
+                longest = longest.max(silence);
+            }
+        }
+        end = end.max(Some(span.ended_ns));
+    }
+    longest
+}
+
+/// The rhythm of groups, with the shortest silence between them for its gap, and the gap that they were made by. How a job began
+/// need not fit: some of the first groups may be left out.
+fn regular(groups: &[Span], gap_ns: u64) -> Option<(Rhythm, u64)> {
+    let mut sizes: Vec<u64> = groups.iter().map(|group| group.bytes).collect();
+    let usual = median(&mut sizes)?;
+    // Many small ones may pull the median down: those that matter are the larger ones.
+    let largest = sizes.iter().max().copied().unwrap_or_default();
+    let bar = if (usual as f64) < CHATTER * largest as f64 { largest / 2 } else { usual };
+    let real: Vec<Span> =
+        groups.iter().filter(|group| group.bytes as f64 > CHATTER * bar as f64).copied().collect();
+    // The last may still go on, and the first have begun earlier.
+    let real = real.get(..real.len().checked_sub(1)?)?;
+    let skips = [0, 1, 2, 4, real.len().saturating_sub(64), real.len().saturating_sub(32)];
+    skips.into_iter().find_map(|skip| Some((evident(real.get(skip..)?)?, gap_ns)))
+}
+
+fn evident(groups: &[Span]) -> Option<Rhythm> {
+    let mut sizes: Vec<u64> = groups.iter().map(|group| group.bytes).collect();
+    let bytes = median(&mut sizes)?;
+    let same = sizes.iter().filter(|size| size.abs_diff(bytes) as f64 <= SAME_BYTES * bytes as f64).count();
+    if bytes == 0 || (same as f64) < REGULAR * sizes.len() as f64 {
+        return None;
+    }
+    let distance = |pair: &[Span]| match pair {
+        [one, next] => next.began_ns.saturating_sub(one.began_ns),
+        _ => 0,
+    };
+    let mut distances: Vec<u64> = groups.windows(2).map(distance).collect();
+    let period_ns = median(&mut distances)?;
+    let within = |part: f64| {
+        let near = |one: &&u64| one.abs_diff(period_ns) as f64 <= part * period_ns as f64;
+        distances.iter().filter(near).count() as f64
+    };
+    let count = distances.len();
+    let evidence =
+        |(least, share, part): &(usize, f64, f64)| count >= *least && within(*part) >= share * count as f64;
+    let bounded = within(LONGEST - 1.0) >= count as f64;
+    if !bounded || !EVIDENCE.iter().any(evidence) {
+        return None;
+    }
+    let silence = |pair: &[Span]| match pair {
+        [one, next] => next.began_ns.saturating_sub(one.ended_ns),
+        _ => 0,
+    };
+    let mut silences: Vec<u64> = groups.windows(2).map(silence).collect();
+    silences.sort_unstable();
+    let gap_ns = silences.get(silences.len() / 10).copied()?;
+    Some(Rhythm { gap_ns, period_ns, bytes })
+}

@@ -1,0 +1,290 @@
+//! All flows and connections that are known, within bounds.
+
+use super::activity::{Activity, SCALES};
+use super::flow::{Burst, Ended, Ends, Flow, Quality, Side};
+use harmonaize_events::{Direction, FlowKey, Protocol};
+use std::collections::{HashMap, VecDeque};
+
+/// A burst of fewer bytes is chatter by itself.
+pub(super) const HEAVY: u64 = 4096;
+/// Bursts that are kept of a connection without a job.
+const HISTORY: usize = 2048;
+/// A heavy connection that has been silent for so long is one no longer.
+const SILENT_NS: u64 = 60_000_000_000;
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) ends: Ends,
+    pub(super) flows: Vec<u32>,
+    /// By direction, forward and reverse: who tells of its bytes, and whether as what leaves.
+    pub(super) tells: [Option<(u64, bool)>; 2],
+    pub(super) owned: bool,
+    /// Its job's number.
+    pub(super) job: Option<u64>,
+    pub(super) watched: Option<Box<Watched>>,
+}
+
+/// What is kept of a connection with heavy traffic.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    pub(super) activity: [Activity; 2],
+    pub(super) history: VecDeque<Burst>,
+    pub(super) heavy_ns: u64,
+    /// Heavy bytes, forward and reverse.
+    pub(super) bytes: [u64; 2],
+    /// When to look at it again, and how long to wait after that.
+    pub(super) retry_ns: u64,
+    pub(super) backoff_ns: u64,
+}
+
+/// Who observes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sweeps {
+    latest_ns: u64,
+    /// The end of the last reading of all flows that is complete.
+    swept_ns: u64,
+}
+
+/// Flows and connections.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    by_key: HashMap<(u64, FlowKey), u32>,
+    by_ends: HashMap<Ends, u32>,
+    pub(super) flows: Vec<Option<Flow>>,
+    pub(super) connections: Vec<Option<Connection>>,
+    free_flows: Vec<u32>,
+    free_connections: Vec<u32>,
+    sweeps: HashMap<u64, Sweeps>,
+    pub(super) watched: usize,
+}
+
+/// A reading of all flows is complete when so long nothing more came of it.
+const SWEEP_NS: u64 = 5_000_000;
+/// Observers whose readings are told apart.
+const OBSERVERS: usize = 4096;
+
+impl Table {
+    /// The flow of a key at an observer, made if there is room.
+    pub(super) fn flow(&mut self, observer: u64, key: &FlowKey, now_ns: u64, most: usize) -> Option<u32> {
+        let mut key = *key;
+        if key.protocol == Protocol::Tcp as u8 {
+            key.direction = 0;
+        }
+        if let Some(place) = self.by_key.get(&(observer, key)) {
+            return Some(*place);
+        }
+        if self.by_key.len() >= most {
+            return None;
+        }
+        let (ends, reverse) = Ends::of(&key);
+        let connection = match self.by_ends.get(&ends) {
+            Some(place) => *place,
+            None => {
+                let connection = Connection {
+                    ends,
+                    flows: Vec::with_capacity(2),
+                    tells: [None; 2],
+                    owned: false,
+                    job: None,
+                    watched: None,
+                };
+                let place = put(&mut self.connections, &mut self.free_connections, connection)?;
+                self.by_ends.insert(ends, place);
+                place
+            }
+        };
+        let flow = Flow {
+            observer,
+            key,
+            connection,
+            reverse,
+            ingress: Side::default(),
+            egress: Side::default(),
+            heard_ns: now_ns,
+            owned: false,
+        };
+        let place = put(&mut self.flows, &mut self.free_flows, flow)?;
+        self.by_key.insert((observer, key), place);
+        if let Some(connection) = self.connection_mut(connection) {
+            connection.flows.push(place);
+        }
+        Some(place)
+    }
+
+    /// A flow that is known, by its key.
+    pub(super) fn known(&self, observer: u64, key: &FlowKey) -> Option<&Flow> {
+        let mut key = *key;
+        if key.protocol == Protocol::Tcp as u8 {
+            key.direction = 0;
+        }
+        self.flows.get(*self.by_key.get(&(observer, key))? as usize)?.as_ref()
+    }
+
+    pub(super) fn flow_mut(&mut self, place: u32) -> Option<&mut Flow> {
+        self.flows.get_mut(place as usize)?.as_mut()
+    }
+
+    pub(super) fn connection(&self, place: u32) -> Option<&Connection> {
+        self.connections.get(place as usize)?.as_ref()
+    }
+
+    pub(super) fn connection_mut(&mut self, place: u32) -> Option<&mut Connection> {
+        self.connections.get_mut(place as usize)?.as_mut()
+    }
+
+    /// A reading of flows goes on at this time.
+    pub(super) fn sweep(&mut self, observer: u64, time_ns: u64) {
+        if self.sweeps.len() >= OBSERVERS && !self.sweeps.contains_key(&observer) {
+            return;
+        }
+        let sweeps = self.sweeps.entry(observer).or_default();
+        if time_ns > sweeps.latest_ns {
+            sweeps.swept_ns = sweeps.latest_ns;
+            sweeps.latest_ns = time_ns;
+        }
+    }
+
+    fn swept_ns(&self, observer: u64, now_ns: u64) -> u64 {
+        let sweeps = self.sweeps.get(&observer).copied().unwrap_or_default();
+        if now_ns >= sweeps.latest_ns.saturating_add(SWEEP_NS) { sweeps.latest_ns } else { sweeps.swept_ns }
+    }
+
+    /// The burst of a flow's side that has ended: notes it for the connection. Handed back for its job, if it has one, or none.
+    pub(super) fn ended(
+        &mut self,
+        flow: u32,
+        direction: Direction,
+        (began_ns, ended_ns, bytes): Ended,
+        most: usize,
+    ) -> Option<(u64, Burst)> {
+        let Flow { connection: place, reverse, observer, .. } = *self.flows.get(flow as usize)?.as_ref()?;
+        let leaving = direction == Direction::Egress;
+        let reverse = reverse == leaving;
+        let burst = Burst { began_ns, ended_ns, bytes, connection: place, reverse, leaving, counts: false };
+        let room = self.watched < most;
+        let connection = self.connections.get_mut(place as usize)?.as_mut()?;
+        let tells = connection.tells.get_mut(usize::from(reverse))?;
+        if tells.is_none_or(|(_, by_sender)| leaving && !by_sender) {
+            *tells = Some((observer, leaving));
+        }
+        let burst = Burst { counts: *tells == Some((observer, leaving)), ..burst };
+        if connection.owned {
+            return None;
+        }
+        if bytes >= HEAVY && connection.watched.is_none() && room {
+            connection.watched = Some(Box::default());
+            self.watched += 1;
+        }
+        if let Some(watched) = &mut connection.watched {
+            if bytes >= HEAVY {
+                watched.heavy_ns = watched.heavy_ns.max(ended_ns);
+                if burst.counts
+                    && let Some(sum) = watched.bytes.get_mut(usize::from(reverse))
+                {
+                    *sum = sum.saturating_add(bytes);
+                }
+                for (activity, slot) in watched.activity.iter_mut().zip(SCALES) {
+                    activity.note(began_ns / slot, ended_ns / slot);
+                }
+            }
+            if connection.job.is_none() {
+                if watched.history.len() >= HISTORY {
+                    watched.history.pop_front();
+                }
+                watched.history.push_back(burst);
+            }
+        }
+        connection.job.map(|job| (job, burst))
+    }
+
+    /// The running bursts of a connection, each with whether all of it is known.
+    pub(super) fn running(
+        &self,
+        place: u32,
+        timeout_ns: u64,
+        now_ns: u64,
+        mut tell: impl FnMut(Burst, bool),
+    ) {
+        let Some(connection) = self.connection(place) else { return };
+        for flow in &connection.flows {
+            let Some(flow) = self.flows.get(*flow as usize).and_then(Option::as_ref) else { continue };
+            let swept_ns = self.swept_ns(flow.observer, now_ns);
+            for (side, leaving) in [(&flow.egress, true), (&flow.ingress, false)] {
+                let Some(((began_ns, ended_ns, bytes), whole)) = side.running(swept_ns, timeout_ns, now_ns)
+                else {
+                    continue;
+                };
+                let reverse = flow.reverse == leaving;
+                let tells = connection.tells.get(usize::from(reverse)).copied().flatten();
+                let counts = tells == Some((flow.observer, leaving));
+                tell(Burst { began_ns, ended_ns, bytes, connection: place, reverse, leaving, counts }, whole);
+            }
+        }
+    }
+
+    /// What has come to a connection's quality counters, forward and reverse, since it was last asked; as senders see it.
+    pub(super) fn quality(&mut self, place: u32) -> [Quality; 2] {
+        let mut sums = [Quality::default(); 2];
+        let Some(connection) = self.connections.get(place as usize).and_then(Option::as_ref) else {
+            return sums;
+        };
+        for flow in &connection.flows {
+            let Some(flow) = self.flows.get_mut(*flow as usize).and_then(Option::as_mut) else { continue };
+            let fresh = flow.egress.quality_since();
+            if let Some(sum) = sums.get_mut(usize::from(flow.reverse)) {
+                sum.round_trips += fresh.round_trips;
+                sum.round_trips_ns = sum.round_trips_ns.saturating_add(fresh.round_trips_ns);
+                sum.retransmissions += fresh.retransmissions;
+            }
+        }
+        sums
+    }
+
+    /// Forgets flows without a job that were not heard of since `since_ns`, and what was kept of connections that are heavy no longer.
+    pub(super) fn forget(&mut self, since_ns: u64, now_ns: u64) {
+        for place in 0..self.flows.len() {
+            let Some(Some(flow)) = self.flows.get(place) else { continue };
+            let in_job = self.connection(flow.connection).is_some_and(|connection| connection.job.is_some());
+            if flow.heard_ns >= since_ns || in_job {
+                continue;
+            }
+            let (name, connection) = ((flow.observer, flow.key), flow.connection);
+            let place = place as u32;
+            self.by_key.remove(&name);
+            if let Some(slot) = self.flows.get_mut(place as usize) {
+                *slot = None;
+                self.free_flows.push(place);
+            }
+            let Some(known) = self.connection_mut(connection) else { continue };
+            known.flows.retain(|flow| *flow != place);
+            if known.flows.is_empty() {
+                let (ends, was_watched) = (known.ends, known.watched.is_some());
+                self.watched -= usize::from(was_watched);
+                self.by_ends.remove(&ends);
+                if let Some(slot) = self.connections.get_mut(connection as usize) {
+                    *slot = None;
+                    self.free_connections.push(connection);
+                }
+            }
+        }
+        let silent = now_ns.saturating_sub(SILENT_NS);
+        for connection in self.connections.iter_mut().flatten() {
+            let gone = |watched: &Watched| watched.heavy_ns < silent;
+            if connection.job.is_none() && connection.watched.as_deref().is_some_and(gone) {
+                connection.watched = None;
+                self.watched -= 1;
+            }
+        }
+    }
+}
+
+fn put<T>(slots: &mut Vec<Option<T>>, free: &mut Vec<u32>, value: T) -> Option<u32> {
+    if let Some(place) = free.pop() {
+        *slots.get_mut(place as usize)? = Some(value);
+        return Some(place);
+    }
+    let place = u32::try_from(slots.len()).ok()?;
+    slots.push(Some(value));
+    Some(place)
+}
