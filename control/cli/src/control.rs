@@ -2,14 +2,16 @@
 
 use crate::Failure;
 use harmonaize_api::v1::provider_client::ProviderClient;
-use harmonaize_api::v1::{DissolveRequest, ReorderRequest, StatusReply, StatusRequest};
+use harmonaize_api::v1::{
+    DissolveRequest, FabricSnapshot, ReorderRequest, StatusReply, StatusRequest, WatchTelemetryRequest,
+};
 use harmonaize_api::{communicator_from_text, communicator_text};
 use harmonaize_planner::Nanos;
 use std::str::FromStr;
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -123,7 +125,14 @@ impl Control {
         }
     }
 
-    fn failure(&self, status: &Status) -> Failure {
+    /// The fabric's telemetry, once an interval.
+    pub(crate) async fn watch(&mut self, interval: Nanos) -> Result<Streaming<FabricSnapshot>, Failure> {
+        let request = WatchTelemetryRequest { interval_ns: interval.0 };
+        let stream = self.client.watch_telemetry(request).await;
+        stream.map(tonic::Response::into_inner).map_err(|status| self.failure(&status))
+    }
+
+    pub(crate) fn failure(&self, status: &Status) -> Failure {
         let text = status.message().to_owned();
         match status.code() {
             Code::NotFound => Failure::NotFound(text),
@@ -135,7 +144,7 @@ impl Control {
 }
 
 /// The innermost cause of an error, which says most.
-fn cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(inner) = error.source() {
         error = inner;

@@ -1,18 +1,27 @@
-//! `harmonaize`: what operators ask of control and of a topology file.
+//! `harmonaize`: what operators ask of control, of agents, and of files.
 #![forbid(unsafe_code)]
 
+mod agent;
 mod control;
+mod flows;
 mod json;
+mod perfetto;
+mod phases;
 mod status;
 mod table;
+mod text;
+mod top;
 mod topology;
+mod trace;
 
+use agent::Socket;
 use clap::{Parser, Subcommand, ValueEnum};
 use control::{Control, Target};
 use harmonaize_planner::Nanos;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,8 +30,13 @@ Examples:
   harmonaize reorder a/world h0,h2,h1,h3      another ring order, while operations run
   harmonaize dissolve 5f3a9c1200000001        end a communicator
   harmonaize topology fabric.toml check       is the file right? if not, which line?
+  harmonaize top                              links, communicators and stragglers of all hosts, live
+  harmonaize top --agent unix:PATH            one host: flows and phases too
+  harmonaize flows --json | jq '.flows[0]'    every flow of a host
+  harmonaize phases --json --follow           what is found, as it is found, an object a line
+  harmonaize trace --seconds 5 --out a.pftrace    a trace that ui.perfetto.dev opens
 
-Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 control cannot be reached;
+Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 control or the agent cannot be reached;
 4 no such communicator; 5 under way, but not done in the time given.";
 
 /// Sees and steers harmonaize, the provider's collectives.
@@ -40,6 +54,14 @@ struct Arguments {
     control: String,
     #[command(subcommand)]
     command: Command,
+}
+
+/// The agent that is asked.
+#[derive(clap::Args)]
+struct AgentArguments {
+    /// The socket of an agent's telemetry, as its configuration names it.
+    #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH")]
+    agent: Option<Socket>,
 }
 
 #[derive(Subcommand)]
@@ -73,6 +95,79 @@ enum Command {
         #[arg(long, value_name = "DURATION", default_value = "10s")]
         wait: Nanos,
     },
+    /// Shows what is measured, live: links, flows, communicators, phases, stragglers. ? explains the keys.
+    #[command(after_help = TOP_HELP)]
+    Top {
+        /// The socket of an agent's telemetry; else, or for `control`, control is asked for all hosts.
+        #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH|control")]
+        agent: Option<Watched>,
+        /// Time between two pictures; 100ms to 1min.
+        #[arg(long, value_name = "DURATION", default_value = "1s")]
+        interval: Nanos,
+        /// Most flows, the fastest first.
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        flows: u32,
+        /// Only rows with this text.
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        filter: String,
+        /// One picture as plain text, and no more.
+        #[arg(long)]
+        once: bool,
+        /// Characters of a line of that picture.
+        #[arg(long, value_name = "N", default_value_t = 100, requires = "once", value_parser = clap::value_parser!(u16).range(40..=500))]
+        width: u16,
+    },
+    /// Lists every flow that an agent knows.
+    #[command(after_help = flows::FIELDS)]
+    Flows {
+        #[command(flatten)]
+        at: AgentArguments,
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
+        /// Only those of this interface.
+        #[arg(long, value_name = "NAME", default_value = "")]
+        interface: String,
+    },
+    /// Lists what an agent found: own operations, phases of foreign jobs, verdicts on links and ranks.
+    #[command(after_help = phases::FIELDS)]
+    Phases {
+        #[command(flatten)]
+        at: AgentArguments,
+        /// As JSON, an object a line.
+        #[arg(long)]
+        json: bool,
+        /// The last N alone; 0 for all that the agent keeps.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        last: u32,
+        /// Go on with what is found from now on.
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Makes a trace that Perfetto opens (ui.perfetto.dev), of what an agent measures or of recorded files.
+    #[command(after_help = trace::HELP)]
+    Trace {
+        #[command(flatten)]
+        at: AgentArguments,
+        /// How long to record; at most 3600.
+        #[arg(
+            long,
+            value_name = "N",
+            required_unless_present = "from",
+            conflicts_with = "from",
+            value_parser = clap::value_parser!(u32).range(1..=3600)
+        )]
+        seconds: Option<u32>,
+        /// A file that an agent recorded; once for each host that is to be in the trace.
+        #[arg(long, value_name = "TRACEFILE")]
+        from: Vec<PathBuf>,
+        /// Where the trace goes.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Keep what was recorded too, for `--from`.
+        #[arg(long, value_name = "TRACEFILE", conflicts_with = "from")]
+        keep: Option<PathBuf>,
+    },
     /// Ends a communicator; its ranks are told that the provider did.
     Dissolve {
         /// Its id, or tenant/name.
@@ -82,6 +177,29 @@ enum Command {
         #[arg(long, default_value = "ended by an operator")]
         reason: String,
     },
+}
+
+const TOP_HELP: &str = "\
+Keys: q quit; Tab, 1-5 another panel; Enter the panel alone; s, S another column to sort by; r the other
+way round; / filter; arrows scroll; p pause; ? help.";
+
+/// What `top` watches.
+#[derive(Clone, Debug)]
+enum Watched {
+    /// All hosts, as control knows them.
+    Control,
+    /// One agent.
+    Agent(Socket),
+}
+
+impl FromStr for Watched {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "control" => Ok(Self::Control),
+            text => text.parse().map(Self::Agent),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -108,19 +226,33 @@ pub(crate) enum Failure {
         /// Why not.
         why: String,
     },
+    /// No agent.
+    #[error(
+        "the agent's socket {socket} cannot be reached: {why}; does [telemetry] of its configuration name it?"
+    )]
+    NoAgent {
+        /// Where.
+        socket: String,
+        /// Why not.
+        why: String,
+    },
     /// No communicator.
     #[error("{0}")]
     NotFound(String),
     /// Time is over.
     #[error("{0}")]
     UnderWay(String),
+    /// Something is missing in what was asked.
+    #[error("{0}")]
+    Usage(String),
 }
 
 impl Failure {
     fn code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Refused(_) => 1,
-            Self::Unreachable { .. } => 3,
+            Self::Usage(_) => 2,
+            Self::Unreachable { .. } | Self::NoAgent { .. } => 3,
             Self::NotFound(_) => 4,
             Self::UnderWay(_) => 5,
         })
@@ -142,24 +274,54 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<String, Failure> {
-    if let Command::Topology { file, action } = &arguments.command {
-        return topology::run(file, *action == TopologyAction::Show);
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Refused(error.to_string()))?;
-    runtime.block_on(ask(arguments))
+    let Arguments { control, command } = arguments;
+    let outcome = match command {
+        Command::Topology { file, action } => topology::run(&file, action == TopologyAction::Show),
+        Command::Top { agent, interval, flows, filter, once, width } => {
+            let source = match agent {
+                Some(Watched::Agent(socket)) => top::Source::Agent(socket),
+                Some(Watched::Control) | None => top::Source::Control(control),
+            };
+            let options = top::Options { interval, flows, once: once.then_some(width), filter };
+            runtime.block_on(top::run(source, options))
+        }
+        Command::Flows { at, json, interface } => {
+            runtime.block_on(flows::run(&at.socket()?, interface, json))
+        }
+        Command::Phases { at, json, last, follow } => {
+            runtime.block_on(phases::run(&at.socket()?, last, follow, json))
+        }
+        Command::Trace { at, seconds, from, out, keep } => match seconds {
+            Some(seconds) => runtime.block_on(trace::record(&at.socket()?, seconds, &out, keep.as_deref())),
+            None => trace::convert(&from, &out),
+        },
+        command => runtime.block_on(ask(&control, command)),
+    };
+    // A thread that waits for keys does not hold the end up.
+    runtime.shutdown_background();
+    outcome
 }
 
-async fn ask(arguments: Arguments) -> Result<String, Failure> {
-    let mut control = Control::connect(&arguments.control).await?;
-    match arguments.command {
+impl AgentArguments {
+    fn socket(self) -> Result<Socket, Failure> {
+        let none = "which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT";
+        self.agent.ok_or_else(|| Failure::Usage(none.to_owned()))
+    }
+}
+
+/// What is asked of control.
+async fn ask(control: &str, command: Command) -> Result<String, Failure> {
+    let mut control = Control::connect(control).await?;
+    match command {
         Command::Status { json, patience } => {
             let status = control.status(patience).await?;
             Ok(if json { format!("{:#}\n", json::status(&status)) } else { status::text(&status) })
         }
         Command::Reorder { communicator, hosts, wait } => control.reorder(&communicator, hosts, wait).await,
         Command::Dissolve { communicator, reason } => control.dissolve(&communicator, reason).await,
-        // Needs no control; see `run`.
-        Command::Topology { file, action } => topology::run(&file, action == TopologyAction::Show),
+        // None of control's; see `run`.
+        _ => Ok(String::new()),
     }
 }

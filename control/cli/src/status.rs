@@ -1,12 +1,12 @@
 //! Status as a page of text.
 
 use crate::table::{row, table};
+use crate::text::{bytes, duration, ranks};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
     AgentStatus, CommunicatorStatus, EndedStatus, FailureKind, OperationReport, Phase, StatusReply,
     WaitingStatus,
 };
-use harmonaize_planner::Bytes;
 
 /// Most operations, and most errors, that are listed.
 const MOST_LINES: usize = 20;
@@ -152,61 +152,5 @@ pub(crate) fn kind(kind: FailureKind) -> &'static str {
         FailureKind::Operator => "operator",
         FailureKind::Prepare => "prepare",
         FailureKind::Internal => "internal",
-    }
-}
-
-/// "0-3,7" for ranks in ascending order.
-fn ranks(ranks: &[u32]) -> String {
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for rank in ranks.iter().copied() {
-        match runs.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(rank) => *last = rank,
-            _ => runs.push((rank, rank)),
-        }
-    }
-    let run = |(first, last): &(u32, u32)| {
-        if first == last { first.to_string() } else { format!("{first}-{last}") }
-    };
-    runs.iter().map(run).collect::<Vec<_>>().join(",")
-}
-
-/// Three digits and a binary unit.
-fn bytes(count: u64) -> String {
-    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if count < 1024 {
-        return Bytes(count).to_string();
-    }
-    let step = (count.ilog2() / 10).clamp(1, 6);
-    let value = count as f64 / (1_u64 << (step * 10)) as f64;
-    let unit = units.get(step as usize - 1).unwrap_or(&"EiB");
-    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    format!("{value:.digits$}{unit}")
-}
-
-/// "350us", "12.3ms", "4.2s", "3min12s", "5h03min".
-fn duration(nanos: u64) -> String {
-    let seconds = nanos / 1_000_000_000;
-    match nanos {
-        0..1_000_000 => format!("{}us", nanos / 1000),
-        1_000_000..1_000_000_000 => format!("{:.1}ms", nanos as f64 / 1e6),
-        1_000_000_000..60_000_000_000 => format!("{:.1}s", nanos as f64 / 1e9),
-        60_000_000_000..3_600_000_000_000 => format!("{}min{:02}s", seconds / 60, seconds % 60),
-        _ => format!("{}h{:02}min", seconds / 3600, seconds / 60 % 60),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantities_are_short() {
-        assert_eq!(
-            [0, 1023, 1024, 65 << 20, u64::MAX].map(bytes),
-            ["0B", "1023B", "1.00KiB", "65.0MiB", "16.0EiB"]
-        );
-        let times = [350_000, 12_340_000, 4_200_000_000, 192_000_000_000, 18_180_000_000_000];
-        assert_eq!(times.map(duration), ["350us", "12.3ms", "4.2s", "3min12s", "5h03min"]);
-        assert_eq!(ranks(&[0, 1, 2, 7]), "0-2,7");
     }
 }

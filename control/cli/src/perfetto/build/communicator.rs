@@ -1,0 +1,269 @@
+//! Communicators of a timeline: operations, each rank's call, segments, and what passed to and from each peer.
+
+use super::{Place, Shift};
+use crate::perfetto::track::{Fact, Slice, Track};
+use harmonaize_api::communicator_text;
+use harmonaize_events::{Mark, MarkKind};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Every communicator of which marks were seen.
+#[derive(Debug, Default)]
+pub(super) struct Communicators(BTreeMap<u64, BTreeMap<(u32, Place), Part>>);
+
+/// One participant's marks.
+#[derive(Debug, Default)]
+struct Part {
+    /// Calls by rank and operation.
+    calls: BTreeMap<u32, BTreeMap<u64, Call>>,
+    segments: BTreeMap<u64, Segment>,
+    /// By operation and peer; sent first.
+    moved: BTreeMap<(u32, u64), [Moved; 2]>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Call {
+    called_ns: u64,
+    ended_ns: u64,
+    bytes: u64,
+    failed: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Segment {
+    operation: u64,
+    epoch: u32,
+    channel: u32,
+    began_ns: u64,
+    /// When something last happened to it.
+    last_ns: u64,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    first_ns: u64,
+    last_ns: u64,
+    bytes: u64,
+    messages: u64,
+}
+
+impl Moved {
+    fn add(&mut self, time_ns: u64, bytes: u64) {
+        if self.messages == 0 {
+            self.first_ns = time_ns;
+        }
+        (self.first_ns, self.last_ns) = (self.first_ns.min(time_ns), self.last_ns.max(time_ns));
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.messages += 1;
+    }
+}
+
+/// When a host's operations ran, so that bursts find theirs.
+#[derive(Debug, Default)]
+pub(super) struct Spans(BTreeMap<u64, Vec<Span>>);
+
+/// CLOCK_REALTIME; with the operation, and the number that joins slices.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    begin_ns: u64,
+    end_ns: u64,
+    operation: u64,
+    number: u64,
+}
+
+impl Spans {
+    /// The latest operation that was under way at some time between the two, and the number that joins.
+    pub(super) fn at(&self, communicator: u64, begin_ns: u64, end_ns: u64) -> Option<(u64, u64)> {
+        const LOOK: usize = 64;
+        let spans = self.0.get(&communicator)?;
+        let after = spans.partition_point(|span| span.begin_ns <= end_ns);
+        let mut near = spans.get(after.saturating_sub(LOOK)..after)?.iter().rev();
+        let found = near.find(|span| span.end_ns >= begin_ns)?;
+        Some((found.operation, found.number))
+    }
+}
+
+impl Communicators {
+    pub(super) fn mark(&mut self, place: Place, mark: &Mark) {
+        let Some(kind) = MarkKind::from_number(mark.kind) else { return };
+        let part = self.0.entry(mark.communicator).or_default().entry((mark.participant, place)).or_default();
+        match kind {
+            MarkKind::Called => {
+                let call = part.call(mark);
+                (call.called_ns, call.bytes) = (mark.time_ns, mark.bytes);
+            }
+            MarkKind::Ended | MarkKind::Failed => {
+                let call = part.call(mark);
+                (call.ended_ns, call.failed) = (mark.time_ns, kind == MarkKind::Failed);
+            }
+            MarkKind::SegmentBegan => {
+                let segment = part.segments.entry(mark.segment).or_default();
+                let Mark { operation, epoch, channel, bytes, time_ns, .. } = *mark;
+                *segment = Segment { operation, epoch, channel, began_ns: time_ns, last_ns: time_ns, bytes };
+            }
+            MarkKind::Sent | MarkKind::Received => {
+                if let Some(segment) = part.segments.get_mut(&mark.segment) {
+                    segment.last_ns = segment.last_ns.max(mark.time_ns);
+                }
+                let [sent, received] = part.moved.entry((mark.peer, mark.operation)).or_default();
+                let moved = if kind == MarkKind::Sent { sent } else { received };
+                moved.add(mark.time_ns, mark.bytes);
+            }
+        }
+    }
+
+    /// A track for each communicator, and where bursts find their operations.
+    pub(super) fn finish(
+        self,
+        shifts: &BTreeMap<Place, Shift>,
+        tenants: &BTreeMap<u64, String>,
+        names: &BTreeMap<Place, String>,
+    ) -> (Vec<Track>, BTreeMap<Place, Spans>) {
+        let (mut tracks, mut spans) = (Vec::new(), BTreeMap::<Place, Spans>::new());
+        let mut number = 0;
+        for (id, parts) in self.0 {
+            let tenant = tenants.get(&id).map_or_else(String::new, |tenant| format!(" of {tenant}"));
+            let mut track = Track::named(format!("communicator {}{tenant}", communicator_text(id)));
+            let alone = parts.len() == 1;
+            for ((participant, place), part) in parts {
+                let shift = shifts.get(&place).copied().unwrap_or_default();
+                let seen = spans.entry(place).or_default().0.entry(id).or_default();
+                let beneath = part.finish(shift, &mut number, seen);
+                if alone {
+                    track.tracks = beneath;
+                    continue;
+                }
+                let host = names.get(&place).map_or_else(String::new, |name| format!(", {name}"));
+                let mut own = Track::named(format!("participant {participant}{host}"));
+                own.tracks = beneath;
+                track.add(own);
+            }
+            tracks.push(track);
+        }
+        (tracks, spans)
+    }
+}
+
+impl Part {
+    fn call(&mut self, mark: &Mark) -> &mut Call {
+        self.calls.entry(mark.rank).or_default().entry(mark.operation).or_default()
+    }
+
+    fn finish(self, shift: Shift, number: &mut u64, spans: &mut Vec<Span>) -> Vec<Track> {
+        // The last thing that is known of an operation; what goes on at the end of the trace ends with it.
+        let last_ns = self.last_ns();
+        let mut top = Track::named("operations");
+        for (operation, begin_ns, end_ns) in self.operations(last_ns) {
+            *number += 1;
+            let (begin_ns, end_ns) = (shift.real(begin_ns), shift.real(end_ns));
+            spans.push(Span { begin_ns, end_ns, operation, number: *number });
+            let facts = vec![("operation", Fact::Number(operation))];
+            let (name, joined) = (format!("operation {operation}"), Some(*number));
+            top.slices.push(Slice { begin_ns, end_ns, name, facts, joined });
+        }
+        spans.sort_by_key(|span| (span.begin_ns, span.operation));
+        let mut tracks = Vec::new();
+        let mut put = |track: Track| {
+            if !track.slices.is_empty() {
+                tracks.push(track);
+            }
+        };
+        put(top);
+        for (rank, calls) in &self.calls {
+            let mut track = Track::named(format!("rank {rank}"));
+            let slices = calls.iter().filter_map(|(operation, call)| call.slice(*operation, shift, last_ns));
+            track.slices = slices.collect();
+            put(track);
+        }
+        let channels: BTreeSet<u32> = self.segments.values().map(|segment| segment.channel).collect();
+        for channel in channels {
+            let mut track = Track::named(format!("channel {channel}"));
+            let own = self.segments.iter().filter(|(_, segment)| segment.channel == channel);
+            track.slices = own.map(|(number, segment)| segment.slice(*number, shift)).collect();
+            put(track);
+        }
+        let peers: BTreeSet<u32> = self.moved.keys().map(|(peer, _)| *peer).collect();
+        for peer in peers {
+            for (way, index) in [("to", 0), ("from", 1)] {
+                let mut track = Track::named(format!("{way} participant {peer}"));
+                let own = self.moved.range((peer, 0)..=(peer, u64::MAX));
+                let own =
+                    own.filter_map(|((_, operation), moved)| moved.get(index)?.slice(*operation, shift));
+                track.slices = own.collect();
+                put(track);
+            }
+        }
+        tracks
+    }
+
+    fn last_ns(&self) -> u64 {
+        let calls =
+            self.calls.values().flat_map(BTreeMap::values).map(|call| call.called_ns.max(call.ended_ns));
+        let segments = self.segments.values().map(|segment| segment.last_ns);
+        let moved = self.moved.values().flatten().map(|moved| moved.last_ns);
+        calls.chain(segments).chain(moved).max().unwrap_or(0)
+    }
+
+    /// Each operation, from its first call here to its last end here.
+    fn operations(&self, last_ns: u64) -> Vec<(u64, u64, u64)> {
+        let mut operations: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for (operation, call) in self.calls.values().flatten() {
+            let Some((begin_ns, end_ns)) = call.times(last_ns) else { continue };
+            let known = operations.entry(*operation).or_insert((begin_ns, end_ns));
+            *known = (known.0.min(begin_ns), known.1.max(end_ns));
+        }
+        operations.into_iter().map(|(operation, (begin_ns, end_ns))| (operation, begin_ns, end_ns)).collect()
+    }
+}
+
+impl Call {
+    /// From its call to its end; an end without a call is a moment, a call without an end goes on to the trace's.
+    fn times(&self, last_ns: u64) -> Option<(u64, u64)> {
+        match (self.called_ns, self.ended_ns) {
+            (0, 0) => None,
+            (0, ended) => Some((ended, ended)),
+            (called, 0) => Some((called, last_ns.max(called))),
+            (called, ended) => Some((called, ended.max(called))),
+        }
+    }
+
+    fn slice(&self, operation: u64, shift: Shift, last_ns: u64) -> Option<Slice> {
+        let (begin_ns, end_ns) = self.times(last_ns)?;
+        let state = match (self.called_ns, self.ended_ns, self.failed) {
+            (0, ..) => Some("its call was not recorded"),
+            (_, 0, _) => Some("it had not ended"),
+            (_, _, true) => Some("failed"),
+            _ => None,
+        };
+        let mut facts = vec![("operation", Fact::Number(operation)), ("bytes", Fact::Number(self.bytes))];
+        facts.extend(state.map(|state| ("state", Fact::Text(state.to_owned()))));
+        let (begin_ns, end_ns) = (shift.real(begin_ns), shift.real(end_ns));
+        Some(Slice { begin_ns, end_ns, name: format!("operation {operation}"), facts, joined: None })
+    }
+}
+
+impl Segment {
+    fn slice(&self, number: u64, shift: Shift) -> Slice {
+        let facts = vec![
+            ("operation", Fact::Number(self.operation)),
+            ("segment", Fact::Number(number)),
+            ("epoch", Fact::Number(self.epoch.into())),
+            ("bytes", Fact::Number(self.bytes)),
+        ];
+        let (begin_ns, end_ns) = (shift.real(self.began_ns), shift.real(self.last_ns));
+        Slice { begin_ns, end_ns, name: format!("segment {number}"), facts, joined: None }
+    }
+}
+
+impl Moved {
+    fn slice(&self, operation: u64, shift: Shift) -> Option<Slice> {
+        let facts = vec![
+            ("operation", Fact::Number(operation)),
+            ("bytes", Fact::Number(self.bytes)),
+            ("messages", Fact::Number(self.messages)),
+        ];
+        let (begin_ns, end_ns) = (shift.real(self.first_ns), shift.real(self.last_ns));
+        let name = crate::text::bytes(self.bytes);
+        (self.messages > 0).then_some(Slice { begin_ns, end_ns, name, facts, joined: None })
+    }
+}

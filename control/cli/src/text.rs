@@ -1,0 +1,113 @@
+//! Quantities, times and names as people read them.
+
+use harmonaize_planner::Bytes;
+
+/// "0-3,7" for ranks in ascending order.
+pub(crate) fn ranks(ranks: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for rank in ranks.iter().copied() {
+        match runs.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(rank) => *last = rank,
+            _ => runs.push((rank, rank)),
+        }
+    }
+    let run = |(first, last): &(u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    runs.iter().map(run).collect::<Vec<_>>().join(",")
+}
+
+/// Three digits and a binary unit.
+pub(crate) fn bytes(count: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return Bytes(count).to_string();
+    }
+    let step = (count.ilog2() / 10).clamp(1, 6);
+    let value = count as f64 / (1_u64 << (step * 10)) as f64;
+    let unit = units.get(step as usize - 1).unwrap_or(&"EiB");
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$}{unit}")
+}
+
+/// "350us", "12.3ms", "4.2s", "3min12s", "5h03min".
+pub(crate) fn duration(nanos: u64) -> String {
+    let seconds = nanos / 1_000_000_000;
+    match nanos {
+        0..1_000_000 => format!("{}us", nanos / 1000),
+        1_000_000..1_000_000_000 => format!("{:.1}ms", nanos as f64 / 1e6),
+        1_000_000_000..60_000_000_000 => format!("{:.1}s", nanos as f64 / 1e9),
+        60_000_000_000..3_600_000_000_000 => format!("{}min{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// Three digits and a decimal unit, of bits in a second: "0", "820k", "94.1M", "1.25G".
+pub(crate) fn rate(bits: u64) -> String {
+    let units = ["", "k", "M", "G", "T", "P", "E"];
+    let mut step = (bits.max(1).ilog10() / 3) as usize;
+    let mut value = bits as f64 / 1000_f64.powi(step as i32);
+    if value >= 999.5 && step > 0 {
+        (value, step) = (value / 1000.0, step + 1);
+    }
+    let unit = units.get(step).unwrap_or(&"E");
+    let digits = if step == 0 || value >= 99.95 { 0 } else { 1 + usize::from(value < 9.995) };
+    format!("{value:.digits$}{unit}")
+}
+
+/// The time of day of CLOCK_REALTIME nanoseconds, in UTC: "20:05:42.123"; "-" for 0.
+pub(crate) fn clock(nanos: u64) -> String {
+    if nanos == 0 {
+        return "-".to_owned();
+    }
+    let (millis, seconds) = (nanos / 1_000_000 % 1000, nanos / 1_000_000_000);
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{millis:03}", seconds % 60)
+}
+
+/// A part of a million as a percentage: "0%", "0.02%", "1.5%", "37%".
+pub(crate) fn share(ppm: u64) -> String {
+    let percent = ppm as f64 / 10_000.0;
+    match ppm {
+        0 => "0%".to_owned(),
+        1..10_000 => format!("{percent:.2}%"),
+        10_000..100_000 => format!("{percent:.1}%"),
+        _ => format!("{percent:.0}%"),
+    }
+}
+
+/// Another's text for a terminal: without control characters, and at most 64 characters of it.
+pub(crate) fn clean(text: &str) -> String {
+    text.chars().take(64).map(|c| if c.is_control() || is_direction(c) { '?' } else { c }).collect()
+}
+
+/// Characters that reorder what is shown around them.
+fn is_direction(c: char) -> bool {
+    matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_short() {
+        assert_eq!(
+            [0, 1023, 1024, 65 << 20, u64::MAX].map(bytes),
+            ["0B", "1023B", "1.00KiB", "65.0MiB", "16.0EiB"]
+        );
+        let times = [350_000, 12_340_000, 4_200_000_000, 192_000_000_000, 18_180_000_000_000];
+        assert_eq!(times.map(duration), ["350us", "12.3ms", "4.2s", "3min12s", "5h03min"]);
+        assert_eq!(ranks(&[0, 1, 2, 7]), "0-2,7");
+        let rates = [0, 7, 820_000, 94_140_000, 999_960_000, 1_250_000_000, u64::MAX];
+        assert_eq!(rates.map(rate), ["0", "7", "820k", "94.1M", "1.00G", "1.25G", "18.4E"]);
+        assert_eq!([0, 200, 15_000, 370_000].map(share), ["0%", "0.02%", "1.5%", "37%"]);
+        assert_eq!([0, 1_763_755_542_123_456_789].map(clock), ["-", "20:05:42.123"]);
+    }
+
+    #[test]
+    fn foreign_text_steers_no_terminal() {
+        assert_eq!(clean("a\u{1b}[2J\nb\u{202e}c"), "a?[2J?b?c");
+        assert_eq!(clean(&"x".repeat(99)).len(), 64);
+    }
+}

@@ -1,0 +1,215 @@
+//! `harmonaize top`: what is measured, live in a terminal.
+
+mod draw;
+mod screen;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use crate::Failure;
+use crate::agent::{Agent, Socket};
+use crate::control::Control;
+use harmonaize_api::v1::{FabricSnapshot, Snapshot};
+use harmonaize_planner::Nanos;
+use ratatui::DefaultTerminal;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event};
+use ratatui::layout::Rect;
+use screen::{Asked, Screen};
+use std::io::IsTerminal;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tonic::Streaming;
+pub(crate) use view::{
+    View, cause_text, congestion_text, level_text, protocol_text, straggler_sentence, straggler_text,
+};
+
+/// Pause before a connection that broke is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Whose telemetry is watched.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// One agent's.
+    Agent(Socket),
+    /// All hosts', as control knows it.
+    Control(String),
+}
+
+/// What `top` was asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// Time between two pictures.
+    pub interval: Nanos,
+    /// Most flows.
+    pub flows: u32,
+    /// A single picture as text, this wide.
+    pub once: Option<u16>,
+    /// Rows without this text are left out.
+    pub filter: String,
+}
+
+/// A stream of snapshots.
+enum Stream {
+    Agent(Agent, Streaming<Snapshot>),
+    Control(Control, Streaming<FabricSnapshot>),
+}
+
+impl Stream {
+    async fn open(source: &Source, options: &Options) -> Result<Self, Failure> {
+        match source {
+            Source::Agent(socket) => {
+                let mut agent = Agent::connect(socket).await?;
+                let stream = agent.watch(options.interval, options.flows).await?;
+                Ok(Self::Agent(agent, stream))
+            }
+            Source::Control(address) => {
+                let mut control = Control::connect(address).await?;
+                let stream = control.watch(options.interval).await?;
+                Ok(Self::Control(control, stream))
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Result<View, Failure> {
+        let ended = || Failure::Refused("the other side has ended the stream".to_owned());
+        match self {
+            Self::Agent(agent, stream) => {
+                let next = stream.message().await.map_err(|status| agent.failure(&status))?;
+                Ok(View::agent(&next.ok_or_else(ended)?))
+            }
+            Self::Control(control, stream) => {
+                let next = stream.message().await.map_err(|status| control.failure(&status))?;
+                Ok(View::fabric(&next.ok_or_else(ended)?))
+            }
+        }
+    }
+}
+
+/// Runs until the reader quits; with `once`, gives one picture as text.
+pub(crate) async fn run(source: Source, options: Options) -> Result<String, Failure> {
+    let mut screen = Screen::filtered(&options.filter);
+    if let Some(width) = options.once {
+        let view = Stream::open(&source, &options).await?.next().await?;
+        return Ok(picture(&view, &screen, width));
+    }
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Err(Failure::Refused("top needs a terminal; `--once` prints one picture as text".to_owned()));
+    }
+    // The first connection may fail in words, before the screen is taken.
+    let mut stream = Some(Stream::open(&source, &options).await?);
+    let mut view = match &mut stream {
+        Some(stream) => stream.next().await?,
+        None => return Ok(String::new()),
+    };
+    let mut signals = Signals::new().map_err(|error| Failure::Refused(error.to_string()))?;
+    let mut terminal = Terminal::take().map_err(|error| Failure::Refused(error.to_string()))?;
+    let mut input = input();
+    let mut note = String::new();
+    loop {
+        terminal.show(&view, &screen, &note).map_err(|error| Failure::Refused(error.to_string()))?;
+        tokio::select! {
+            next = next(&mut stream, &source, &options) => match next {
+                Ok(fresh) => {
+                    note.clear();
+                    if !screen.paused {
+                        view = fresh;
+                    }
+                }
+                Err(failure) => {
+                    stream = None;
+                    note = crate::text::clean(&format!("{failure}"));
+                }
+            },
+            event = input.recv() => match event {
+                Some(Event::Key(key)) => {
+                    if screen.key(key, &view) == Asked::Quit {
+                        return Ok(String::new());
+                    }
+                }
+                Some(_) => {}
+                None => return Ok(String::new()),
+            },
+            () = signals.any() => return Ok(String::new()),
+        }
+    }
+}
+
+/// The next picture; connects again, after a while, where the connection broke.
+async fn next(stream: &mut Option<Stream>, source: &Source, options: &Options) -> Result<View, Failure> {
+    if stream.is_none() {
+        tokio::time::sleep(RETRY).await;
+        *stream = Some(Stream::open(source, options).await?);
+    }
+    match stream {
+        Some(stream) => stream.next().await,
+        None => Err(Failure::Refused("not connected".to_owned())),
+    }
+}
+
+/// Everything as text, as high as it needs to be.
+fn picture(view: &View, screen: &Screen, width: u16) -> String {
+    let height = draw::full_height(view, screen).min(u16::MAX / width.max(1));
+    let mut buffer = Buffer::empty(Rect { x: 0, y: 0, width, height });
+    draw::draw(view, screen, "", &mut buffer);
+    draw::lines(&buffer)
+}
+
+/// The screen, taken; given back however this ends, a panic included.
+struct Terminal(DefaultTerminal);
+
+impl Terminal {
+    fn take() -> std::io::Result<Self> {
+        match ratatui::try_init() {
+            Ok(terminal) => Ok(Self(terminal)),
+            Err(error) => {
+                let _ = ratatui::try_restore();
+                Err(error)
+            }
+        }
+    }
+
+    fn show(&mut self, view: &View, screen: &Screen, note: &str) -> std::io::Result<()> {
+        self.0.draw(|frame| draw::draw(view, screen, note, frame.buffer_mut())).map(drop)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = ratatui::try_restore();
+    }
+}
+
+/// Keys and changes of size, from a thread of their own; over when the terminal is.
+fn input() -> mpsc::Receiver<Event> {
+    let (events, receiver) = mpsc::channel(64);
+    std::thread::spawn(move || {
+        while let Ok(event) = event::read() {
+            if events.blocking_send(event).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// What ends a program from outside.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        let [one, two, three] = kinds.map(signal);
+        Ok(Self([one?, two?, three?]))
+    }
+
+    async fn any(&mut self) {
+        let [one, two, three] = &mut self.0;
+        tokio::select! {
+            _ = one.recv() => {}
+            _ = two.recv() => {}
+            _ = three.recv() => {}
+        }
+    }
+}

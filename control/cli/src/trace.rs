@@ -1,0 +1,99 @@
+//! `harmonaize trace`: records an agent's telemetry, or reads recorded files, and writes a trace for Perfetto.
+
+use crate::Failure;
+use crate::agent::{Agent, Socket};
+use crate::perfetto::{Builder, encode};
+use crate::text::bytes;
+use harmonaize_analysis::trace::{Replayed, replay};
+use harmonaize_planner::Nanos;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// More about the command.
+pub(crate) const HELP: &str = "\
+Open the file at https://ui.perfetto.dev, or with trace_processor. It holds a track for each communicator
+(operations, each rank's calls, segments by channel, what passed to and from each participant) and one for
+each host (rates of its interfaces, flows, and the bursts of each, out and in, with what was marked, lost
+or sent again). Arrows join an operation with its bursts. Times are wall time.
+
+Examples:
+  harmonaize trace --agent unix:/run/harmonaize/telemetry.sock --seconds 5 --out a.pftrace
+  harmonaize trace --from h0.trace --from h1.trace --out both.pftrace";
+
+/// Most bytes that are recorded, or read from a file.
+const MOST_BYTES: u64 = 4 << 30;
+
+/// Records from an agent.
+pub(crate) async fn record(
+    socket: &Socket,
+    seconds: u32,
+    out: &Path,
+    keep: Option<&Path>,
+) -> Result<String, Failure> {
+    let mut agent = Agent::connect(socket).await?;
+    let mut stream = agent.trace(Nanos(u64::from(seconds) * 1_000_000_000)).await?;
+    let (mut recorded, mut offset_ns) = (Vec::new(), 0);
+    while let Some(part) = stream.message().await.map_err(|status| agent.failure(&status))? {
+        recorded.extend_from_slice(&part.bytes);
+        if part.realtime_offset_ns != 0 {
+            offset_ns = part.realtime_offset_ns;
+        }
+        if recorded.len() as u64 > MOST_BYTES {
+            return Err(Failure::Refused(format!("more than {} were recorded", bytes(MOST_BYTES))));
+        }
+    }
+    if let Some(keep) = keep {
+        write(keep, &recorded)?;
+    }
+    let mut builder = Builder::default();
+    builder.begin(0, offset_ns);
+    let replayed = add(&mut builder, &recorded, "what the agent sent")?;
+    finish(builder, out, &[("the agent".to_owned(), replayed)])
+}
+
+/// Converts recorded files, one for each host.
+pub(crate) fn convert(from: &[PathBuf], out: &Path) -> Result<String, Failure> {
+    let mut builder = Builder::default();
+    let mut all = Vec::new();
+    for (source, path) in from.iter().enumerate() {
+        let shown = path.display().to_string();
+        let refused = |error: std::io::Error| Failure::Refused(format!("{shown}: {error}"));
+        let mut recorded = Vec::new();
+        let file = std::fs::File::open(path).map_err(refused)?;
+        file.take(MOST_BYTES + 1).read_to_end(&mut recorded).map_err(refused)?;
+        if recorded.len() as u64 > MOST_BYTES {
+            return Err(Failure::Refused(format!("{shown}: more than {}", bytes(MOST_BYTES))));
+        }
+        builder.begin(source, 0);
+        let replayed = add(&mut builder, &recorded, &shown)?;
+        all.push((shown, replayed));
+    }
+    finish(builder, out, &all)
+}
+
+fn add(builder: &mut Builder, recorded: &[u8], from: &str) -> Result<Replayed, Failure> {
+    let replayed = replay(recorded, |record| builder.take(record));
+    replayed.map_err(|error| Failure::Refused(format!("{from}: {error}")))
+}
+
+fn finish(builder: Builder, out: &Path, from: &[(String, Replayed)]) -> Result<String, Failure> {
+    let records = builder.records();
+    let encoded = encode(&builder.finish());
+    write(out, &encoded)?;
+    let mut said = format!("{}: {} from {records} records\n", out.display(), bytes(encoded.len() as u64));
+    for (name, replayed) in from {
+        if let Some(at) = replayed.torn {
+            said += &format!("{name} ends within a record, at byte {at}: what is before it was used\n");
+        }
+        if replayed.skipped > 0 {
+            said +=
+                &format!("{name} has {} records of kinds that this build does not know\n", replayed.skipped);
+        }
+    }
+    Ok(said)
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<(), Failure> {
+    let refused = |error: std::io::Error| Failure::Refused(format!("{}: {error}", path.display()));
+    std::fs::write(path, content).map_err(refused)
+}
