@@ -1,6 +1,7 @@
 //! What two ends tell each other over the TCP link beneath: queue pairs, rings, last words.
 
 use crate::{DownReason, Landing, MAX_HEADER, MAX_PATHS};
+use harmonaize_verbs::RemoteAddress;
 
 const MAGIC: u32 = 0x4252_5648;
 
@@ -239,6 +240,20 @@ impl<'a> Reader<'a> {
             _ => None,
         }
     }
+}
+
+/// A ring of the peer's, which are sorted.
+pub(super) fn ring(rings: &[RingEnd], number: u16) -> Option<&RingEnd> {
+    rings.binary_search_by_key(&number, |ring| ring.number).ok().and_then(|at| rings.get(at))
+}
+
+/// Where the payload goes.
+pub(super) fn slot_address(rings: &[RingEnd], landing: Landing, rail: usize) -> Option<RemoteAddress> {
+    let ring = ring(rings, landing.ring)?;
+    let place = ring.places.get(rail)?;
+    let slot = landing.sequence.checked_rem(ring.slots)?;
+    let offset = u64::from(slot).wrapping_mul(ring.slot_bytes.into());
+    Some(RemoteAddress { address: place.address.wrapping_add(offset), rkey: place.rkey })
 }
 
 #[cfg(test)]

@@ -36,9 +36,9 @@ const GRACE: Duration = Duration::from_millis(200);
 /// How often memory is looked for that nobody uses any more.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// While frames flow, or while there is nothing to do, the TCP links are looked after once in so many rounds: that takes
-/// system calls, which would come between a poll loop and the message that it waits for.
-const ROUNDS: u32 = 32;
+/// While frames flow, or while there is nothing to do, the TCP links are looked after once in so many rounds and frames: that
+/// takes system calls, which would come between a poll loop and the message that it waits for.
+const ROUNDS: usize = 256;
 
 /// Frames that the TCP link of each link queues, at least: parameters of all paths, and last words.
 const EXCHANGE_FRAMES: usize = 256;
@@ -101,7 +101,7 @@ pub struct VerbsTransport {
     links: Vec<Link>,
     /// Whose turn it is first.
     first: usize,
-    rounds: u32,
+    rounds: usize,
     /// Nothing is queued for the TCP links, and nothing had come when they were last looked after: what comes shows in the
     /// descriptor that one sleeps on.
     quiet: bool,
@@ -462,15 +462,17 @@ impl Transport for VerbsTransport {
         header: &[u8],
         payload: Option<(Landing, Span, u64)>,
     ) -> Result<(), SendError> {
+        let inline_payload = self.config.inline_payload;
         let link = self.link(link).filter(|link| link.flows()).ok_or(SendError::Down)?;
         let path = link.paths.get_mut(usize::from(path)).ok_or(SendError::Invalid)?;
-        path.push(header, payload)
+        path.push(header, payload, inline_payload)
     }
 
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
         let mut done = self.flow(budget, sink);
-        self.rounds = self.rounds.wrapping_add(1);
-        if (done == 0 && !self.quiet) || self.rounds.is_multiple_of(ROUNDS) {
+        self.rounds += 1 + done;
+        if (done == 0 && !self.quiet) || self.rounds >= ROUNDS {
+            self.rounds = 0;
             let looked = self.look_after(budget, sink);
             self.quiet = looked == 0;
             done += looked;

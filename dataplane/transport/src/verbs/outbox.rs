@@ -1,7 +1,8 @@
 //! Frames of a path that wait until they may go.
 
+use super::exchange::ring;
 use super::mailbox::{HEAD, Kind, SLOT};
-use super::path::{Outlet, ring};
+use super::path::Outlet;
 use crate::{Landing, MAX_HEADER, SendError};
 use harmonaize_shm::Span;
 use std::collections::VecDeque;
@@ -71,13 +72,17 @@ impl Outbox {
     }
 }
 
+/// Whether a payload travels in the message with its header.
+pub(super) fn carried(header_bytes: usize, span: &Span, inline_payload: usize) -> bool {
+    span.bytes() <= inline_payload && HEAD + header_bytes + span.bytes() <= SLOT
+}
+
 impl Frame {
     /// How it is to travel; none: it must wait for its ring.
     pub(super) fn kind(&self, outlet: &mut Outlet<'_>, asked: &mut bool) -> Option<Kind> {
         let Some((landing, span, _)) = &self.payload else { return Some(Kind::Bare) };
         let bytes = span.bytes() as u32;
-        let whole = HEAD + usize::from(self.header_bytes) + span.bytes();
-        if span.bytes() <= outlet.inline_payload && whole <= SLOT {
+        if carried(self.header_bytes.into(), span, outlet.inline_payload) {
             return Some(Kind::Carried(*landing, bytes));
         }
         let ring = ring(outlet.rings, landing.ring);

@@ -1,8 +1,8 @@
 //! One queue pair of a link: what waits to be sent, what is under way, and what arrives in the mailbox.
 
-use super::exchange::{PathEnd, Place, RingEnd, WORD};
+use super::exchange::{PathEnd, Place, RingEnd, WORD, slot_address};
 use super::mailbox::{Credits, HEAD, Kind, Message, SLOT};
-use super::outbox::Outbox;
+use super::outbox::{Outbox, carried};
 use super::rail::Rail;
 use crate::rings::Rings;
 use crate::{DownReason, Event, Flow, Landing, MAX_HEADER, SendError};
@@ -80,7 +80,12 @@ pub(super) struct Path {
     posted: VecDeque<Posted>,
     /// Those of them with a token.
     tokens: u32,
+    /// Tokens of payloads that were copied and are not reported yet.
+    copied: Vec<u64>,
     batch: Vec<Work>,
+    /// Messages in the batch, and whether one of them has a token.
+    batched: u32,
+    awaited: bool,
     /// Messages posted since one whose completion was asked for.
     unsignalled: u32,
     inline_bytes: usize,
@@ -144,6 +149,9 @@ impl Path {
             posted: VecDeque::with_capacity(count as usize),
             batch: Vec::with_capacity(2 * count as usize),
             tokens: 0,
+            copied: Vec::with_capacity(count as usize),
+            batched: 0,
+            awaited: false,
             unsignalled: 0,
             taken: Vec::with_capacity(POLL),
             next_out: 0,
@@ -210,13 +218,32 @@ impl Path {
         }
     }
 
-    /// Queues a frame.
+    /// Queues a frame. One that may go and is copied whole is put into the next batch at once.
     pub(super) fn push(
         &mut self,
         header: &[u8],
         payload: Option<(Landing, Span, u64)>,
+        inline_payload: usize,
     ) -> Result<(), SendError> {
-        self.outbox.push(header, payload)
+        let may_go = self.outbox.front().is_none() && self.may_post() && header.len() <= MAX_HEADER;
+        let posted = match &payload {
+            _ if !may_go => return self.outbox.push(header, payload),
+            None => self.post(Kind::Bare, header, None),
+            Some((landing, span, token)) if carried(header.len(), span, inline_payload) => {
+                let kind = Kind::Carried(*landing, span.bytes() as u32);
+                let posted = self.post(kind, header, Some(span));
+                self.copied(*token);
+                posted
+            }
+            Some(_) => return self.outbox.push(header, payload),
+        };
+        // A message that is not to be had from this memory would fail from the queue, too.
+        posted.map_err(|_| SendError::Invalid)
+    }
+
+    /// Whether there is credit and a slot for a frame.
+    fn may_post(&self) -> bool {
+        self.credits.frame() && self.posted.len() < self.count as usize
     }
 
     /// A ring became known, for which the first frame may have waited.
@@ -232,39 +259,33 @@ impl Path {
         outlet: &mut Outlet<'_>,
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<usize, Fault> {
-        let mut sent = 0;
-        let mut awaited = false;
         if self.outbox.front().is_some() {
             let mut outbox = std::mem::take(&mut self.outbox);
-            let taken = self.take_frames(&mut outbox, outlet, &mut awaited, sink);
+            let taken = self.take_frames(&mut outbox, outlet);
             self.outbox = outbox;
-            sent += taken?;
+            taken?;
         }
         if self.credits.must_return() && self.posted.len() < self.count as usize {
             self.post(Kind::Credit, &[], None)?;
-            sent += 1;
         }
-        let Some(last) = self.batch.pop() else { return Ok(sent) };
-        self.unsignalled += sent as u32;
-        let ask = awaited || self.unsignalled >= self.count / 4;
-        self.unsignalled = if ask { 0 } else { self.unsignalled };
-        self.batch.push(if ask { last.signalled() } else { last });
+        self.copied.drain(..).for_each(|token| sink(Event::Sent { token }));
+        let Some(last) = self.batch.pop() else { return Ok(0) };
+        let sent = std::mem::take(&mut self.batched);
+        self.unsignalled += sent;
+        if std::mem::take(&mut self.awaited) || self.unsignalled >= self.count / 4 {
+            self.unsignalled = 0;
+            self.batch.push(last.signalled());
+        } else {
+            self.batch.push(last);
+        }
         let Pair::Connected(pair) = &mut self.pair else { return Err(gone()) };
         pair.post(&mut self.batch)?;
-        Ok(sent)
+        Ok(sent as usize)
     }
 
-    /// Adds the frames that may go to the batch; says how many, and whether a payload is read where it lies.
-    fn take_frames(
-        &mut self,
-        outbox: &mut Outbox,
-        outlet: &mut Outlet<'_>,
-        awaited: &mut bool,
-        sink: &mut dyn FnMut(Event<'_>),
-    ) -> Result<usize, Fault> {
-        let mut taken = 0;
-        while self.credits.frame()
-            && self.posted.len() < self.count as usize
+    /// Adds the frames that may go to the batch.
+    fn take_frames(&mut self, outbox: &mut Outbox, outlet: &mut Outlet<'_>) -> Result<(), Fault> {
+        while self.may_post()
             && let Some(frame) = outbox.front()
         {
             let Some(kind) = frame.kind(outlet, &mut self.asked) else { break };
@@ -279,22 +300,23 @@ impl Path {
                     self.batch.push(Work::write(Local::new(&region, span)?, to));
                     self.post(kind, header, None)?;
                     self.await_token(token);
-                    *awaited = true;
                 }
                 Some((_, span, token)) => {
                     self.post(kind, header, Some(&span))?;
-                    // The span has been copied; but payloads are reported in their order.
-                    if self.tokens == 0 {
-                        sink(Event::Sent { token });
-                    } else {
-                        self.await_token(token);
-                        *awaited = true;
-                    }
+                    self.copied(token);
                 }
             }
-            taken += 1;
         }
-        Ok(taken)
+        Ok(())
+    }
+
+    /// The latest message's payload has been copied. It is reported with the next batch, unless others come before it.
+    fn copied(&mut self, token: u64) {
+        if self.tokens == 0 {
+            self.copied.push(token);
+        } else {
+            self.await_token(token);
+        }
     }
 
     /// The latest message's payload is reported when it is done.
@@ -302,6 +324,7 @@ impl Path {
         if let Some(posted) = self.posted.back_mut() {
             posted.token = Some(token);
             self.tokens += 1;
+            self.awaited = true;
         }
     }
 
@@ -314,7 +337,9 @@ impl Path {
         let local = u64::from(self.count + (number & (self.count - 1))) * SLOT as u64;
         let wrong = |error: harmonaize_shm::MemoryError| Fault::Network(error.to_string());
         memory.write(local, message.head().as_bytes()).map_err(wrong)?;
-        memory.write(local + HEAD as u64, header).map_err(wrong)?;
+        if !header.is_empty() {
+            memory.write(local + HEAD as u64, header).map_err(wrong)?;
+        }
         if let Some(span) = carried {
             let at = local + (HEAD + header.len()) as u64;
             let to = memory.view_mut(at, span.bytes() as u64).map_err(wrong)?;
@@ -330,6 +355,7 @@ impl Path {
             work = work.inline();
         }
         self.batch.push(work);
+        self.batched += 1;
         self.next_out = number.wrapping_add(1);
         let word = (kind == Kind::Bare).then_some(header_bytes);
         self.posted.push_back(Posted { number, word, token: None });
@@ -552,19 +578,6 @@ fn create_pair(
         QueuePair::create(rail.regions.domain(), completions, depths, route)
     };
     create(220).or_else(|first| create(60).or_else(|_| create(0)).map_err(|_| first))
-}
-
-pub(super) fn ring(rings: &[RingEnd], number: u16) -> Option<&RingEnd> {
-    rings.binary_search_by_key(&number, |ring| ring.number).ok().and_then(|at| rings.get(at))
-}
-
-/// Where the payload goes.
-fn slot_address(rings: &[RingEnd], landing: Landing, rail: usize) -> Option<RemoteAddress> {
-    let ring = ring(rings, landing.ring)?;
-    let place = ring.places.get(rail)?;
-    let slot = landing.sequence.checked_rem(ring.slots)?;
-    let offset = u64::from(slot).wrapping_mul(ring.slot_bytes.into());
-    Some(RemoteAddress { address: place.address.wrapping_add(offset), rkey: place.rkey })
 }
 
 fn gone() -> Fault {
