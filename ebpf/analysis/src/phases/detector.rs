@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 pub struct Limits {
     /// Flows, each at each interface; no others are followed until some are silent.
     pub flows: usize,
-    /// Connections whose bursts are kept: those with heavy traffic; about 0.1 MiB each at most.
+    /// Connections whose bursts are kept: those with heavy traffic; 0.13 MiB each at most.
     pub watched: usize,
     /// Jobs at once.
     pub jobs: usize,
@@ -32,7 +32,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             flows: 1 << 15,
-            watched: 512,
+            watched: 256,
             jobs: 64,
             findings: 4096,
             forget_ns: 120_000_000_000,

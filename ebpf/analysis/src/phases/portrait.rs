@@ -18,6 +18,8 @@ const SPREAD_OVER: usize = 32;
 /// A host is late by at least this, and by so many usual distances.
 const LATE_NS: u64 = 1_000_000;
 const LATE_SPREADS: u64 = 3;
+/// Before so many phases nothing is usual.
+const SPREADS_KNOWN: usize = 4;
 /// Lengths of an acknowledgement on the wire: IPv4 and IPv6, without and with a timestamp; RoCE over both.
 const ACKS: [u64; 6] = [54, 66, 74, 86, 62, 82];
 /// More bytes are no acknowledgements alone.
@@ -160,8 +162,9 @@ fn late(job: &mut Job, firsts: &BTreeMap<Address, u64>) -> Option<Late> {
     let mut others: Vec<u64> = starts.iter().map(|(start, _)| *start).collect();
     let by_ns = last - median(&mut others)?;
     let mut usual: Vec<u64> = job.spreads.iter().copied().collect();
+    let known = usual.len() >= SPREADS_KNOWN;
     let usual = median(&mut usual).unwrap_or_default();
-    if by_ns >= LATE_NS.saturating_add(LATE_SPREADS * usual) {
+    if known && by_ns >= LATE_NS.saturating_add(usual.saturating_mul(LATE_SPREADS)) {
         return Some(Late { host, by_ns });
     }
     remember(&mut job.spreads, by_ns, SPREAD_OVER);

@@ -24,14 +24,29 @@ const SHORTEST_GAP_NS: u64 = 1_000_000;
 const GAPS: u32 = 26;
 /// A group of less than this part of the usual bytes is chatter.
 pub(super) const CHATTER: f64 = 0.05;
-/// Bytes count as the same within this part.
-const SAME_BYTES: f64 = 0.2;
+/// What is believed: so many distances at least, of which a part is near the median; none longer than so many medians, as those of
+/// groups of groups are, and none shorter; and so near to each other have nearly all groups' bytes to be. Each is about as
+/// unlikely in traffic at random times (one in a million) as the others.
+const EVIDENCE: [Evidence; 6] = [
+    Evidence { least: 7, part: 1.0, near: 0.12, within: (0.4, 2.2), bytes: 0.2 },
+    Evidence { least: 9, part: 1.0, near: 0.2, within: (0.4, 2.2), bytes: 0.2 },
+    Evidence { least: 12, part: 0.9, near: 0.3, within: (0.0, 2.2), bytes: 0.2 },
+    Evidence { least: 16, part: 0.8, near: 0.35, within: (0.0, 3.0), bytes: 0.03 },
+    Evidence { least: 20, part: 0.65, near: 0.35, within: (0.4, 3.0), bytes: 0.01 },
+    Evidence { least: 24, part: 0.85, near: 0.35, within: (0.0, 2.2), bytes: 0.2 },
+];
 /// Of groups, this part has to have the same bytes.
 const REGULAR: f64 = 0.85;
-/// For so many distances, this part of them within that part of the median: each as unlikely as the others in random traffic.
-const EVIDENCE: [(usize, f64, f64); 4] = [(7, 1.0, 0.12), (9, 1.0, 0.2), (12, 0.9, 0.3), (24, 0.85, 0.35)];
-/// No distance is longer than so many medians: longer ones are those of groups of groups.
-const LONGEST: f64 = 2.2;
+/// The fewest distances of all that are believed.
+const LEAST: usize = 7;
+
+struct Evidence {
+    least: usize,
+    part: f64,
+    near: f64,
+    within: (f64, f64),
+    bytes: f64,
+}
 
 /// The median of numbers, the lower one of two; reorders them.
 pub(super) fn median(numbers: &mut [u64]) -> Option<u64> {
@@ -62,7 +77,7 @@ pub(super) fn find(spans: &[Span]) -> Option<Rhythm> {
     let mut gap_ns = SHORTEST_GAP_NS;
     for _ in 0..GAPS {
         fine = joined(&fine, gap_ns);
-        if fine.len() < EVIDENCE.map(|(least, ..)| least).into_iter().min().unwrap_or_default() {
+        if fine.len() < LEAST {
             break;
         }
         found = regular(&fine, gap_ns).or(found);
@@ -114,8 +129,7 @@ fn regular(groups: &[Span], gap_ns: u64) -> Option<(Rhythm, u64)> {
 fn evident(groups: &[Span]) -> Option<Rhythm> {
     let mut sizes: Vec<u64> = groups.iter().map(|group| group.bytes).collect();
     let bytes = median(&mut sizes)?;
-    let same = sizes.iter().filter(|size| size.abs_diff(bytes) as f64 <= SAME_BYTES * bytes as f64).count();
-    if bytes == 0 || (same as f64) < REGULAR * sizes.len() as f64 {
+    if bytes == 0 {
         return None;
     }
     let distance = |pair: &[Span]| match pair {
@@ -124,15 +138,20 @@ fn evident(groups: &[Span]) -> Option<Rhythm> {
     };
     let mut distances: Vec<u64> = groups.windows(2).map(distance).collect();
     let period_ns = median(&mut distances)?;
-    let within = |part: f64| {
-        let near = |one: &&u64| one.abs_diff(period_ns) as f64 <= part * period_ns as f64;
-        distances.iter().filter(near).count() as f64
+    let near = |numbers: &[u64], middle: u64, part: f64| {
+        let near = |one: &&u64| one.abs_diff(middle) as f64 <= part * middle as f64;
+        numbers.iter().filter(near).count() as f64 / numbers.len() as f64
     };
-    let count = distances.len();
-    let evidence =
-        |(least, share, part): &(usize, f64, f64)| count >= *least && within(*part) >= share * count as f64;
-    let bounded = within(LONGEST - 1.0) >= count as f64;
-    if !bounded || !EVIDENCE.iter().any(evidence) {
+    let within = |distance: u64, (least, most): (f64, f64)| {
+        (least..=most).contains(&(distance as f64 / period_ns.max(1) as f64))
+    };
+    let fits = |one: &Evidence| {
+        distances.len() >= one.least
+            && near(&distances, period_ns, one.near) >= one.part
+            && distances.iter().all(|distance| within(*distance, one.within))
+            && near(&sizes, bytes, one.bytes) >= REGULAR
+    };
+    if !EVIDENCE.iter().any(fits) {
         return None;
     }
     let silence = |pair: &[Span]| match pair {

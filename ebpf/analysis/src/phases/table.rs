@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 /// A burst of fewer bytes is chatter by itself.
 pub(super) const HEAVY: u64 = 4096;
 /// Bursts that are kept of a connection without a job.
-const HISTORY: usize = 2048;
+const HISTORY: usize = 4096;
 /// A heavy connection that has been silent for so long is one no longer.
 const SILENT_NS: u64 = 60_000_000_000;
 
