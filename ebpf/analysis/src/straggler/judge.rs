@@ -1,6 +1,6 @@
 //! The judge of one subject: from each unit the lateness of its ranks and of its edges.
 
-use super::ring::{Usual, WINDOW, median, quantile};
+use super::ring::{Spread, Usual, WINDOW, median, quantile};
 use super::track::{Track, Turn};
 use super::{EdgeTimes, Kind, Limits, Observed, RankTimes, Straggler, Subject, Unit};
 use std::collections::BTreeMap;
@@ -26,8 +26,12 @@ pub(super) struct Judge {
     gaps: Lately,
     sizes: Lately,
     scratch: Vec<i64>,
+    /// How long the median rank computed; 0 where that is not known.
+    usual_ns: u64,
     of_ranks: Vec<(Rank, i64)>,
     of_edges: Vec<(Ends, i64)>,
+    /// Of each edge: how much longer it was busy than others, and by how much it stands out.
+    standing: Vec<(i64, i64)>,
     turns: Vec<Turn<Ends>>,
 }
 
@@ -137,9 +141,11 @@ impl Judge {
         }
         if self.of_ranks.len() == started().count() {
             let middle = self.level();
+            self.usual_ns = u64::try_from(middle).unwrap_or_default();
             return self.gaps.large(middle);
         }
         self.of_ranks.clear();
+        self.usual_ns = 0;
         self.of_ranks.extend(started().map(|(rank, start_ns)| (rank, start_ns.cast_signed())));
         self.level();
         for (rank, lateness) in &mut self.of_ranks {
@@ -183,8 +189,7 @@ impl Judge {
         limits: &Limits,
         found: &mut impl FnMut(Straggler),
     ) {
-        let part = unit.ended_ns.saturating_sub(unit.began_ns) as f64 * limits.part;
-        let floor = limits.least_ns.max(part as u64).cast_signed();
+        let floor = limits.least_ns.max((self.usual_ns as f64 * limits.part) as u64).cast_signed();
         let ranks = &mut self.ranks;
         self.compute.take(unit, &self.of_ranks, floor, limits, |turn| {
             if let Some(memory) = ranks.get_mut(&turn.key).filter(|_| turn.late) {
@@ -198,9 +203,9 @@ impl Judge {
 
     /// Lateness of the edges into `of_edges`; false where this unit says nothing of it.
     ///
-    /// The largest of what is known of: how much longer the edge was busy than its bytes take on the median edge; how much
-    /// later than usual its last bytes arrived after they had left, over the median edge; and, where the edge's round trips
-    /// or retransmissions stand out, how much longer than usual the unit took once all ranks had started.
+    /// An edge that was busy for longer than its bytes take at the lower quartile of paces is late by the rest of it; unless that
+    /// is a large part of the unit, no more than the unit was held up. An edge that stands out by its round trips, its
+    /// retransmissions, or the time that its last bytes took to arrive, is late by what held the unit up, where that is known.
     fn moves(&mut self, observed: &Observed, limits: &Limits) -> bool {
         self.of_edges.clear();
         let total = observed.edges.iter().fold(0u64, |sum, edge| sum.saturating_add(edge.bytes));
@@ -212,42 +217,66 @@ impl Judge {
         }
         let heaviest = observed.edges.iter().map(|edge| edge.bytes).max().unwrap_or_default();
         let edges = || observed.edges.iter().filter(move |edge| edge.bytes >= heaviest / 8 && edge.bytes > 0);
-        let excess = self.excess(observed);
-        let pace = self.over(edges().filter_map(picoseconds_per_byte));
-        let transit = self.over(edges().filter_map(|edge| self.transit_beyond_usual(edge)));
-        let round_trip = self.over(edges().filter_map(|edge| edge.round_trip_ns.map(u64::cast_signed)));
-        let repeats = self.over(edges().map(|edge| edge.retransmissions.cast_signed()));
+        let took = self.took(observed);
+        let common = Common {
+            pace: self.over(edges().filter_map(picoseconds_per_byte)),
+            lag: self.over(edges().filter_map(|edge| self.transit_beyond_usual(edge))),
+            round_trip: self.over(edges().filter_map(|edge| edge.round_trip_ns.map(u64::cast_signed))),
+            repeats: self.over(edges().map(|edge| edge.retransmissions.cast_signed())),
+            took,
+            excess: took.and_then(|took| self.excess(took)),
+        };
+        self.standing.clear();
         for edge in edges() {
+            self.standing.push((busy(edge, &common), self.stands_out(edge, &common, limits)));
+        }
+        let busiest = self.standing.iter().map(|(busy, _)| *busy).max().unwrap_or_default();
+        let most = self.standing.iter().map(|(_, beyond)| *beyond).max().unwrap_or_default();
+        for (edge, (busy, beyond)) in edges().zip(&self.standing) {
             let ends = (edge.from, edge.to);
-            let busy = pace.zip(picoseconds_per_byte(edge)).map_or(0, |(pace, own)| {
-                let beyond = i128::from(own.saturating_sub(pace)) * i128::from(edge.bytes) / 1000;
-                i64::try_from(beyond).unwrap_or(i64::MAX)
-            });
-            let beyond = transit
-                .zip(self.transit_beyond_usual(edge))
-                .map_or(0, |(middle, own)| own.saturating_sub(middle));
-            let usual = self.edges.get(&ends).and_then(|memory| memory.round_trip.spread());
-            let delayed = round_trip.zip(edge.round_trip_ns).is_some_and(|(middle, own)| {
-                let own = own.cast_signed();
-                let rest = usual.map_or(middle, |usual| usual.middle.max(middle));
-                let noise = usual.map_or(0.0, |usual| usual.deviation as f64 * limits.deviations);
-                let beyond = own.saturating_sub(rest) as f64;
-                beyond >= noise.max(limits.round_trip_ns as f64) && own >= rest.saturating_add(rest / 2)
-            });
-            let repeated = repeats.is_some_and(|middle| {
-                edge.retransmissions >= 3 && edge.retransmissions.cast_signed() >= 4 * middle.max(1)
-            });
-            let held_up = if delayed || repeated { excess } else { 0 };
-            self.of_edges.push((ends, busy.max(beyond).max(held_up)));
+            // Behind a slow edge others are a little busier too: only what is like the worst counts, or what was late before.
+            let kept = self.charged.contains_key(&ends);
+            let share = if kept { 4 } else { 2 };
+            let busy = if *busy >= busiest / share { *busy } else { 0 };
+            let stands_out = (kept || *beyond > 0) && *beyond >= most / share;
+            let held_up = if stands_out { common.excess.unwrap_or(*beyond) } else { 0 };
+            self.of_edges.push((ends, busy.max(held_up)));
+        }
+        // While a rank is late its neighbours' first steps are done before it comes, and units are shorter.
+        if let Some(took) = took.filter(|_| self.charged.is_empty() && self.compute.late().next().is_none()) {
+            self.duration.push(took);
         }
         self.remember(observed);
         true
     }
 
-    /// The median of values, one for each edge.
+    /// By how much an edge's bytes take longer than others' and than usual; 0 where that is within the noise.
+    fn stands_out(&self, edge: &EdgeTimes, common: &Common, limits: &Limits) -> i64 {
+        let memory = self.edges.get(&(edge.from, edge.to));
+        let clear = |beyond: i64, usual: Option<Spread>| {
+            let noise = usual.map_or(0.0, |usual| usual.deviation as f64 * limits.stands_out);
+            if beyond as f64 >= noise.max(limits.round_trip_ns as f64) { beyond } else { 0 }
+        };
+        let usual = memory.and_then(|memory| memory.round_trip.spread());
+        let delay = common.round_trip.zip(edge.round_trip_ns).map_or(0, |(others, own)| {
+            let rest = usual.map_or(others, |usual| usual.middle.max(others));
+            let beyond = own.cast_signed().saturating_sub(rest);
+            if beyond >= rest / 2 { clear(beyond, usual) } else { 0 }
+        });
+        let usual = memory.and_then(|memory| memory.transit.spread());
+        let lag = common.lag.zip(self.transit_beyond_usual(edge));
+        let lag = lag.map_or(0, |(others, own)| clear(own.saturating_sub(others), usual));
+        let repeated = common.repeats.is_some_and(|others| {
+            edge.retransmissions >= 3 && edge.retransmissions.cast_signed() >= others.saturating_mul(4)
+        });
+        let repeats = if repeated { limits.round_trip_ns.cast_signed() } else { 0 };
+        delay.max(lag).max(repeats)
+    }
+
+    /// The lower quartile of values, one for each edge: of three edges a slow host has two.
     fn over(&self, values: impl Iterator<Item = i64>) -> Option<i64> {
         let mut values: Vec<i64> = values.collect();
-        if values.len() < 2 { None } else { median(&mut values) }
+        if values.len() < 2 { None } else { quantile(&mut values, 1, 4) }
     }
 
     fn transit_beyond_usual(&self, edge: &EdgeTimes) -> Option<i64> {
@@ -255,25 +284,25 @@ impl Judge {
         Some(transit(edge)?.saturating_sub(usual.middle))
     }
 
-    /// How much longer the unit took than usual from the moment at which all ranks had started, which is what the shortest
-    /// of the ranks' calls took; 0 where the ranks are not all known.
-    fn excess(&mut self, observed: &Observed) -> i64 {
+    /// How long the unit took from the moment at which all ranks had started, which is what the shortest of the ranks' calls
+    /// took; none where the ranks are not all known.
+    fn took(&self, observed: &Observed) -> Option<i64> {
         let known = |rank: &Rank| observed.ranks.binary_search_by_key(rank, |times| times.rank).is_ok();
         if !observed.edges.iter().all(|edge| known(&edge.from) && known(&edge.to)) {
-            return 0;
+            return None;
         }
         let mut shortest = None;
         for rank in &observed.ranks {
-            let Some((start_ns, end_ns)) = rank.start_ns.zip(rank.end_ns) else { return 0 };
-            let took = apart(end_ns, start_ns);
+            let took = apart(rank.end_ns?, rank.start_ns?);
             shortest = Some(shortest.map_or(took, |least: i64| least.min(took)));
         }
-        let Some(took) = shortest else { return 0 };
-        let usual = self.duration.spread();
-        if self.charged.is_empty() {
-            self.duration.push(took);
-        }
-        usual.map_or(0, |usual| took.saturating_sub(usual.middle))
+        shortest
+    }
+
+    /// How much longer than usual a unit took, if that is more than one in ten does; none while what is usual is not known.
+    fn excess(&self, took: i64) -> Option<i64> {
+        let (usual, upper) = (self.duration.spread()?, self.duration.upper()?);
+        Some(if took > upper { took.saturating_sub(usual.middle) } else { 0 })
     }
 
     fn remember(&mut self, observed: &Observed) {
@@ -304,7 +333,9 @@ impl Judge {
         limits: &Limits,
         found: &mut impl FnMut(Straggler),
     ) {
-        let part = unit.ended_ns.saturating_sub(unit.began_ns) as f64 * limits.part;
+        let took = unit.ended_ns.saturating_sub(unit.began_ns);
+        let usual = self.duration.spread().and_then(|usual| u64::try_from(usual.middle).ok());
+        let part = usual.unwrap_or(took).min(took) as f64 * limits.network_part;
         let floor = limits.least_ns.max(part as u64).cast_signed();
         let mut turns = std::mem::take(&mut self.turns);
         turns.clear();
@@ -336,7 +367,7 @@ impl Judge {
     fn culprit(&self, (from, to): Ends) -> Rank {
         let sum = |rank: Rank| {
             let touching = self.network.keys().filter(|ends| ends.0 == rank || ends.1 == rank);
-            touching.map(|ends| self.network.score(ends)).filter(|score| *score >= 0.7).sum::<f64>()
+            touching.map(|ends| self.network.score(ends)).filter(|score| *score >= 0.6).sum::<f64>()
         };
         let charged = |rank| self.charged.values().any(|charged| *charged == rank);
         let receiver = sum(to) > 1.1 * sum(from);
@@ -362,6 +393,30 @@ impl Judge {
         let (since, worst) = since.zip(worst)?;
         Some(straggler(subject, rank, &Turn { since, ..worst }, Some(worst.key)))
     }
+}
+
+/// What the edges of a unit have in common.
+struct Common {
+    /// The lower quartiles, over the edges, of the time that a byte takes, of the last bytes' delay beyond usual, of round
+    /// trips, of retransmissions.
+    pace: Option<i64>,
+    lag: Option<i64>,
+    round_trip: Option<i64>,
+    repeats: Option<i64>,
+    /// How long the unit took once all had started,
+    took: Option<i64>,
+    /// and beyond usual.
+    excess: Option<i64>,
+}
+
+/// How much longer an edge was busy than its bytes take elsewhere.
+fn busy(edge: &EdgeTimes, common: &Common) -> i64 {
+    let Some((common_pace, own)) = common.pace.zip(picoseconds_per_byte(edge)) else { return 0 };
+    let beyond = i128::from(own.saturating_sub(common_pace)) * i128::from(edge.bytes) / 1000;
+    let beyond = i64::try_from(beyond).unwrap_or(i64::MAX);
+    let much = common.took.is_some_and(|took| beyond >= took.saturating_mul(2) / 5);
+    let held_up = common.excess.filter(|_| !much).unwrap_or(beyond);
+    beyond.min(held_up)
 }
 
 fn transit(edge: &EdgeTimes) -> Option<i64> {

@@ -21,9 +21,9 @@
 //!
 //! **Deciding.** A lateness is divided by a threshold: the largest of [`Limits::least_ns`], [`Limits::part`] of the unit's
 //! length, [`Limits::deviations`] times the robust standard deviation (1.4826 times the median absolute deviation over
-//! the last 32 quiet units; the rank's own or the median rank's, whichever is larger), and [`Limits::tails`] times what one in
-//! twenty latenesses of all ranks reached then (pauses of workers make long tails, which deviations do not show). Three units in a row of at least
-//! 0.7 with a mean of 1 make a verdict; three below 0.5 end it. So a single pause, however long, is no verdict, a steady
+//! the last 64 quiet units; the rank's own or the median rank's, whichever is larger), and [`Limits::tails`] times what one in
+//! ten latenesses of all ranks reached then (pauses of workers make long tails, which deviations do not show). Three units in a row of at least
+//! 0.6 with a mean of 1, each counted as 1.2 at most, make a verdict; three below 0.5 end it. So a single pause, however long, is no verdict, a steady
 //! one is found in its third unit, and what is late never counts as usual.
 
 mod finding;
@@ -41,14 +41,19 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct Limits {
     /// Lateness below this never counts.
     pub least_ns: u64,
-    /// Nor does lateness below this part of a unit's length.
+    /// Nor does a rank's lateness below this part of what the median rank computes.
     pub part: f64,
+    /// Nor an edge's below this part of what a unit usually is on the network.
+    pub network_part: f64,
     /// Nor does lateness below this many robust standard deviations.
     pub deviations: f64,
-    /// Nor does lateness below so many times what one in twenty cases reaches.
+    /// Nor does lateness below so many times what one in ten cases reaches.
     pub tails: f64,
-    /// Round trips stand out when they are longer by this than at other edges, and than usual.
+    /// An edge stands out when its round trips, or its last bytes' way, take longer by this than at other edges and than
+    /// usual,
     pub round_trip_ns: u64,
+    /// and by so many robust standard deviations.
+    pub stands_out: f64,
     /// A straggler of which nothing was heard for so many units is over.
     pub forget: u32,
     /// At most so many ranks, and edges, of a subject; units with more are left out, and counted.
@@ -63,10 +68,12 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             least_ns: 500_000,
-            part: 0.02,
+            part: 0.1,
+            network_part: 0.25,
             deviations: 5.0,
-            tails: 2.0,
+            tails: 3.0,
             round_trip_ns: 300_000,
+            stands_out: 3.0,
             forget: 16,
             items: 4096,
             subjects: 256,

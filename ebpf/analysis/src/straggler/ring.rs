@@ -1,20 +1,26 @@
 //! What was usual lately: medians over a window that what is not usual does not enter.
 
 /// How many values a window holds.
-pub(super) const WINDOW: usize = 32;
+pub(super) const WINDOW: usize = 64;
 /// How many of the latest values wait: an onset is found within as many, and they are then no part of what is usual.
 pub(super) const WAITING: usize = 3;
 /// The least number of values that make something usual.
 pub(super) const ENOUGH: usize = 5;
 
 /// The last values of one quantity, but for the latest few.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Usual {
     values: [i64; WINDOW],
     kept: usize,
     next: usize,
     waiting: [i64; WAITING],
     waits: usize,
+}
+
+impl Default for Usual {
+    fn default() -> Self {
+        Self { values: [0; WINDOW], kept: 0, next: 0, waiting: [0; WAITING], waits: 0 }
+    }
 }
 
 impl Usual {
@@ -42,6 +48,14 @@ impl Usual {
     /// What is usual, in no order.
     pub(super) fn values(&self) -> &[i64] {
         self.values.get(..self.kept).unwrap_or_default()
+    }
+
+    /// What one in ten values reaches; of fewer, the largest.
+    pub(super) fn upper(&self) -> Option<i64> {
+        let mut values = self.values;
+        let values = values.get_mut(..self.kept)?;
+        let place = (values.len() * 9).div_ceil(10).min(values.len().checked_sub(1)?);
+        Some(*values.select_nth_unstable(place).1)
     }
 
     /// The median and the robust standard deviation (1.4826 times the median distance from it); none while too few are known.
@@ -97,7 +111,7 @@ mod tests {
         usual.push(1000);
         assert_eq!(usual.spread().map(|spread| spread.middle), Some(10));
         usual.discard();
-        for value in [10; 40] {
+        for value in [10; 70] {
             usual.push(value);
         }
         assert_eq!(usual.spread(), Some(Spread { middle: 10, deviation: 0 }));

@@ -1,8 +1,12 @@
 //! Lateness of each of several things of a kind (ranks, edges), unit by unit: which of them are late for good.
 
-use super::ring::{ENOUGH, Usual, WAITING, median, quantile};
+use super::ring::{Usual, WAITING, median};
 use super::{Limits, Unit};
 
+/// Units before the first verdict.
+const WARM: usize = 8;
+/// One score counts for no more than this, so that a long pause does not make up for units that are nearly in time.
+const MOST: f64 = 1.1;
 /// Values of a late item that its median is taken over.
 const LATE: usize = 32;
 /// Things whose usual lateness is looked at, where there are more.
@@ -50,6 +54,7 @@ struct Item<K> {
 struct Late {
     since: Unit,
     until: Unit,
+    threshold: f64,
     by: [i64; LATE],
     known: usize,
     units: u64,
@@ -89,8 +94,8 @@ impl<K: Copy + Ord> Track<K> {
         self.units = self.units.saturating_add(1);
         self.know(lateness, limits.items);
         let common = self.common();
-        let tail = limits.tails * self.tail() as f64;
-        let warm = self.units >= ENOUGH;
+        let tail = limits.tails * self.tail();
+        let warm = self.units > WARM;
         for item in &mut self.items {
             let place = lateness.binary_search_by(|(key, _)| key.cmp(&item.key));
             let Some((_, value)) = place.ok().and_then(|place| lateness.get(place)) else {
@@ -152,26 +157,32 @@ impl<K: Copy + Ord> Track<K> {
         median(&mut self.scratch).unwrap_or_default()
     }
 
-    /// The lateness that is usual in one of twenty cases, over all that is not late; of many things, some of them.
-    fn tail(&mut self) -> i64 {
+    /// The lateness that one in ten cases reaches, for most of what is not late; of many things, some of them. While
+    /// little is known, more.
+    fn tail(&mut self) -> f64 {
         self.scratch.clear();
         let step = self.items.len().div_ceil(SAMPLED).max(1);
+        let mut known = 0;
         for item in self.items.iter().filter(|item| item.late.is_none()).step_by(step) {
-            self.scratch.extend_from_slice(item.usual.values());
+            known += item.usual.values().len();
+            self.scratch.extend(item.usual.upper());
         }
-        quantile(&mut self.scratch, 19, 20).unwrap_or_default()
+        let upper = median(&mut self.scratch).unwrap_or_default();
+        upper as f64 * (1.0 + 24.0 / known.max(1) as f64)
     }
 }
 
 impl<K: Copy> Item<K> {
-    /// Late at three in a row of at least 0.7 whose mean is 1; no longer at three in a row below 0.5.
+    /// Late at three in a row of at least 0.6 whose mean is 1; no longer at three in a row below 0.5.
     fn take(&mut self, unit: Unit, value: i64, threshold: f64, warm: bool, turned: &mut impl FnMut(Turn<K>)) {
-        let score = value as f64 / threshold;
+        // What was late enough to be found stays so, whatever the noise of the others.
+        let threshold = self.late.as_ref().map_or(threshold, |late| threshold.min(late.threshold));
+        let score = (value as f64 / threshold).min(MOST);
         let [_, second, third] = self.scores;
         self.scores = [second, third, score];
         let [_, second, third] = self.values;
         self.values = [second, third, value];
-        self.row = if score < 0.7 { None } else { self.row.or(Some(unit)) };
+        self.row = if score < 0.6 { None } else { self.row.or(Some(unit)) };
         if let Some(late) = &mut self.late {
             if score >= 0.5 {
                 late.push(value, unit);
@@ -184,10 +195,10 @@ impl<K: Copy> Item<K> {
         }
         self.usual.push(value);
         let mean = self.scores.iter().sum::<f64>() / WAITING as f64;
-        let row = self.row.filter(|_| warm && mean >= 1.0 && self.scores.iter().all(|score| *score >= 0.7));
+        let row = self.row.filter(|_| warm && mean >= 1.0 && self.scores.iter().all(|score| *score >= 0.6));
         if let Some(since) = row {
             self.usual.discard();
-            let mut late = Late { since, until: unit, by: [0; LATE], known: 0, units: 0 };
+            let mut late = Late { since, until: unit, threshold, by: [0; LATE], known: 0, units: 0 };
             for value in self.values {
                 late.push(value, unit);
             }
