@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod job;
+pub mod replay;
 
 use anyhow::{Context, Result, ensure};
 use std::io::{Read, Write};

@@ -51,10 +51,14 @@ const STAGES: &[(&str, Stage)] = &[
         task.extend(args.yes.then_some("--yes"));
         cargo(&task)
     }),
-    ("bench", |_| {
+    ("bench", |args| {
         Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
         // Optimised, as it is used: its training would crawl otherwise.
-        cargo(&["test", "--locked", "--quiet", "--release", "--package", "harmonaize-bench"])
+        cargo(&["test", "--locked", "--quiet", "--release", "--package", "harmonaize-bench"])?;
+        // Whether all of it runs; nothing is timed.
+        let mut smoke = vec!["xtask", "bench", "telemetry", "--smoke"];
+        smoke.extend(args.yes.then_some("--yes"));
+        cargo(&smoke)
     }),
     ("demo", |_| {
         // By cargo: the stages before may have built this very program anew.

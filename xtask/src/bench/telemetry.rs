@@ -17,8 +17,8 @@ use std::sync::atomic::AtomicBool;
 
 /// Hosts around one switch.
 const HOSTS: usize = 4;
-/// What an agent is told of telemetry: `{folder}` is its host's.
-const TELEMETRY: &str = "[telemetry]\nrecord = \"{folder}/trace\"\n";
+/// What an agent is told of telemetry: `{folder}` is its host's. The driver of an emulated device knows no rate.
+const TELEMETRY: &str = "[telemetry]\ninterfaces = [\"eth0\"]\nrecord = \"{folder}/trace\"\n[telemetry.rate]\neth0 = \"1Gbit/s\"\n";
 
 /// How much is measured.
 #[derive(Debug, Clone)]

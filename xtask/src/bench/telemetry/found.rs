@@ -3,13 +3,13 @@
 use super::truth::{Agreement, Injection, Span, Truth, agree};
 use crate::job::printed;
 use anyhow::{Context, Result};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Why a rank holds the others up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// It starts late.
@@ -19,7 +19,7 @@ pub enum Kind {
 }
 
 /// A finding. Times are nanoseconds of CLOCK_MONOTONIC.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "found")]
 pub enum Found {
     /// The communication of an iteration of a foreign job.
@@ -61,9 +61,7 @@ pub enum Found {
     },
     /// A link's state, or its cause, has changed.
     Congestion {
-        /// The host that tells it, by the number of its trace.
-        host: usize,
-        /// The interface's index there.
+        /// The interface's index.
         interface: u32,
         /// Whether bytes leave there that are held up, else they come in.
         leaving: bool,
@@ -242,7 +240,7 @@ mod tests {
             r#"{"found":"phase","job":1,"iteration":2,"began_ns":3,"ended_ns":4}"#,
             r#"{"found":"operation","communicator":1,"operation":2,"ranks":[[0,1,2]]}"#,
             r#"{"found":"straggler","foreign":true,"host":"10.0.0.2","rank":1,"kind":"network","found_ns":1,"by_ns":2,"over":false}"#,
-            r#"{"found":"congestion","host":0,"interface":2,"leaving":true,"whole":true,"state":"mild","cause":"own","found_ns":9}"#,
+            r#"{"found":"congestion","interface":2,"leaving":true,"whole":true,"state":"mild","cause":"own","found_ns":9}"#,
         ];
         for line in lines {
             serde_json::from_str::<Found>(line).unwrap();

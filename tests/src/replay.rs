@@ -1,0 +1,187 @@
+//! Recorded traces analysed as the agents do it, over one host or several, with what is found in one form for all.
+
+use harmonaize_analysis::congestion::{self, Cause, Congestion, Path, State};
+use harmonaize_analysis::marks::{Marks, Operation};
+use harmonaize_analysis::phases::{self, HostPhase, Phases};
+use harmonaize_analysis::straggler::{Detector, EdgeTimes, Kind, Observed, RankTimes, Straggler, Subject};
+use harmonaize_analysis::trace::{self, Record};
+use harmonaize_events::{Direction, FlowKey};
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use xtask::bench::telemetry::found::{self, Found};
+
+/// All records of a trace between two times, and those before that say what stands.
+///
+/// # Errors
+/// The bytes are no trace.
+pub fn records(bytes: &[u8], from_ns: u64, to_ns: u64) -> Result<Vec<Record>, trace::Error> {
+    let mut records = Vec::new();
+    trace::replay(bytes, |record| {
+        let stands = matches!(record, Record::Observer(_) | Record::Link(_) | Record::Owner(_));
+        if record.time_ns() <= to_ns && (stands || record.time_ns() >= from_ns) {
+            records.push(*record);
+        }
+    })?;
+    Ok(records)
+}
+
+/// Everything that is found in records of one host, or of several that were merged.
+#[derive(Debug)]
+pub struct Replay {
+    hosts: usize,
+    phases: Phases,
+    marks: Marks,
+    congestion: congestion::Detector,
+    stragglers: Detector,
+    /// By job: its hosts, as its last phase names them.
+    jobs: HashMap<u64, Vec<HostPhase>>,
+    /// By communicator and operation: what each host says of it.
+    operations: BTreeMap<(u64, u64), Vec<Operation>>,
+    found: Vec<Found>,
+}
+
+impl Replay {
+    /// Of so many hosts, whose operations are laid together.
+    pub fn of(hosts: usize) -> Self {
+        Self {
+            hosts,
+            phases: Phases::default(),
+            marks: Marks::default(),
+            congestion: congestion::Detector::new(congestion::Limits::default()),
+            stragglers: Detector::default(),
+            jobs: HashMap::new(),
+            operations: BTreeMap::new(),
+            found: Vec::new(),
+        }
+    }
+
+    /// Analyses all records, in the order of their times, and returns what was found.
+    pub fn run(mut self, records: &[Record]) -> Vec<Found> {
+        let mut now_ns = 0;
+        for record in records {
+            now_ns = record.time_ns().max(now_ns);
+            self.phases.take(record);
+            self.marks.take(record);
+            self.congestion.take(record);
+            self.advance(now_ns);
+        }
+        // What is open now has ended for want of more.
+        self.advance(now_ns + 1_000_000_000);
+        self.found
+    }
+
+    fn advance(&mut self, now_ns: u64) {
+        self.phases.advance(now_ns);
+        self.marks.advance(now_ns);
+        self.congestion.advance(now_ns);
+        while let Some(phase) = self.phases.poll() {
+            self.found.push(Found::Phase {
+                job: phase.job,
+                iteration: phase.iteration,
+                began_ns: phase.began_ns,
+                ended_ns: phase.ended_ns,
+            });
+            self.stragglers.take(Subject::Job(phase.job), &phase.observed());
+            self.jobs.insert(phase.job, phase.hosts);
+        }
+        while let Some(operation) = self.marks.poll() {
+            self.lay(operation);
+        }
+        while let Some(found) = self.congestion.poll() {
+            self.found.push(congested(&found));
+        }
+        while let Some(found) = self.stragglers.poll() {
+            self.found.push(self.straggler(&found));
+        }
+    }
+
+    /// Lays a host's operation to those of the other hosts; all of them together are a unit.
+    fn lay(&mut self, operation: Operation) {
+        let name = (operation.communicator, operation.operation);
+        let parts = self.operations.entry(name).or_default();
+        parts.push(operation);
+        if parts.len() < self.hosts {
+            return;
+        }
+        let parts = self.operations.remove(&name).unwrap_or_default();
+        let observed = observed(name.1, &parts);
+        let ranks = observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start_ns?, rank.end_ns?)));
+        self.found.push(Found::Operation { communicator: name.0, operation: name.1, ranks: ranks.collect() });
+        self.stragglers.take(Subject::Communicator(name.0), &observed);
+    }
+
+    fn straggler(&self, found: &Straggler) -> Found {
+        let (foreign, host) = match found.subject {
+            Subject::Communicator(_) => (false, None),
+            Subject::Job(job) => {
+                let place = self.jobs.get(&job).and_then(|hosts| hosts.get(found.rank as usize));
+                (true, place.map(|place| address(place.host)))
+            }
+        };
+        let kind = match found.kind {
+            Kind::Compute => found::Kind::Compute,
+            Kind::Network => found::Kind::Network,
+        };
+        let (found_ns, by_ns, over) = (found.found_ns, found.by_ns, found.ended_ns.is_some());
+        Found::Straggler { foreign, host, rank: found.rank as usize, kind, found_ns, by_ns, over }
+    }
+}
+
+/// Between participants, the lowest rank of each stands for it.
+fn observed(unit: u64, parts: &[Operation]) -> Observed {
+    let known = |time: u64| (time != 0).then_some(time);
+    let rank_of: BTreeMap<u32, u32> = parts
+        .iter()
+        .filter_map(|part| Some((part.participant, part.ranks.iter().map(|rank| rank.rank).min()?)))
+        .collect();
+    let calls = parts.iter().flat_map(|part| &part.ranks);
+    let mut ranks: Vec<RankTimes> = calls
+        .map(|call| RankTimes { rank: call.rank, start_ns: call.called_ns, end_ns: call.ended_ns })
+        .collect();
+    ranks.sort_unstable_by_key(|rank| rank.rank);
+    let mut edges: BTreeMap<(u32, u32), EdgeTimes> = BTreeMap::new();
+    for part in parts {
+        for edge in &part.edges {
+            let Some((me, peer)) = rank_of.get(&part.participant).zip(rank_of.get(&edge.peer)) else {
+                continue;
+            };
+            if edge.sent.bytes > 0 {
+                let out = edges.entry((*me, *peer)).or_default();
+                (out.first_ns, out.last_ns) = (known(edge.sent.first_ns), known(edge.sent.last_ns));
+                out.bytes = edge.sent.bytes;
+            }
+            if edge.received.bytes > 0 {
+                let into = edges.entry((*peer, *me)).or_default();
+                into.arrived_ns = known(edge.received.last_ns);
+                into.bytes = into.bytes.max(edge.received.bytes);
+            }
+        }
+    }
+    let edges = edges.into_iter().map(|((from, to), edge)| EdgeTimes { from, to, ..edge }).collect();
+    Observed { unit, ranks, edges }
+}
+
+fn congested(found: &Congestion) -> Found {
+    let state = match found.state {
+        State::None => "none",
+        State::Mild => "mild",
+        State::Severe => "severe",
+    };
+    let cause = match found.cause {
+        Cause::Unknown => "unknown",
+        Cause::Own => "own",
+        Cause::Others => "others",
+    };
+    Found::Congestion {
+        interface: found.link.interface,
+        leaving: found.link.direction == Direction::Egress,
+        whole: found.link.path == Path::Whole,
+        state: state.to_owned(),
+        cause: cause.to_owned(),
+        found_ns: found.found_ns,
+    }
+}
+
+fn address(words: phases::Address) -> IpAddr {
+    Ipv6Addr::from(FlowKey::octets(words)).to_canonical()
+}
