@@ -21,6 +21,9 @@ use tokio::sync::{mpsc, oneshot};
 type JoinReply = oneshot::Sender<Result<u32, JoinRefused>>;
 type DetailReply = oneshot::Sender<Option<FailureDetail>>;
 
+/// However often control wants to hear what was measured, no more often than this.
+const REPORTS: Duration = Duration::from_millis(100);
+
 /// How long control's word that a communicator ended waits for the peers' own.
 const HEARSAY: Duration = Duration::from_secs(1);
 
@@ -248,9 +251,15 @@ impl Agent {
             Event::Dissolve(dissolved) => self.dissolve(&dissolved),
             Event::ReportRequest { id } => self.command(Command::Status { id }),
             Event::Connected(welcome) => {
-                tracing::info!(build = welcome.build, "session with control is open")
+                let interval = welcome.telemetry_interval_ns;
+                let interval = (interval > 0).then(|| Duration::from_nanos(interval).max(REPORTS));
+                self.telemetry.iter().for_each(|telemetry| telemetry.report_every(interval));
+                tracing::info!(build = welcome.build, "session with control is open");
             }
-            Event::Disconnected { reason, .. } => self.note(format!("no session with control: {reason}")),
+            Event::Disconnected { reason, .. } => {
+                self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
+                self.note(format!("no session with control: {reason}"));
+            }
         }
     }
 

@@ -130,7 +130,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     while servers.join_next().await.is_some() {}
     let _ = tokio::time::timeout(FAREWELL, control.task).await;
     if let Some(telemetry) = telemetry.take() {
-        telemetry.end();
+        telemetry.end().await;
     }
     if thread.is_finished() {
         thread.join().map_err(|_| anyhow::anyhow!("the engine's thread has panicked"))?;

@@ -2,11 +2,11 @@
 
 use super::Printer;
 use super::text::address;
-use crate::telemetry::{Finding, Found, Names, Reading, realtime_ns};
+use crate::telemetry::{Finding, Found, Late, Names, Reading, realtime_ns};
 use harmonaize_analysis::congestion::{Cause, Congestion, Path, State};
 use harmonaize_analysis::marks::{Moved, Operation};
 use harmonaize_analysis::phases::Phase;
-use harmonaize_analysis::straggler::{Kind, Straggler, Subject};
+use harmonaize_analysis::straggler::{Kind, Subject};
 use harmonaize_events::{Direction, Totals};
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ impl Printer for Lines {
             Found::Operation(operation) => ("operation", of_operation(operation, &time)),
             Found::Phase(phase) => ("phase", of_phase(phase, &time)),
             Found::Congestion(congestion) => ("congestion", of_congestion(congestion, names, &time)),
-            Found::Straggler(straggler) => ("straggler", of_straggler(straggler, &time)),
+            Found::Straggler(late) => ("straggler", of_straggler(late, &time)),
         };
         if let Some(object) = object.as_object_mut() {
             object.insert("kind".into(), kind.into());
@@ -137,13 +137,15 @@ fn of_congestion(congestion: &Congestion, names: &Names, time: &dyn Fn(u64) -> u
     })
 }
 
-fn of_straggler(straggler: &Straggler, time: &dyn Fn(u64) -> u64) -> Value {
+fn of_straggler(late: &Late, time: &dyn Fn(u64) -> u64) -> Value {
+    let straggler = &late.straggler;
     let (communicator, job) = match straggler.subject {
         Subject::Communicator(id) => (Some(format!("{id:016x}")), None),
         Subject::Job(job) => (None, Some(job)),
     };
     json!({
         "communicator": communicator, "job": job, "rank": straggler.rank,
+        "host": late.host.map(|host| address(host).to_string()),
         "why": match straggler.kind { Kind::Compute => "compute", Kind::Network => "network" },
         "edge": straggler.edge, "since": straggler.since_unit, "since_ns": time(straggler.since_ns),
         "found_ns": time(straggler.found_ns), "by_ns": straggler.by_ns, "iterations": straggler.units,

@@ -1,11 +1,11 @@
 //! For people: a line for each finding, and one for each interface and interval.
 
 use super::Printer;
-use crate::telemetry::{Finding, Found, LinkReading, Names, Reading, realtime_ns};
+use crate::telemetry::{Finding, Found, Late, LinkReading, Names, Reading, realtime_ns};
 use harmonaize_analysis::congestion::{Cause, Congestion, Path, State};
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::{Address, Phase};
-use harmonaize_analysis::straggler::{Kind, Straggler, Subject};
+use harmonaize_analysis::straggler::{Kind, Subject};
 use harmonaize_events::{Direction, FlowKey, Totals};
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr};
@@ -18,7 +18,7 @@ impl Printer for Text {
             Found::Operation(operation) => of_operation(operation),
             Found::Phase(phase) => of_phase(phase),
             Found::Congestion(congestion) => of_congestion(congestion, names),
-            Found::Straggler(straggler) => of_straggler(straggler),
+            Found::Straggler(late) => of_straggler(late),
         };
         format!("{}  {text}\n", clock(realtime_ns(finding.time_ns, finding.offset_ns)))
     }
@@ -115,7 +115,8 @@ fn of_congestion(congestion: &Congestion, names: &Names) -> String {
     text
 }
 
-fn of_straggler(straggler: &Straggler) -> String {
+fn of_straggler(late: &Late) -> String {
+    let straggler = &late.straggler;
     let whose = match straggler.subject {
         Subject::Communicator(id) => format!("communicator {id:016x}"),
         Subject::Job(job) => format!("job {job}"),
@@ -124,7 +125,8 @@ fn of_straggler(straggler: &Straggler) -> String {
         Kind::Compute => "starts late",
         Kind::Network => "moves its bytes late",
     };
-    let rank = straggler.rank;
+    let at = late.host.map_or_else(String::new, |host| format!(" ({})", address(host)));
+    let rank = format!("{}{at}", straggler.rank);
     if straggler.ended_ns.is_some() {
         return format!("{whose}: rank {rank} is no straggler any more");
     }

@@ -1,24 +1,177 @@
 //! Everything that analysis finds in the records, live and replayed alike.
 
-use crate::telemetry::finding::Found;
+use crate::telemetry::finding::{Found, Late};
+use harmonaize_analysis::marks::{Marks, Operation};
+use harmonaize_analysis::phases::{Job, Phase, Phases};
+use harmonaize_analysis::straggler::{Observed, RankTimes, Straggler, Subject};
 use harmonaize_analysis::trace::Record;
+use harmonaize_analysis::{congestion, straggler};
+use harmonaize_events::FlowKey;
+use std::collections::BTreeMap;
 
 /// See the module's documentation.
-#[derive(Default)]
-pub(crate) struct Analysis {}
+#[derive(Debug)]
+pub(crate) struct Analysis {
+    marks: Marks,
+    phases: Phases,
+    congestion: congestion::Detector,
+    stragglers: straggler::Detector,
+    /// By the job's number.
+    jobs: BTreeMap<u64, Lately>,
+    found: Vec<Found>,
+}
+
+/// What a job did lately.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lately {
+    /// Its last phase.
+    pub last: Option<Phase>,
+    /// Bytes of all its phases.
+    pub bytes: u64,
+}
+
+/// Later than what a trace may say: what waits for more is told as it stands.
+const NEVER_NS: u64 = u64::MAX / 2;
+
+impl Default for Analysis {
+    fn default() -> Self {
+        Self {
+            marks: Marks::default(),
+            phases: Phases::default(),
+            congestion: congestion::Detector::new(congestion::Limits::default()),
+            stragglers: straggler::Detector::new(straggler::Limits::default()),
+            jobs: BTreeMap::new(),
+            found: Vec::new(),
+        }
+    }
+}
 
 impl Analysis {
     /// Takes in a record.
-    pub(crate) fn take(&mut self, _record: &Record) {}
+    pub(crate) fn take(&mut self, record: &Record) {
+        self.marks.take(record);
+        self.phases.take(record);
+        self.congestion.take(record);
+    }
 
     /// So late is it now.
-    pub(crate) fn advance(&mut self, _now_ns: u64) {}
+    pub(crate) fn advance(&mut self, now_ns: u64) {
+        self.marks.advance(now_ns);
+        self.phases.advance(now_ns);
+        self.congestion.advance(now_ns);
+        self.gather();
+    }
 
-    /// Nothing more comes: what is open is found as it stands.
-    pub(crate) fn finish(&mut self) {}
+    /// Nothing more comes: operations and phases that are over are told, though more might have come.
+    pub(crate) fn finish(&mut self) {
+        self.marks.advance(NEVER_NS);
+        self.phases.advance(NEVER_NS);
+        self.gather();
+    }
+
+    /// An own communicator is over: nobody is late in it any more.
+    pub(crate) fn ended(&mut self, communicator: u64) {
+        self.stragglers.forget(Subject::Communicator(communicator));
+    }
 
     /// What was found since the last time.
     pub(crate) fn found(&mut self) -> Vec<Found> {
-        Vec::new()
+        std::mem::take(&mut self.found)
+    }
+
+    /// Own operations that have begun and not ended.
+    pub(crate) fn open(&self) -> impl Iterator<Item = &Operation> {
+        self.marks.open()
+    }
+
+    /// How every link stands that something crossed lately.
+    pub(crate) fn links(&self) -> impl Iterator<Item = congestion::Congestion> {
+        self.congestion.links()
+    }
+
+    /// Foreign jobs that are there now.
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = (Job, Lately)> {
+        self.phases.jobs().map(|job| {
+            let lately = self.jobs.get(&job.job).cloned().unwrap_or_default();
+            (job, lately)
+        })
+    }
+
+    /// The foreign job that a flow belongs to.
+    pub(crate) fn job_of(&self, flow: &FlowKey) -> Option<u64> {
+        if self.jobs.is_empty() { None } else { self.phases.job_of(flow) }
+    }
+
+    /// Stragglers now.
+    pub(crate) fn stragglers(&self) -> impl Iterator<Item = Late> {
+        self.stragglers.current().map(|straggler| self.late(straggler))
+    }
+
+    fn gather(&mut self) {
+        while let Some(operation) = self.marks.poll() {
+            self.judge(&operation);
+            self.found.push(Found::Operation(operation));
+        }
+        while let Some(phase) = self.phases.poll() {
+            self.judge_phase(&phase);
+            self.found.push(Found::Phase(phase));
+        }
+        while let Some(congestion) = self.congestion.poll() {
+            self.found.push(Found::Congestion(congestion));
+        }
+        while let Some(straggler) = self.stragglers.poll() {
+            let late = self.late(straggler);
+            self.found.push(Found::Straggler(late));
+        }
+        if !self.jobs.is_empty() {
+            self.forget_jobs();
+        }
+    }
+
+    /// A job is over: nobody is late in it any more.
+    fn forget_jobs(&mut self) {
+        let Self { phases, jobs, stragglers, .. } = self;
+        jobs.retain(|number, _| {
+            let there = phases.jobs().any(|job| job.job == *number);
+            if !there {
+                stragglers.forget(Subject::Job(*number));
+            }
+            there
+        });
+    }
+
+    /// Ranks of this host are held against one another; control holds those of several hosts together.
+    fn judge(&mut self, operation: &Operation) {
+        if operation.ranks.len() < 2 || !operation.whole {
+            return;
+        }
+        let ranks = operation.ranks.iter().map(|rank| RankTimes {
+            rank: rank.rank,
+            start_ns: rank.called_ns,
+            end_ns: rank.ended_ns,
+        });
+        let observed = Observed { unit: operation.operation, ranks: ranks.collect(), edges: Vec::new() };
+        self.stragglers.take(Subject::Communicator(operation.communicator), &observed);
+    }
+
+    fn judge_phase(&mut self, phase: &Phase) {
+        if !phase.lossy {
+            self.stragglers.take(Subject::Job(phase.job), &phase.observed());
+        }
+        let lately = self.jobs.entry(phase.job).or_default();
+        lately.bytes = lately.bytes.saturating_add(phase.bytes);
+        lately.last = Some(phase.clone());
+    }
+
+    /// A straggler with its host's address, where that is known.
+    fn late(&self, straggler: Straggler) -> Late {
+        let host = match straggler.subject {
+            Subject::Communicator(_) => None,
+            Subject::Job(number) => {
+                let last = self.jobs.get(&number).and_then(|lately| lately.last.as_ref());
+                last.and_then(|phase| phase.hosts.get(straggler.rank as usize)).map(|part| part.host)
+            }
+        };
+        Late { straggler, host }
     }
 }

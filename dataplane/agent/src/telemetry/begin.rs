@@ -1,19 +1,31 @@
 //! Telemetry of an agent, from its configuration; without it the agent runs on.
 
 use crate::config::Telemetry;
-use crate::telemetry::{Finding, Found, Handle, Setup, start};
+use crate::telemetry::socket::Socket;
+use crate::telemetry::{Finding, Found, Handle, Setup, http, report, service, start};
 use anyhow::{Context, anyhow};
+use harmonaize_api::v1::from_agent;
 use harmonaize_engine::MarkReader;
 use harmonaize_loader::{Collector, Options, Programs, interface_with};
 use std::net::IpAddr;
 use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Telemetry that has begun.
 #[derive(Debug)]
 pub struct Running {
     handle: Handle,
     thread: JoinHandle<()>,
+    servers: JoinSet<()>,
+    closing: watch::Sender<bool>,
 }
+
+/// How long those who are being told something may take when the agent ends.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Running {
     /// By which it is reached.
@@ -21,9 +33,41 @@ impl Running {
         self.handle.clone()
     }
 
+    /// Serves operators and Prometheus where the configuration asks for it, and reports to control through `control`. Within
+    /// a tokio runtime. What cannot be had is said, and the rest goes on.
+    pub async fn serve(
+        &mut self,
+        asked: &Telemetry,
+        host: &str,
+        control: &mpsc::Sender<from_agent::Message>,
+    ) {
+        self.servers.spawn(report::run(self.handle.clone(), control.downgrade()));
+        if let Some(path) = &asked.socket {
+            match Socket::bind(path, &asked.uids) {
+                Ok(socket) => {
+                    let serving =
+                        service::serve(self.handle(), host.to_owned(), socket, self.closing.subscribe());
+                    self.servers.spawn(serving);
+                }
+                Err(error) => tracing::error!("telemetry is not shown at its socket: {error:#}"),
+            }
+        }
+        if let Some(address) = asked.metrics {
+            match TcpListener::bind(address).await {
+                Ok(listener) => {
+                    self.servers.spawn(http::serve(self.handle(), listener, self.closing.subscribe()));
+                }
+                Err(error) => tracing::error!("no metrics: cannot listen on {address}: {error}"),
+            }
+        }
+    }
+
     /// Ends it: what was recorded is in its file, and nothing is attached any more.
-    pub fn end(self) {
+    pub async fn end(mut self) {
+        self.closing.send_replace(true);
         self.handle.stop();
+        let _ = timeout(FAREWELL, async { while self.servers.join_next().await.is_some() {} }).await;
+        self.servers.shutdown().await;
         if self.thread.join().is_err() {
             tracing::error!("the telemetry thread has panicked");
         }
@@ -69,7 +113,7 @@ fn try_begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) ->
     };
     let open = move || Ok(Box::new(Programs::open(&options)?) as Box<dyn Collector>);
     let (handle, thread) = start(setup, open)?;
-    Ok(Running { handle, thread })
+    Ok(Running { handle, thread, servers: JoinSet::new(), closing: watch::Sender::new(false) })
 }
 
 /// What the decision loop does so far: the log has every verdict.
@@ -79,7 +123,8 @@ fn log(finding: &Finding) {
             let (link, state, cause) = (congestion.link, congestion.state, congestion.cause);
             tracing::info!(?link, ?state, ?cause, "congestion");
         }
-        Found::Straggler(straggler) => {
+        Found::Straggler(late) => {
+            let straggler = &late.straggler;
             let (subject, rank, kind, by_ns) =
                 (straggler.subject, straggler.rank, straggler.kind, straggler.by_ns);
             let over = straggler.ended_ns.is_some();

@@ -2,7 +2,7 @@
 
 use harmonaize_analysis::congestion::Congestion;
 use harmonaize_analysis::marks::Operation;
-use harmonaize_analysis::phases::Phase;
+use harmonaize_analysis::phases::{Address, Phase};
 use harmonaize_analysis::straggler::Straggler;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +23,16 @@ pub enum Found {
     /// A link's state has changed.
     Congestion(Congestion),
     /// A straggler was found, or is over.
-    Straggler(Straggler),
+    Straggler(Late),
+}
+
+/// A straggler, and where it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Late {
+    /// The verdict.
+    pub straggler: Straggler,
+    /// Its host's address, of a foreign job.
+    pub host: Option<Address>,
 }
 
 /// A finding, and when it was made.

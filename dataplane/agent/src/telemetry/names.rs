@@ -3,7 +3,7 @@
 use harmonaize_analysis::trace::Record;
 use std::collections::BTreeMap;
 
-/// Names of interfaces; those that are gone keep theirs.
+/// Names of interfaces; those that are gone keep theirs, until another has their index.
 #[derive(Clone, Debug, Default)]
 pub struct Names(BTreeMap<u32, String>);
 

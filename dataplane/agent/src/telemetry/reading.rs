@@ -1,8 +1,13 @@
 //! How things stand at a moment, for whoever asks the thread.
 
+use crate::telemetry::analysis::Lately;
+use crate::telemetry::finding::Late;
 use crate::telemetry::gaps::Gaps;
 use crate::telemetry::links::Measured;
 use crate::telemetry::own::Traffic;
+use harmonaize_analysis::congestion::Congestion;
+use harmonaize_analysis::marks::Operation;
+use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
 use harmonaize_events::{FlowKey, InterfaceTotals};
 use harmonaize_loader::{Cost, Flows};
@@ -31,6 +36,16 @@ pub struct Reading {
     pub owners: Arc<HashMap<FlowKey, Owner>>,
     /// Own communicators.
     pub communicators: BTreeMap<u64, Traffic>,
+    /// Own operations that have begun and not ended, oldest first.
+    pub operations: Vec<Operation>,
+    /// How links stand that something crossed lately.
+    pub congestion: Vec<Congestion>,
+    /// Foreign jobs, and what they did lately.
+    pub jobs: Vec<(Job, Lately)>,
+    /// The foreign job of each flow that has one; empty where flows were not asked for.
+    pub job_of: Arc<HashMap<FlowKey, u64>>,
+    /// Stragglers now.
+    pub stragglers: Vec<Late>,
     /// What was lost.
     pub gaps: Gaps,
     /// What the programs cost; none where the kernel does not tell.

@@ -6,24 +6,26 @@ use crate::telemetry::finding::{Finding, Findings, Found};
 use crate::telemetry::gaps::Gaps;
 use crate::telemetry::links::Links;
 use crate::telemetry::looks::Looks;
+use crate::telemetry::names::Names;
 use crate::telemetry::own::{Formed, Own};
 use crate::telemetry::pace::{Credit, Pace};
 use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::tap::{Part, Recording, Tap};
 use crate::telemetry::{Failed, failed};
 use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
-use harmonaize_events::{Event, Mark};
-use harmonaize_loader::Collector;
+use harmonaize_events::{Event, FlowKey, Mark};
+use harmonaize_loader::{Collector, Flows};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
@@ -79,6 +81,8 @@ pub struct Handle {
     commands: Sender<Command>,
     bell: Arc<OwnedFd>,
     findings: Findings,
+    names: Arc<Mutex<Names>>,
+    wanted: watch::Sender<Option<Duration>>,
 }
 
 impl Handle {
@@ -109,6 +113,21 @@ impl Handle {
         &self.findings
     }
 
+    /// The names of interfaces, those that are gone too.
+    pub fn names(&self) -> Names {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Control wants a report each so often from now on, or none. Whoever reports hears of it, see [`Handle::wanted`].
+    pub fn report_every(&self, interval: Option<Duration>) {
+        self.wanted.send_replace(interval);
+    }
+
+    /// How often control wants a report; changes with each session, even to the same.
+    pub fn wanted(&self) -> watch::Receiver<Option<Duration>> {
+        self.wanted.subscribe()
+    }
+
     /// Ends the thread.
     pub fn stop(&self) {
         self.send(Command::Stop);
@@ -137,11 +156,18 @@ where
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let (sender, commands) = bounded(COMMANDS);
     let findings = Findings::default();
-    let handle = Handle { commands: sender, bell: Arc::clone(&bell), findings: findings.clone() };
+    let names = Arc::new(Mutex::new(Names::default()));
+    let handle = Handle {
+        commands: sender,
+        bell: Arc::clone(&bell),
+        findings: findings.clone(),
+        names: Arc::clone(&names),
+        wanted: watch::Sender::new(None),
+    };
     let (opened, opening) = bounded(1);
     let thread = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
         let thread = open().map_err(anyhow::Error::from);
-        let thread = thread.and_then(|source| Thread::new(setup, source, commands, bell, findings));
+        let thread = thread.and_then(|source| Thread::new(setup, source, commands, bell, (findings, names)));
         match thread {
             Ok(thread) => {
                 let _ = opened.send(Ok(()));
@@ -160,6 +186,7 @@ struct Thread {
     bell: Arc<OwnedFd>,
     marks: Option<MarkReader>,
     findings: Findings,
+    names: Arc<Mutex<Names>>,
     decide: Box<dyn FnMut(&Finding) + Send>,
     analysis: Analysis,
     taps: Vec<Tap>,
@@ -188,7 +215,7 @@ impl Thread {
         source: Box<dyn Collector>,
         commands: Receiver<Command>,
         bell: Arc<OwnedFd>,
-        findings: Findings,
+        (findings, names): (Findings, Arc<Mutex<Names>>),
     ) -> anyhow::Result<Self> {
         let mut taps = Vec::new();
         let mut recording = None;
@@ -210,6 +237,7 @@ impl Thread {
             bell,
             marks: setup.marks,
             findings,
+            names,
             decide: setup.decide,
             analysis: Analysis::default(),
             taps,
@@ -401,6 +429,9 @@ impl Thread {
     /// Hands records to analysis and traces, and findings to those who wait for them.
     fn hand_on(&mut self, now_ns: u64) {
         for record in &self.records {
+            if let Record::Link(_) = record {
+                self.names.lock().unwrap_or_else(PoisonError::into_inner).take(record);
+            }
             self.analysis.take(record);
             for tap in &mut self.taps {
                 self.gaps.records += tap.write(record);
@@ -434,6 +465,7 @@ impl Thread {
                 self.gather();
                 self.merge();
                 self.hand_on(now_ns);
+                self.analysis.ended(communicator);
                 self.own.ended(communicator, now_ns, &interfaces, &mut self.records);
             }
             Command::Read { flows, reply } => {
@@ -459,6 +491,8 @@ impl Thread {
             self.read_flows(now_ns);
         }
         let known = self.looks.flows();
+        let mut operations: Vec<Operation> = self.analysis.open().cloned().collect();
+        operations.sort_by_key(|operation| operation.began_ns);
         let totals = |index| self.source.totals(index).unwrap_or_default();
         Reading {
             time_ns: now_ns,
@@ -472,13 +506,28 @@ impl Thread {
                 .map(|one| LinkReading { measured: one.clone(), totals: totals(one.index) })
                 .collect(),
             flows_known: (known.tcp.len() + known.roce.len()) as u64,
-            flows: Arc::new(if flows { known.clone() } else { harmonaize_loader::Flows::default() }),
+            flows: Arc::new(if flows { known.clone() } else { Flows::default() }),
             owners: Arc::new(self.own.owners().clone()),
             communicators: self.own.communicators().clone(),
+            operations,
+            congestion: self.analysis.links().collect(),
+            jobs: self.analysis.jobs().collect(),
+            job_of: Arc::new(if flows { self.jobs_of(known) } else { HashMap::new() }),
+            stragglers: self.analysis.stragglers().collect(),
             gaps: self.gaps,
             cost: self.source.cost().ok(),
-            missing: self.links.missing().map(str::to_owned).collect(),
+            missing: self
+                .links
+                .missing()
+                .chain(self.source.missing().iter().map(String::as_str))
+                .map(str::to_owned)
+                .collect(),
         }
+    }
+
+    fn jobs_of(&self, flows: &Flows) -> HashMap<FlowKey, u64> {
+        let keys = flows.tcp.iter().map(|(key, _)| key).chain(flows.roce.iter().map(|(key, _)| key));
+        keys.filter_map(|key| Some((*key, self.analysis.job_of(key)?))).collect()
     }
 
     /// Takes in the last of it, and lets go of everything.

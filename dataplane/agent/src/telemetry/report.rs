@@ -1,0 +1,253 @@
+//! The agent's coarse word to control: as often as control asks for it, and as soon as it may when a verdict changes.
+
+use crate::telemetry::clock::realtime_ns;
+use crate::telemetry::finding::{Finding, Found};
+use crate::telemetry::names::Names;
+use crate::telemetry::reading::Reading;
+use crate::telemetry::words::{self, Clock};
+use crate::telemetry::{Handle, view};
+use harmonaize_analysis::congestion::State;
+use harmonaize_analysis::marks::Operation;
+use harmonaize_api::v1;
+use harmonaize_api::v1::from_agent::Message;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+/// What control takes of each.
+const LINKS: usize = 64;
+const CHANGES: usize = 64;
+const STRAGGLERS: usize = 64;
+const OPERATIONS: usize = 256;
+const ENDS: usize = 1024;
+const OF_ONE: usize = 64;
+/// Operations that are remembered until the next report.
+const REMEMBERED: usize = 16 << 10;
+
+/// Reports into `to` until the thread or whoever takes the messages is gone.
+pub(crate) async fn run(handle: Handle, to: mpsc::WeakSender<Message>) {
+    let mut wanted = handle.wanted();
+    let (_, mut findings) = handle.findings().listen();
+    loop {
+        let interval = *wanted.borrow_and_update();
+        let Some(interval) = interval else {
+            // Nobody wants any: what is found meanwhile is not told.
+            if wanted.changed().await.is_err() {
+                return;
+            }
+            findings = findings.resubscribe();
+            continue;
+        };
+        let Some(before) = handle.read(false).await else { return };
+        let mut reports = Reports { sequence: 0, before, pending: Pending::default(), interval };
+        loop {
+            let last = Instant::now();
+            let (mut due, soonest) = (last + interval, last + interval / 2 + interval / 16);
+            let session = loop {
+                tokio::select! {
+                    changed = wanted.changed() => match changed {
+                        Ok(()) => break false,
+                        Err(_) => return,
+                    },
+                    () = sleep_until(due) => break true,
+                    finding = findings.recv() => match finding {
+                        Ok(finding) => if reports.pending.take(&finding) {
+                            due = due.min(soonest);
+                        },
+                        Err(RecvError::Lagged(count)) => reports.pending.left_out += count,
+                        Err(RecvError::Closed) => return,
+                    },
+                }
+            };
+            if !session {
+                break;
+            }
+            let Some(now) = handle.read(false).await else { return };
+            let report = reports.next(now, &handle.names());
+            let Some(to) = to.upgrade() else { return };
+            // Control that does not keep up misses this one: the next has a higher number.
+            let _ = to.try_send(Message::Telemetry(report));
+        }
+    }
+}
+
+/// The reports of a session.
+struct Reports {
+    sequence: u64,
+    before: Arc<Reading>,
+    pending: Pending,
+    interval: Duration,
+}
+
+/// What was found since the last report.
+#[derive(Default)]
+struct Pending {
+    changes: Vec<Arc<Finding>>,
+    over: Vec<Arc<Finding>>,
+    operations: BTreeMap<u64, Vec<Arc<Finding>>>,
+    count: usize,
+    left_out: u64,
+}
+
+impl Pending {
+    /// True if control should hear of it at once.
+    fn take(&mut self, finding: &Arc<Finding>) -> bool {
+        match &finding.found {
+            Found::Congestion(found) => {
+                if self.changes.len() == CHANGES {
+                    self.changes.remove(0);
+                }
+                self.changes.push(Arc::clone(finding));
+                found.state == State::Severe || found.state == State::None
+            }
+            Found::Straggler(late) => {
+                if late.straggler.ended_ns.is_some() && self.over.len() < STRAGGLERS / 2 {
+                    self.over.push(Arc::clone(finding));
+                }
+                true
+            }
+            Found::Operation(operation) => {
+                if self.count < REMEMBERED && tellable(operation) {
+                    self.count += 1;
+                    self.operations.entry(operation.communicator).or_default().push(Arc::clone(finding));
+                } else {
+                    self.left_out += 1;
+                }
+                false
+            }
+            Found::Phase(_) => false,
+        }
+    }
+}
+
+/// Whether control can lay it together with what other agents say of it.
+fn tellable(operation: &Operation) -> bool {
+    let ended = operation.ranks.iter().all(|rank| rank.called_ns <= rank.ended_ns && rank.ended_ns.is_some());
+    operation.whole && ended && operation.ranks.len() <= ENDS && operation.edges.len() <= ENDS
+}
+
+/// Of a communicator's operations at most so many, evenly by number: those that the least sufficient power of two divides.
+fn chosen(operations: &[Arc<Finding>], most: usize) -> Vec<&Operation> {
+    let all: Vec<&Operation> = operations
+        .iter()
+        .filter_map(|finding| match &finding.found {
+            Found::Operation(operation) => Some(operation),
+            _ => None,
+        })
+        .collect();
+    for power in 0..64 {
+        let kept: Vec<&Operation> = all
+            .iter()
+            .copied()
+            .filter(|one| one.operation.trailing_zeros() >= power || one.operation == 0)
+            .collect();
+        if kept.len() <= most {
+            return kept;
+        }
+    }
+    all.into_iter().take(most).collect()
+}
+
+impl Reports {
+    fn next(&mut self, now: Arc<Reading>, names: &Names) -> v1::TelemetryReport {
+        self.sequence += 1;
+        let pending = std::mem::take(&mut self.pending);
+        let mut stragglers: Vec<v1::Straggler> =
+            now.stragglers.iter().map(|one| words::straggler(one, Clock(now.offset_ns))).collect();
+        stragglers.truncate(STRAGGLERS / 2);
+        stragglers.extend(pending.over.iter().filter_map(|finding| match &finding.found {
+            Found::Straggler(over) => Some(words::straggler(over, Clock(finding.offset_ns))),
+            _ => None,
+        }));
+        let changes = pending.changes.iter().filter_map(|finding| match &finding.found {
+            Found::Congestion(found) => Some(words::congestion(found, names, Clock(finding.offset_ns))),
+            _ => None,
+        });
+        let mut operations = Vec::new();
+        let mut left_out = pending.left_out;
+        for of_one in pending.operations.values() {
+            let room = OF_ONE.min(OPERATIONS - operations.len());
+            let kept = chosen(of_one, room);
+            left_out += (of_one.len() - kept.len()) as u64;
+            operations.extend(kept.into_iter().map(|one| words::operation(one, Clock(now.offset_ns))));
+        }
+        let mut links = view::links(&self.before, &now);
+        links.truncate(LINKS);
+        links.iter_mut().for_each(|link| link.counters = None);
+        let report = v1::TelemetryReport {
+            sequence: self.sequence,
+            time_ns: realtime_ns(now.time_ns, now.offset_ns),
+            interval_ns: u64::try_from(self.interval.as_nanos()).unwrap_or(u64::MAX),
+            links,
+            changes: changes.collect(),
+            stragglers,
+            operations,
+            flows_known: now.flows_known,
+            losses: Some(view::losses(&now)),
+            cost: Some(view::cost(&self.before, &now)),
+            operations_left_out: left_out,
+        };
+        self.before = now;
+        report
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(operation: u64) -> Arc<Finding> {
+        let ranks = vec![harmonaize_analysis::marks::RankCall {
+            rank: 0,
+            called_ns: Some(5),
+            ended_ns: Some(9),
+            failed: false,
+            bytes: 1,
+        }];
+        let found = Operation {
+            communicator: 7,
+            operation,
+            participant: 0,
+            epochs: (1, 1),
+            began_ns: 5,
+            ended_ns: 9,
+            ranks,
+            edges: Vec::new(),
+            segments: 1,
+            first_segment_ns: Some(6),
+            whole: true,
+        };
+        Arc::new(Finding { time_ns: 10, offset_ns: 0, found: Found::Operation(found) })
+    }
+
+    #[test]
+    fn agents_that_see_different_operations_choose_the_same_ones() {
+        let numbers = |range: std::ops::Range<u64>| -> Vec<u64> {
+            let all: Vec<_> = range.map(finding).collect();
+            chosen(&all, 64).iter().map(|one| one.operation).collect()
+        };
+        assert_eq!(numbers(0..64), (0..64).collect::<Vec<_>>());
+        assert_eq!(numbers(0..1_000), (0..1_000).step_by(16).collect::<Vec<_>>());
+        assert_eq!(numbers(3..1_003), (16..1_003).step_by(16).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_report_keeps_to_what_control_takes() {
+        let mut pending = Pending::default();
+        for number in 0..2 * REMEMBERED as u64 {
+            assert!(!pending.take(&finding(number)));
+        }
+        assert_eq!((pending.count, pending.left_out), (REMEMBERED, REMEMBERED as u64));
+        let before = Arc::new(Reading::default());
+        let interval = Duration::from_secs(1);
+        let mut reports = Reports { sequence: 0, before: Arc::clone(&before), pending, interval };
+        let report = reports.next(Arc::clone(&before), &Names::default());
+        assert_eq!((report.sequence, report.operations.len()), (1, 64));
+        assert_eq!(report.operations_left_out, 2 * REMEMBERED as u64 - 64);
+        let report = reports.next(before, &Names::default());
+        assert_eq!((report.sequence, report.operations.len(), report.operations_left_out), (2, 0, 0));
+    }
+}
