@@ -3,7 +3,7 @@
 /// The length of a bin.
 pub(super) const BIN_NS: u64 = 1_000_000;
 /// How many are kept.
-pub(super) const BINS: usize = 64;
+pub(super) const BINS: usize = 128;
 /// No amount in a bin grows beyond this, so that sums do not overflow.
 const MOST: u64 = 1 << 50;
 
@@ -29,8 +29,17 @@ pub(super) struct Bin {
     pub(super) lost: u64,
     /// The least round trip that was measured now.
     pub(super) trip: Option<u64>,
-    /// The least time beyond rest that what was sent now took.
-    pub(super) queue: Option<u64>,
+    /// What was sent now, at a time, found a queue of so much time: the least.
+    pub(super) queue: Option<Queue>,
+}
+
+/// A queue that a packet found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Queue {
+    /// When it was sent.
+    pub(super) sent_ns: u64,
+    /// How much longer than at rest it was on its way.
+    pub(super) queue_ns: u64,
 }
 
 impl Bin {
@@ -159,12 +168,12 @@ mod tests {
         bins.spread(2_600_000, 2_700_000, 7, |bin, bytes| bin.own += bytes);
         assert_eq!(own(&bins, 2), 507);
         assert_eq!(own(&bins, 3), u64::MAX, "yet to come");
-        bins.spread(0, 100 * BIN_NS, 1000, |bin, bytes| bin.own += bytes);
-        let kept: u64 = bins.before(100, 64).map(|(_, bin)| bin.own).sum();
-        assert_eq!(kept, 630, "what is older than the ring is gone");
+        bins.spread(0, 200 * BIN_NS, 2000, |bin, bytes| bin.own += bytes);
+        let kept: u64 = bins.before(200, 128).map(|(_, bin)| bin.own).sum();
+        assert_eq!(kept, 1270, "what is older than the ring is gone");
         assert!(bins.at(3).is_none());
         bins.advance(1000 * BIN_NS);
-        assert_eq!(bins.before(1000, 64).map(|(_, bin)| bin.own).sum::<u64>(), 0);
+        assert_eq!(bins.before(1000, 128).map(|(_, bin)| bin.own).sum::<u64>(), 0);
     }
 
     #[test]

@@ -302,8 +302,8 @@ impl Detector {
                 }
             }
             if monitor.is_whole() {
-                if let Some((sent_ns, queue_ns)) = queue {
-                    monitor.queue(sent_ns, queue_ns);
+                if let Some(queue) = queue {
+                    monitor.queue(queue);
                 }
                 continue;
             }
@@ -311,11 +311,10 @@ impl Detector {
             if let Some(least) = change.least {
                 monitor.rest.take(time_ns, limits.rest_age_ns, least, u64::min);
             }
-            if let Some(trip) = change.trip {
-                let queue_ns = monitor.trip(time_ns, trip, false, limits);
-                queue = Some((time_ns.saturating_sub(trip), queue_ns));
-            } else if let Some(pending) = change.pending {
-                monitor.trip(time_ns, pending, true, limits);
+            if let Some((trip_ns, sent_ns)) = change.trip {
+                queue = Some(monitor.trip(time_ns, trip_ns, sent_ns, limits));
+            } else if let Some(pending_ns) = change.pending {
+                monitor.pending(time_ns, pending_ns, limits);
             }
         }
     }

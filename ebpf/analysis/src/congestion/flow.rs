@@ -54,8 +54,8 @@ pub(super) struct Change {
     pub(super) marks: u64,
     /// Packets lost, or sent again.
     pub(super) lost: u64,
-    /// A round trip.
-    pub(super) trip: Option<u64>,
+    /// A round trip, and when what it measures was sent.
+    pub(super) trip: Option<(u64, u64)>,
     /// The least that the round trip under way will be.
     pub(super) pending: Option<u64>,
     /// The least round trip that the flow ever had, where that is news.
@@ -95,7 +95,10 @@ impl Way {
             let prompt = |bytes: u64| bytes.saturating_sub(self.measured_bytes) >= PROMPT_BYTES;
             if taken > 0 && known {
                 let trip = (sum / taken).min(trips.last_ns);
-                change.trip = (trip < DELAYED_ACK_NS || prompt(self.bytes)).then_some(trip);
+                // The one that was under way at the last snapshot began at a time that is known.
+                let known = (taken == 1 && self.measured_ns != 0).then_some(self.measured_ns);
+                let sent_ns = known.unwrap_or(time_ns.saturating_sub(trip));
+                change.trip = (trip < DELAYED_ACK_NS || prompt(self.bytes)).then_some((trip, sent_ns));
             }
             if taken > 0 && trips.least_ns != self.least_ns {
                 change.least = Some(trips.least_ns);

@@ -1,9 +1,8 @@
 //! What is known of one link, and what that says.
 
-use super::bins::{BIN_NS, BINS, Bins, add};
+use super::bins::{BIN_NS, BINS, Bins, Queue, add};
 use super::level::{Level, MILD};
 use super::{Capacity, Cause, Limits, Link, Path, Signals, State};
-use harmonaize_events::Direction;
 
 /// A round trip longer than this counts as this.
 const LONGEST_TRIP_NS: u64 = 60_000_000_000;
@@ -13,6 +12,12 @@ const WINDOW: u64 = 8;
 const SHORT: u64 = 4;
 /// Bins that the least of the round trips is taken over.
 const TRIPS: u64 = 3;
+/// How many estimates of the capacity are kept.
+const ESTIMATES: usize = 7;
+/// Known queues nearer than so many bins to each other say little of what came between.
+const NEAR: u64 = 8;
+/// After so many empty bins there is no queue of what was seen.
+const QUIET: u64 = 2;
 /// Bins that what a link carried without a queue is taken over.
 const CLEAR: u64 = 24;
 
@@ -37,7 +42,11 @@ pub(super) struct Monitor {
     clear: Aged,
     clear_since_ns: u64,
     candidate: u64,
-    estimates: [u64; 3],
+    /// What passed in a second between queues that are known, the newest last, and when what tells the newest was sent.
+    estimates: [u64; ESTIMATES],
+    told_ns: u64,
+    /// Which part of the queue was ours, the newest last.
+    shares: [f64; 3],
     evidence: u64,
     turning: Option<(Cause, u64)>,
     turn_ns: u64,
@@ -97,15 +106,17 @@ pub(super) struct Measure {
     pub(super) bytes: u64,
     /// Of those, own ones.
     pub(super) own_bytes: u64,
+    /// The most in a millisecond lately, as a rate.
+    pub(super) peak: u64,
     pub(super) trip_ns: u64,
     pub(super) marked_ppm: u32,
     pub(super) lost_ppm: u32,
     pub(super) used_ppm: u32,
     pub(super) capacity: u64,
+    /// The capacity is what was seen, or agrees with it.
+    pub(super) certain: bool,
     /// Of what must have come to the bottleneck to make its queue, the part that was ours.
     pub(super) explained: Option<f64>,
-    /// The path has carried as much without a queue before.
-    pub(super) carried_before: bool,
     pub(super) evidence: u64,
 }
 
@@ -118,6 +129,13 @@ fn ppm(part: u64, whole: u64) -> u32 {
 /// A signal in units of pressure: 1 at `mild`, 2 at `severe`.
 fn pressure(value: f64, mild: f64, severe: f64) -> f64 {
     if value < mild { value / mild } else { 1.0 + (value - mild) / (severe - mild).max(f64::MIN_POSITIVE) }
+}
+
+/// The median; of nothing known, 0.
+fn middle<const N: usize>(values: &[u64; N]) -> u64 {
+    let mut values = *values;
+    values.sort_unstable();
+    values.get(N.saturating_sub(1) / 2).copied().unwrap_or_default()
 }
 
 fn per_second(bytes: u64, span_ns: u64) -> u64 {
@@ -141,7 +159,9 @@ impl Monitor {
             clear: Aged::default(),
             clear_since_ns: now_ns,
             candidate: 0,
-            estimates: [0; 3],
+            estimates: [0; ESTIMATES],
+            told_ns: 0,
+            shares: [f64::NAN; 3],
             evidence: 0,
             turning: None,
             turn_ns: limits.turn_ns,
@@ -149,36 +169,43 @@ impl Monitor {
         }
     }
 
-    /// Takes a round trip that ended now; returns how much of it is beyond rest. What has not ended is `pending`.
-    pub(super) fn trip(&mut self, now_ns: u64, trip_ns: u64, pending: bool, limits: &Limits) -> u64 {
+    /// Takes a round trip that ended now; returns the queue that it found.
+    pub(super) fn trip(&mut self, now_ns: u64, trip_ns: u64, sent_ns: u64, limits: &Limits) -> Queue {
         let trip_ns = trip_ns.min(LONGEST_TRIP_NS);
-        if !pending {
-            let age_ns =
-                if self.level.state == State::None { limits.rest_age_ns } else { 10 * limits.rest_age_ns };
-            self.rest.take(now_ns, age_ns, trip_ns, u64::min);
-        }
+        let age_ns =
+            if self.level.state == State::None { limits.rest_age_ns } else { 10 * limits.rest_age_ns };
+        self.rest.take(now_ns, age_ns, trip_ns, u64::min);
         let rest = self.rest.least().unwrap_or(trip_ns);
-        let queue = trip_ns.saturating_sub(rest);
-        let threshold = limits.delay_ns.max(rest / 2);
-        if queue >= threshold {
-            self.evidence += 1;
-        }
-        // What is under way tells no more than a least; it counts where nothing better is known.
-        if pending && (queue < 2 * threshold || self.recent_trip(now_ns).is_some()) {
-            return queue;
+        let queue = Queue { sent_ns, queue_ns: trip_ns.saturating_sub(rest) };
+        if queue.queue_ns >= limits.delay_ns.max(rest / 2) {
+            add(&mut self.evidence, 1);
         }
         self.trip = Some(Trip { at_ns: now_ns, trip_ns });
         if let Some(bin) = self.bins.at(now_ns) {
             bin.trip = Some(bin.trip.map_or(trip_ns, |trip| trip.min(trip_ns)));
         }
-        self.queue(now_ns.saturating_sub(trip_ns), queue);
+        self.queue(queue);
         queue
     }
 
-    /// What was sent at a time found a queue of so much time.
-    pub(super) fn queue(&mut self, sent_ns: u64, queue_ns: u64) {
-        if let Some(bin) = self.bins.at(sent_ns) {
-            bin.queue = Some(bin.queue.map_or(queue_ns, |queue| queue.min(queue_ns)));
+    /// Takes the least that a round trip under way will be: it counts where nothing better is known, and for no small queue.
+    pub(super) fn pending(&mut self, now_ns: u64, trip_ns: u64, limits: &Limits) {
+        let Some(rest) = self.rest.least() else { return };
+        let trip_ns = trip_ns.min(LONGEST_TRIP_NS);
+        if trip_ns.saturating_sub(rest) >= 2 * limits.delay_ns.max(rest / 2)
+            && self.recent_trip(now_ns).is_none()
+        {
+            add(&mut self.evidence, 1);
+            self.trip = Some(Trip { at_ns: now_ns, trip_ns });
+        }
+    }
+
+    /// What was sent at a time found a queue.
+    pub(super) fn queue(&mut self, queue: Queue) {
+        if let Some(bin) = self.bins.at(queue.sent_ns)
+            && bin.queue.is_none_or(|least| queue.queue_ns < least.queue_ns)
+        {
+            bin.queue = Some(queue);
         }
     }
 
@@ -209,6 +236,8 @@ impl Monitor {
             measure.own_bytes += bin.own;
             measure.bytes += bin.seen();
         }
+        let busiest = self.bins.before(number, 2 * WINDOW).map(|(_, bin)| bin.seen()).max();
+        measure.peak = per_second(busiest.unwrap_or_default(), BIN_NS);
         let others = measure.bytes.saturating_sub(measure.own_bytes);
         measure.own_rate = per_second(measure.own_bytes, SHORT * BIN_NS);
         measure.other_rate = per_second(others, SHORT * BIN_NS);
@@ -249,6 +278,7 @@ impl Monitor {
             own_bytes: own.own_bytes,
             own_rate: own.own_rate,
             other_rate: own.other_rate,
+            peak: own.peak,
             ..least
         };
         self.learn(end_ns, stated, limits);
@@ -279,75 +309,148 @@ impl Monitor {
         let delay = self.measure.delay;
         let most = if stated == 0 { u64::MAX } else { stated };
         if delay < 0.5 && self.level.state == State::None {
-            // A burst may still show in round trips that are under way: what seems clear waits.
-            let settled = end_ns.saturating_sub(self.clear_since_ns) >= BINS as u64 * BIN_NS;
-            let number = (end_ns / BIN_NS).saturating_sub(1);
-            let bytes: u64 = self.bins.before(number, CLEAR).map(|(_, bin)| bin.seen()).sum();
-            let rate = per_second(bytes, CLEAR * BIN_NS);
-            if settled {
-                if self.candidate > 0 {
-                    self.clear.take(end_ns, limits.rest_age_ns, self.candidate.min(most), u64::max);
-                }
-                (self.candidate, self.clear_since_ns) = (rate, end_ns);
-            }
-            self.candidate = self.candidate.max(rate);
-            self.estimates = [0; 3];
+            self.carried_clear(end_ns, most, limits);
         } else if delay >= MILD {
             (self.candidate, self.clear_since_ns) = (0, end_ns);
         }
-        let came = self.came();
-        if let Some(came) = came.filter(|came| delay >= MILD && came.whole) {
-            let estimate = per_second(came.seen, came.span_ns).min(most);
-            let [_, second, third] = self.estimates;
-            self.estimates = [second, third, estimate];
-            let sure = self.estimates.iter().copied().min().unwrap_or_default();
-            if sure > 0 {
-                self.full.take(end_ns, 10 * limits.rest_age_ns, sure, u64::max);
-            }
+        // Each packet of which the queue is known tells once.
+        let anchors = self.anchors().filter(|_| delay >= MILD);
+        let news = anchors.filter(|anchors| self.told_ns != anchors.until.sent_ns);
+        if let Some(news) = news {
+            self.told_ns = news.until.sent_ns;
+            self.estimate(end_ns, news, most, limits);
         }
-        let learned = self.full.most().max(self.clear.most()).unwrap_or_default();
+        let lately = middle(&self.estimates.last_chunk::<3>().copied().unwrap_or_default());
+        let clear = self.clear.most().unwrap_or_default();
+        // Below what it has carried without a queue, ours does not fill it.
+        let full = self.full.most().filter(|full| full / 11 * 10 > clear).unwrap_or_default();
+        let carried = clear.max(full).max(lately);
         let capacity = match limits.capacity {
             Capacity::Stated if stated > 0 => stated,
-            _ if stated > 0 && (learned == 0 || learned as f64 >= 0.7 * stated as f64) => stated,
-            _ => learned,
+            _ if stated > 0 && carried >= stated / 10 * 7 => stated,
+            _ => full,
         };
-        self.measure.capacity = capacity;
         let rate = per_second(self.measure.bytes, SHORT * BIN_NS);
-        self.measure.used_ppm = if capacity == 0 { 0 } else { ppm(rate, capacity) };
-        if let Some(came) = came.filter(|_| capacity > 0 && delay >= MILD) {
-            let needed = capacity as f64 * came.span_ns as f64 / 1e9;
-            self.measure.explained = Some(came.own as f64 / needed.max(1.0));
-        }
-        // Slower than ever without a queue, and yet there is one.
-        let before = self.clear.most().unwrap_or_default();
-        self.measure.carried_before =
-            came.is_some_and(|came| per_second(came.seen, came.span_ns) as f64 <= 0.75 * before as f64);
-    }
-
-    /// What came to the bottleneck until the last packet was sent of which the queue is known, and in which time a link that
-    /// was busy throughout would have sent it on: the span, and by how much its queue grew.
-    fn came(&self) -> Option<Came> {
-        let latest = self.bins.latest();
-        let (sent, queue_ns) = self.bins.before(latest, 60).find_map(|(at, bin)| Some((at, bin.queue?)))?;
-        let (mut own, mut seen, mut first) = (0, 0, sent);
-        for (number, bin) in self.bins.before(sent, WINDOW) {
-            own += bin.own;
-            seen += bin.seen();
-            if bin.seen() > 0 {
-                first = number;
+        let known = if capacity == 0 { stated } else { capacity };
+        (self.measure.capacity, self.measure.certain) = (known, capacity > 0);
+        self.measure.used_ppm = if known == 0 { 0 } else { ppm(rate, known) };
+        if let Some(news) = news {
+            self.shares.rotate_left(1);
+            // Where all that is known is what was carried without a queue: no more than that explains none.
+            let share = match (capacity, clear) {
+                (0, 0) => f64::NAN,
+                (0, clear) => (self.needed(news) / clear as f64 - 0.35).clamp(0.0, 1.0),
+                (capacity, _) => self.explained(news, capacity),
+            };
+            if let Some(last) = self.shares.last_mut() {
+                *last = share;
             }
         }
-        let length = (sent - first + 1) * BIN_NS;
-        let whole = sent - first + 1 >= WINDOW / 2;
-        let earlier = first.checked_sub(1)?;
-        // Had nothing come before, there was no queue, or none of ours; where it is not known, it stood.
-        let began = if sent - first + 1 < WINDOW {
-            0
+        let [one, two, three] = self.shares;
+        let middle = one.max(two).min(one.min(two).max(three));
+        self.measure.explained = anchors.filter(|_| !three.is_nan()).map(|_| middle);
+    }
+
+    /// Takes what passed between two packets of which the queue is known as what the link carries.
+    fn estimate(&mut self, end_ns: u64, anchors: Anchors, most: u64, limits: &Limits) {
+        let Anchors { since, until, steady } = anchors;
+        if !steady {
+            return;
+        }
+        let mut seen = 0;
+        self.between(anchors, |_, bytes, _| seen += bytes);
+        let time_ns = until.sent_ns.saturating_sub(since.sent_ns);
+        let span_ns = (time_ns + until.queue_ns).saturating_sub(since.queue_ns);
+        self.estimates.rotate_left(1);
+        if let Some(last) = self.estimates.last_mut() {
+            *last = per_second(seen, span_ns.max(BIN_NS)).min(most);
+        }
+        // One that is full for long, not one that a burst overruns.
+        let mut estimates = self.estimates;
+        estimates.sort_unstable();
+        let sure = estimates.get(ESTIMATES / 3).copied().unwrap_or_default();
+        if sure > 0 {
+            self.full.take(end_ns, 10 * limits.rest_age_ns, sure, u64::max);
+        }
+    }
+
+    /// What the link carries while no queue stands.
+    fn carried_clear(&mut self, end_ns: u64, most: u64, limits: &Limits) {
+        // A burst may still show in round trips that are under way: what seems clear waits.
+        let settled = end_ns.saturating_sub(self.clear_since_ns) >= BINS as u64 * BIN_NS;
+        let number = (end_ns / BIN_NS).saturating_sub(1);
+        let bytes: u64 = self.bins.before(number, CLEAR).map(|(_, bin)| bin.seen()).sum();
+        if settled {
+            if self.candidate > 0 {
+                self.clear.take(end_ns, limits.rest_age_ns, self.candidate.min(most), u64::max);
+            }
+            (self.candidate, self.clear_since_ns) = (0, end_ns);
+        }
+        self.candidate = self.candidate.max(per_second(bytes, CLEAR * BIN_NS));
+        self.estimates = [0; ESTIMATES];
+    }
+
+    /// The last packet of which the queue is known, and one before it; where there is none, the first bytes after a silence.
+    fn anchors(&self) -> Option<Anchors> {
+        let (last, until) =
+            self.bins.before(self.bins.latest(), BINS as u64).find_map(|(at, bin)| Some((at, bin.queue?)))?;
+        let (mut silence, mut began) = (0, None);
+        for (number, bin) in self.bins.before(last, BINS as u64) {
+            silence = if bin.seen() == 0 { silence + 1 } else { 0 };
+            if silence == QUIET && began.is_none() {
+                began = Some((number + QUIET) * BIN_NS);
+            }
+            if let Some(since) = bin.queue.filter(|_| last - number >= NEAR) {
+                return Some(Anchors { since, until, steady: began.is_none() });
+            }
+        }
+        // Silent for as long as is known.
+        let since = Queue { sent_ns: began.filter(|_| silence + 8 >= BINS as u64)?, queue_ns: 0 };
+        Some(Anchors { since, until, steady: true })
+    }
+
+    /// The capacity, in bytes a second, that a link would need to have for its queue to be of what was seen alone.
+    fn needed(&self, anchors: Anchors) -> f64 {
+        let Anchors { since, until, steady } = anchors;
+        // By then nothing was left of the queue that is known before.
+        let drained_ns = since.sent_ns.saturating_add(since.queue_ns);
+        let (since, from_ns) = if steady || drained_ns >= until.sent_ns {
+            (since, drained_ns)
         } else {
-            self.bins.before(earlier, WINDOW).find_map(|(_, bin)| bin.queue).unwrap_or(queue_ns)
+            (Queue { sent_ns: drained_ns, queue_ns: 0 }, until.sent_ns)
         };
-        let span_ns = (length + queue_ns).saturating_sub(began).max(BIN_NS);
-        Some(Came { own, seen, span_ns, whole })
+        let span_ns = until.sent_ns.saturating_add(until.queue_ns).saturating_sub(from_ns).max(BIN_NS);
+        let mut seen = 0;
+        self.between(Anchors { since, ..anchors }, |_, bytes, _| seen += bytes);
+        seen as f64 * 1e9 / span_ns as f64
+    }
+
+    /// Hands out own bytes, bytes and nanoseconds, bin by bin, between two packets.
+    fn between(&self, anchors: Anchors, mut each: impl FnMut(u64, u64, u64)) {
+        let Anchors { since, until, .. } = anchors;
+        let (first, last) = (since.sent_ns / BIN_NS, until.sent_ns / BIN_NS);
+        for number in first..=last.min(first.saturating_add(BINS as u64)) {
+            let Some(bin) = self.bins.number(number) else { continue };
+            let begin_ns = number.saturating_mul(BIN_NS);
+            let from_ns = begin_ns.max(since.sent_ns);
+            let length = begin_ns.saturating_add(BIN_NS).min(until.sent_ns).saturating_sub(from_ns);
+            let part = |bytes: u64| bytes / 1000 * length / (BIN_NS / 1000);
+            each(part(bin.own), part(bin.seen()), length);
+        }
+    }
+
+    /// Which part of what came to a link of a capacity was ours: own bytes, of all that were seen and of those that the queue
+    /// tells of beyond them.
+    fn explained(&self, anchors: Anchors, capacity: u64) -> f64 {
+        let capacity = capacity as f64 / 1e9;
+        let (mut own, mut seen, mut queue) = (0.0, 0.0, anchors.since.queue_ns as f64);
+        self.between(anchors, |ours, all, length| {
+            own += ours as f64;
+            seen += all as f64;
+            queue = (queue + all as f64 / capacity - length as f64).max(0.0);
+        });
+        let unseen = (anchors.until.queue_ns as f64 - queue).max(0.0) * capacity;
+        own / (seen + unseen).max(1.0)
     }
 
     /// Takes the pressure at which the link stands, and who is the cause as of now. Whether its state or cause has changed.
@@ -390,17 +493,15 @@ impl Monitor {
         if others as f64 >= 0.15 * measure.bytes as f64 {
             return Cause::Others;
         }
-        if measure.carried_before && measure.signals.delay {
-            return Cause::Others;
-        }
         let part = match measure.explained {
-            Some(explained) if self.link.direction == Direction::Egress => explained,
-            _ if measure.capacity > 0 => f64::from(measure.used_ppm) / 1e6,
-            _ => return Cause::Unknown,
+            Some(explained) if measure.signals.delay => explained,
+            _ if measure.signals.delay || !measure.certain => return Cause::Unknown,
+            // Bursts of ours mark too: what they reach counts, not what is left of them in a longer while.
+            _ => f64::from(ppm(measure.peak, measure.capacity)) / 1e6,
         };
         match part {
-            part if part < 0.75 => Cause::Others,
-            part if part >= 0.85 => Cause::Own,
+            part if part < 0.65 => Cause::Others,
+            part if part >= 0.75 => Cause::Own,
             _ => self.cause,
         }
     }
@@ -415,11 +516,11 @@ impl Monitor {
     }
 }
 
+/// Two packets of which the queue is known.
 #[derive(Debug, Clone, Copy)]
-struct Came {
-    own: u64,
-    seen: u64,
-    span_ns: u64,
-    /// It lasted long enough to tell a rate.
-    whole: bool,
+struct Anchors {
+    since: Queue,
+    until: Queue,
+    /// There was no silence between.
+    steady: bool,
 }
