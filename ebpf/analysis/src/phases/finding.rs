@@ -73,7 +73,8 @@ pub struct RingSteps {
     /// Hosts on the ring.
     pub hosts: u32,
     /// Steps that each of them took: a multiple of 2 (hosts - 1), which one AllReduce takes. A step is a piece that is sent at
-    /// once: where a library cuts its steps, there are so many more. 0 where bursts do not tell.
+    /// once: where a library cuts its steps there are so many more, and fewer where some leave without a pause. 0 where bursts do
+    /// not tell.
     pub steps: u32,
     /// The bytes that an edge carries in a step; 0 where bursts do not tell.
     pub bytes: u64,

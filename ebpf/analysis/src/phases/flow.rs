@@ -2,6 +2,11 @@
 
 use harmonaize_events::{Event, FlowKey, Traffic};
 
+/// Lengths of an acknowledgement on the wire: IPv4 and IPv6, without and with a timestamp; RoCE over both.
+const ACKS: [u64; 6] = [54, 66, 74, 86, 62, 82];
+/// More bytes are no acknowledgements alone.
+const ACKS_BYTES: u64 = 1500;
+
 /// Traffic of one direction of a connection without a gap, as one interface saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Burst {
@@ -16,6 +21,13 @@ pub(super) struct Burst {
     pub(super) leaving: bool,
     /// Its bytes count: nobody else tells of them.
     pub(super) counts: bool,
+}
+
+impl Burst {
+    /// Whether it may be acknowledgements alone.
+    pub(super) fn acknowledges(&self) -> bool {
+        self.bytes <= ACKS_BYTES && ACKS.iter().any(|length| self.bytes.is_multiple_of(*length))
+    }
 }
 
 /// One direction of a flow.
@@ -262,5 +274,12 @@ mod tests {
         assert_eq!(Ends::of(&roce).0, Ends::of(&other).0);
         let back = FlowKey { direction: 1, ..roce };
         assert_ne!(Ends::of(&roce).0, Ends::of(&back).0);
+    }
+
+    #[test]
+    fn words_are_told_from_acknowledgements() {
+        let acknowledges = |bytes| Burst { bytes, ..Burst::default() }.acknowledges();
+        assert!([66, 132, 54, 86].into_iter().all(acknowledges));
+        assert!(![114, 228, 107_568, 340].into_iter().any(acknowledges));
     }
 }

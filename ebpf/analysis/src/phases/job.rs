@@ -9,7 +9,9 @@ use std::collections::VecDeque;
 const PERIOD_OVER: usize = 129;
 /// Phases whose bytes tell what is usual.
 const USUAL_OVER: usize = 15;
-/// A phase has this part of the usual bytes at least,
+/// A phase lacks no more of the usual bytes than this part, or than so many times what most differ by;
+const LACKS: (f64, u64) = (0.01, 3);
+/// if the next one has come, or none comes, it has this part at least,
 const ENOUGH: f64 = 0.85;
 /// and no more than this,
 const TOO_MUCH: f64 = 1.4;
@@ -69,7 +71,8 @@ struct Group {
     bytes: u64,
     /// Every burst is known whole.
     whole: bool,
-    several: bool,
+    /// Not acknowledgements alone.
+    words: bool,
 }
 
 /// What is to be done with the first groups.
@@ -210,7 +213,10 @@ impl Job {
 
     fn decide_by(&self, bursts: &[(Burst, bool)], gap_ns: u64, now_ns: u64) -> Decision {
         let usual = self.rhythm.bytes as f64;
-        let enough = if self.lossy { ENOUGH_IF_LOSSY } else { ENOUGH } * usual;
+        let (part, times) = LACKS;
+        let lacks = (part * usual).max(self.rhythm.spread.saturating_mul(times) as f64);
+        let most = if self.lossy { ENOUGH_IF_LOSSY } else { ENOUGH } * usual;
+        let enough = if self.lossy { most } else { (usual - lacks).max(most) };
         let patience = self.rhythm.period_ns.saturating_mul(4).max(1_000_000_000);
         let mut sum: Option<Group> = None;
         let mut at = 0;
@@ -228,7 +234,7 @@ impl Job {
                     let next = group_at(bursts, at, gap_ns);
                     let reach = group.ended_ns.saturating_add(self.rhythm.period_ns / 2);
                     match next {
-                        _ if !group.several => return Decision::Drop(group),
+                        _ if !group.words => return Decision::Drop(group),
                         None if now_ns <= reach => return Decision::Wait,
                         Some(next) if next.began_ns <= reach => sum = Some(group),
                         _ => return Decision::Drop(group),
@@ -238,9 +244,9 @@ impl Job {
                 Some(before) => {
                     let both = before.with(&group);
                     if both.bytes as f64 > TOO_MUCH * usual && group.bytes as f64 >= ENOUGH * usual {
-                        // What came before was no whole phase, and is not part of this one.
-                        let lossy = self.lossy && before.bytes as f64 >= ENOUGH_IF_LOSSY * usual;
-                        return if lossy { Decision::Phase(before) } else { Decision::Drop(before) };
+                        // What came before is not part of this one: a phase that lacks some, or none.
+                        let whole = before.bytes as f64 >= most;
+                        return if whole { Decision::Phase(before) } else { Decision::Drop(before) };
                     }
                     sum = Some(both);
                 }
@@ -253,7 +259,7 @@ impl Job {
         }
         match sum {
             Some(group) if now_ns > group.ended_ns.saturating_add(patience) => {
-                if self.lossy && group.bytes as f64 >= ENOUGH_IF_LOSSY * usual {
+                if group.bytes as f64 >= most {
                     Decision::Phase(group)
                 } else {
                     Decision::Drop(group)
@@ -274,7 +280,7 @@ fn group_at(bursts: &[(Burst, bool)], from: usize, gap_ns: u64) -> Option<Group>
         ended_ns: first.ended_ns,
         bytes: 0,
         whole: true,
-        several: false,
+        words: false,
     };
     for (burst, whole) in bursts.get(from..)? {
         if burst.began_ns > group.ended_ns.saturating_add(gap_ns) {
@@ -284,7 +290,7 @@ fn group_at(bursts: &[(Burst, bool)], from: usize, gap_ns: u64) -> Option<Group>
         group.ended_ns = group.ended_ns.max(burst.ended_ns);
         group.bytes = group.bytes.saturating_add(if burst.counts { burst.bytes } else { 0 });
         group.whole &= whole;
-        group.several |= burst.connection != first.connection;
+        group.words |= !burst.acknowledges();
     }
     Some(group)
 }
@@ -298,7 +304,7 @@ impl Group {
             ended_ns: self.ended_ns.max(next.ended_ns),
             bytes: self.bytes.saturating_add(next.bytes),
             whole: self.whole && next.whole,
-            several: self.several || next.several,
+            words: self.words || next.words,
         }
     }
 }

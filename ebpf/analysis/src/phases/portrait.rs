@@ -17,13 +17,9 @@ const HOSTS: usize = 1024;
 const SPREAD_OVER: usize = 32;
 /// A host is late by at least this, and by so many usual distances.
 const LATE_NS: u64 = 1_000_000;
-const LATE_SPREADS: u64 = 3;
+const LATE_SPREADS: u64 = 4;
 /// Before so many phases nothing is usual.
 const SPREADS_KNOWN: usize = 4;
-/// Lengths of an acknowledgement on the wire: IPv4 and IPv6, without and with a timestamp; RoCE over both.
-const ACKS: [u64; 6] = [54, 66, 74, 86, 62, 82];
-/// More bytes are no acknowledgements alone.
-const ACKS_BYTES: u64 = 1500;
 /// Bursts that a step's size is looked for in.
 const SAMPLES: usize = 64;
 
@@ -49,7 +45,7 @@ pub(super) fn phase(job: &mut Job, cut: &Cut, table: &mut Table) -> Phase {
         // What is caused by what came in the other way says nothing of the host.
         let caused = began.get(&(burst.connection, !burst.reverse)).is_some_and(|at| *at <= burst.began_ns);
         let edge = edges.entry((from, to)).or_default();
-        if !(caused && acknowledges(burst.bytes)) {
+        if !(caused && burst.acknowledges()) {
             firsts.entry(from).or_insert(burst.began_ns);
             edge.first_ns = if edge.first_ns == 0 { burst.began_ns } else { edge.first_ns };
         }
@@ -132,11 +128,6 @@ impl Edge {
 fn ends(table: &Table, connection: u32, reverse: bool) -> Option<(Address, Address)> {
     let ends = table.connection(connection)?.ends;
     Some(if reverse { (ends.second.0, ends.first.0) } else { (ends.first.0, ends.second.0) })
-}
-
-/// Whether a burst of so many bytes may be acknowledgements alone.
-fn acknowledges(bytes: u64) -> bool {
-    bytes <= ACKS_BYTES && ACKS.iter().any(|length| bytes.is_multiple_of(*length))
 }
 
 /// New hosts find places: in the ring's order if they are the first, else as they come.
@@ -250,11 +241,5 @@ mod tests {
         let none = steps(4, 1_000_000, &bursts(&[10_000, 17_123, 33_891, 51_177, 5_111]));
         assert_eq!((none.steps, none.bytes), (0, 0));
         assert_eq!(steps(4, 0, &[]).steps, 0);
-    }
-
-    #[test]
-    fn words_are_told_from_acknowledgements() {
-        assert!([66, 132, 54, 86].into_iter().all(acknowledges));
-        assert!([114, 228, 107_568, 340].into_iter().all(|bytes| !acknowledges(bytes)));
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct Rhythm {
     pub(super) period_ns: u64,
     /// Bytes of a group: the median.
     pub(super) bytes: u64,
+    /// What most groups differ from that, in bytes.
+    pub(super) spread: u64,
 }
 
 /// Silences tried, shortest first: 1 ms, and each half as long again as the one before, to some 30 s.
@@ -161,5 +163,8 @@ fn evident(groups: &[Span]) -> Option<Rhythm> {
     let mut silences: Vec<u64> = groups.windows(2).map(silence).collect();
     silences.sort_unstable();
     let gap_ns = silences.get(silences.len() / 10).copied()?;
-    Some(Rhythm { gap_ns, period_ns, bytes })
+    let mut spreads: Vec<u64> = sizes.iter().map(|size| size.abs_diff(bytes)).collect();
+    spreads.sort_unstable();
+    let spread = spreads.get(spreads.len() * 17 / 20).copied().unwrap_or_default();
+    Some(Rhythm { gap_ns, period_ns, bytes, spread })
 }

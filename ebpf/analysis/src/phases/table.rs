@@ -9,6 +9,8 @@ use std::collections::{HashMap, VecDeque};
 pub(super) const HEAVY: u64 = 4096;
 /// Bursts that are kept of a connection without a job.
 const HISTORY: usize = 4096;
+/// Bursts that are kept of a connection that has had no heavy one.
+const LIGHT: usize = 4;
 /// A heavy connection that has been silent for so long is one no longer.
 const SILENT_NS: u64 = 60_000_000_000;
 
@@ -23,6 +25,8 @@ pub(super) struct Connection {
     /// Its job's number.
     pub(super) job: Option<u64>,
     pub(super) watched: Option<Box<Watched>>,
+    /// The last bursts before the first heavy one: words that come before the bytes.
+    light: [Burst; LIGHT],
 }
 
 /// What is kept of a connection with heavy traffic.
@@ -88,6 +92,7 @@ impl Table {
                     owned: false,
                     job: None,
                     watched: None,
+                    light: [Burst::default(); LIGHT],
                 };
                 let place = put(&mut self.connections, &mut self.free_connections, connection)?;
                 self.by_ends.insert(ends, place);
@@ -172,9 +177,16 @@ impl Table {
         if connection.owned {
             return None;
         }
-        if bytes >= HEAVY && connection.watched.is_none() && room {
-            connection.watched = Some(Box::default());
-            self.watched += 1;
+        if connection.watched.is_none() {
+            if bytes >= HEAVY && room {
+                let history = connection.light.into_iter().filter(|light| light.began_ns != 0).collect();
+                connection.watched = Some(Box::new(Watched { history, ..Watched::default() }));
+                self.watched += 1;
+            } else {
+                connection.light.rotate_left(1);
+                let [.., last] = &mut connection.light;
+                *last = burst;
+            }
         }
         if let Some(watched) = &mut connection.watched {
             if bytes >= HEAVY {
