@@ -62,14 +62,13 @@ impl Activity {
             self.forward(now);
         }
         let mut bits = [0; WORDS];
-        let at =
-            |slot: u64| self.bits.get((slot % SLOTS / 64) as usize).map_or(0, |word| word >> (slot % 64) & 1);
-        for (word, first) in bits.iter_mut().zip((0..).step_by(64)) {
-            for bit in 0..64 {
-                if let Some(slot) = self.head.checked_sub(first + bit) {
-                    *word |= at(slot) << bit;
-                }
-            }
+        let word = |slot: u64| self.bits.get((slot % SLOTS / 64) as usize).copied().unwrap_or_default();
+        for (place, first) in bits.iter_mut().zip((0..).step_by(64)) {
+            // The 64 slots up to this one lie in two words of the circle, the latest highest.
+            let last = self.head.wrapping_sub(first);
+            let offset = last % 64;
+            let older = word(last.wrapping_sub(64)).checked_shr(offset as u32 + 1).unwrap_or(0);
+            *place = (word(last) << (63 - offset) | older).reverse_bits();
         }
         let length = self.first.map_or(0, |first| (self.head - first.min(self.head) + 1).min(SLOTS));
         let mut onsets = 0;

@@ -14,6 +14,7 @@ mod detector;
 mod finding;
 mod flow;
 mod group;
+mod hash;
 mod job;
 mod portrait;
 mod rhythm;
