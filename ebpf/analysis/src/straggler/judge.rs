@@ -224,7 +224,7 @@ impl Judge {
             round_trip: self.over(edges().filter_map(|edge| edge.round_trip_ns.map(u64::cast_signed))),
             repeats: self.over(edges().map(|edge| edge.retransmissions.cast_signed())),
             took,
-            excess: took.and_then(|took| self.excess(took)),
+            excess: took.and_then(|took| self.excess(took, limits)),
         };
         self.standing.clear();
         for edge in edges() {
@@ -299,10 +299,12 @@ impl Judge {
         shortest
     }
 
-    /// How much longer than usual a unit took, if that is more than one in ten does; none while what is usual is not known.
-    fn excess(&self, took: i64) -> Option<i64> {
+    /// How much longer than usual a unit took, if that stands out: from what one in ten does, or from the deviations.
+    fn excess(&self, took: i64, limits: &Limits) -> Option<i64> {
         let (usual, upper) = (self.duration.spread()?, self.duration.upper()?);
-        Some(if took > upper { took.saturating_sub(usual.middle) } else { 0 })
+        let beyond = took.saturating_sub(usual.middle);
+        let deviates = beyond as f64 > limits.deviations * usual.deviation as f64;
+        Some(if took > upper || deviates { beyond } else { 0 })
     }
 
     fn remember(&mut self, observed: &Observed) {

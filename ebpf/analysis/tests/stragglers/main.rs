@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::indexing_slicing)] // tests alone
 
 mod clean;
+mod recorded;
 mod ring;
 
 use clean::{CLEAN, Clean};
