@@ -4,6 +4,8 @@
 mod agent;
 mod control;
 mod flows;
+#[cfg(test)]
+mod golden;
 mod json;
 mod perfetto;
 mod phases;

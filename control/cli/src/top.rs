@@ -1,6 +1,8 @@
 //! `harmonaize top`: what is measured, live in a terminal.
 
 mod draw;
+#[cfg(test)]
+mod picture;
 mod screen;
 #[cfg(test)]
 mod tests;

@@ -1,1 +1,149 @@
+//! A timeline as a picture (SVG), for the operator's guide: rows as Perfetto's window shows them.
 
+use super::track::{Track, lanes};
+use std::fmt::Write;
+
+const LEFT: f64 = 250.0;
+const WIDE: f64 = 760.0;
+const ROW: f64 = 19.0;
+const COLOURS: [&str; 6] = ["#8fb8de", "#9ad0a5", "#e3c98b", "#d8a6c0", "#b7aee0", "#8fd0cf"];
+
+/// A rectangle's left edge, right edge and middle, for arrows.
+type Place = (f64, f64, f64);
+
+struct Picture {
+    first_ns: u64,
+    last_ns: u64,
+    line: usize,
+    shapes: String,
+    joined: std::collections::BTreeMap<u64, Vec<Place>>,
+}
+
+/// The picture.
+pub(super) fn svg(tracks: &[Track], title: &str) -> String {
+    let mut times = Vec::new();
+    tracks.iter().for_each(|track| gather(track, &mut times));
+    let (first_ns, last_ns) = (*times.iter().min().unwrap(), *times.iter().max().unwrap());
+    let mut picture =
+        Picture { first_ns, last_ns, line: 1, shapes: String::new(), joined: Default::default() };
+    tracks.iter().for_each(|track| picture.track(track, 0));
+    let arrows = picture.arrows();
+    let (width, height) = (LEFT + WIDE + 10.0, picture.line as f64 * ROW + 8.0);
+    let mut axis = String::new();
+    let whole = (last_ns - first_ns) / 1_000_000;
+    for millis in (0..=whole).step_by(10) {
+        let x = picture.x(first_ns + millis * 1_000_000);
+        writeln!(
+            axis,
+            "<text x=\"{x:.1}\" y=\"14\" fill=\"#6b7280\">+{millis} ms</text>\
+             <path d=\"M{x:.1} 18V{height}\" stroke=\"#e5e7eb\"/>"
+        )
+        .unwrap();
+    }
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+         height=\"{height}\" role=\"img\">\n<title>{title}</title>\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
+         <g font-family=\"system-ui,Helvetica,Arial,sans-serif\" font-size=\"11\">\n{axis}{}{arrows}</g>\n</svg>\n",
+        picture.shapes
+    )
+}
+
+fn gather(track: &Track, times: &mut Vec<u64>) {
+    times.extend(track.slices.iter().flat_map(|slice| [slice.begin_ns, slice.end_ns]));
+    track.tracks.iter().for_each(|beneath| gather(beneath, times));
+}
+
+impl Picture {
+    fn x(&self, time_ns: u64) -> f64 {
+        let part = time_ns.saturating_sub(self.first_ns) as f64 / (self.last_ns - self.first_ns) as f64;
+        LEFT + part.min(1.0) * WIDE
+    }
+
+    fn track(&mut self, track: &Track, depth: usize) {
+        let lanes = lanes(&track.slices);
+        let y = self.line as f64 * ROW;
+        let (x, weight) = (6 + depth * 12, if depth == 0 { " font-weight=\"bold\"" } else { "" });
+        if depth == 0 {
+            let width = LEFT + WIDE + 10.0;
+            writeln!(self.shapes, "<rect y=\"{y}\" width=\"{width}\" height=\"{ROW}\" fill=\"#eef1f5\"/>")
+                .unwrap();
+        }
+        let name = track.name.replace('>', "&gt;");
+        writeln!(self.shapes, "<text x=\"{x}\" y=\"{}\"{weight}>{name}</text>", y + 13.0).unwrap();
+        for lane in &lanes {
+            let y = self.line as f64 * ROW;
+            for slice in lane {
+                self.slice(slice, y);
+            }
+            self.line += 1;
+        }
+        for moment in &track.moments {
+            let x = self.x(moment.time_ns);
+            writeln!(
+                self.shapes,
+                "<path d=\"M{x:.1} {}l4 8h-8z\" fill=\"#c0392b\"><title>{}</title></path>",
+                y + 4.0,
+                moment.name
+            )
+            .unwrap();
+        }
+        if let Some(counter) = &track.counter {
+            let top = counter.values.iter().map(|(_, value)| *value).max().unwrap_or(1).max(1) as f64;
+            let mut path = format!("M{LEFT} {}", y + ROW - 2.0);
+            for (time_ns, value) in &counter.values {
+                let height = *value as f64 / top * (ROW - 5.0);
+                write!(path, "H{:.1}V{:.1}", self.x(*time_ns), y + ROW - 2.0 - height).unwrap();
+            }
+            let (end, base) = (LEFT + WIDE, y + ROW - 2.0);
+            writeln!(self.shapes, "<path d=\"{path}H{end}V{base}z\" fill=\"#c7d7ea\" stroke=\"#5b84b1\"/>")
+                .unwrap();
+        }
+        if lanes.is_empty() {
+            self.line += 1;
+        }
+        for beneath in &track.tracks {
+            self.track(beneath, depth + 1);
+        }
+    }
+
+    fn slice(&mut self, slice: &super::track::Slice, y: f64) {
+        let (left, right) = (self.x(slice.begin_ns), self.x(slice.end_ns));
+        let wide = (right - left).max(1.0);
+        let hash =
+            slice.name.bytes().fold(0_usize, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        let fill = COLOURS[hash % COLOURS.len()];
+        writeln!(
+            self.shapes,
+            "<rect x=\"{left:.1}\" y=\"{}\" width=\"{wide:.1}\" height=\"{}\" rx=\"2\" fill=\"{fill}\"/>",
+            y + 2.0,
+            ROW - 4.0
+        )
+        .unwrap();
+        if wide > slice.name.len() as f64 * 7.2 {
+            writeln!(self.shapes, "<text x=\"{:.1}\" y=\"{}\">{}</text>", left + 3.0, y + 13.0, slice.name)
+                .unwrap();
+        }
+        if let Some(number) = slice.joined {
+            self.joined.entry(number).or_default().push((left, right, y + ROW / 2.0));
+        }
+    }
+
+    fn arrows(&self) -> String {
+        let mut arrows = String::new();
+        for places in self.joined.values() {
+            for pair in places.windows(2) {
+                let [(from, _, above), (to, _, below)] = pair else { continue };
+                writeln!(
+                    arrows,
+                    "<path d=\"M{from:.1} {above}C{:.1} {above} {:.1} {below} {to:.1} {below}\" fill=\"none\" \
+                     stroke=\"#4b5563\" stroke-opacity=\"0.45\"/>",
+                    from - 14.0,
+                    to - 14.0
+                )
+                .unwrap();
+            }
+        }
+        arrows
+    }
+}

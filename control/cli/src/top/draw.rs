@@ -10,7 +10,7 @@ use ratatui::style::{Color, Modifier, Style};
 const ABOVE: u16 = 2;
 
 /// Most characters of a cell of text.
-const WIDEST: usize = 44;
+const WIDEST: usize = 60;
 
 const HELP: &[&str] = &[
     "q, Esc      quit",

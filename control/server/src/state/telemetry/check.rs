@@ -38,8 +38,10 @@ fn few(what: &str, count: usize, most: usize) -> Result<(), String> {
 
 /// A name goes to terminals and logs.
 fn name(what: &str, text: &str) -> Result<(), String> {
-    if text.len() > MOST_NAME || text.chars().any(|c| !c.is_ascii_graphic() && c != ' ') {
-        return Err(format!("a {what} that is no name: at most {MOST_NAME} visible ASCII characters"));
+    if text.len() > MOST_NAME || text.chars().any(char::is_control) {
+        return Err(format!(
+            "a {what} that is no name: at most {MOST_NAME} bytes without control characters"
+        ));
     }
     Ok(())
 }

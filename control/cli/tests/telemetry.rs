@@ -1,0 +1,457 @@
+//! The program against an agent's service that is played: output, exit status, errors, and the terminal that it gives back.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_analysis::trace::{Record, Writer};
+use harmonaize_api::v1::telemetry_server::{Telemetry, TelemetryServer};
+use harmonaize_api::v1::{self, finding::Finding as Found};
+use harmonaize_events::{Mark, MarkKind};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::pin::Pin;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::{Request, Response, Status};
+
+const REAL: u64 = 1_763_755_542_000_000_000;
+const LIMIT: Duration = Duration::from_secs(30);
+
+type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
+
+/// An agent that says what it is given, and no more.
+#[derive(Default)]
+struct Played {
+    trace: Vec<Vec<u8>>,
+    /// Whether it ends its streams with an error.
+    broken: bool,
+}
+
+impl Played {
+    fn stream<T: Send + 'static>(&self, items: Vec<T>, go_on: bool) -> Stream<T> {
+        let (sender, receiver) = mpsc::channel(16);
+        let broken = self.broken;
+        tokio::spawn(async move {
+            for item in items {
+                if sender.send(Ok(item)).await.is_err() {
+                    return;
+                }
+            }
+            if broken {
+                let _ = sender.send(Err(Status::internal("the ring is gone\u{1b}[2J"))).await;
+            } else if go_on {
+                sender.closed().await;
+            }
+        });
+        Box::pin(ReceiverStream::new(receiver))
+    }
+}
+
+#[tonic::async_trait]
+impl Telemetry for Played {
+    type WatchStream = Stream<v1::Snapshot>;
+    type FlowsStream = Stream<v1::FlowsReply>;
+    type PhasesStream = Stream<v1::Finding>;
+    type TraceStream = Stream<v1::TracePart>;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        assert_eq!(request.into_inner(), v1::WatchRequest { interval_ns: 1_000_000_000, flows: 100 });
+        let link = v1::Link { interface: "eth0".to_owned(), egress_bits: 94_000_000, ..Default::default() };
+        let snapshot = v1::Snapshot {
+            host: "h0".to_owned(),
+            time_ns: REAL,
+            links: vec![link],
+            flows: vec![flow(1)],
+            flows_known: 1,
+            ..Default::default()
+        };
+        Ok(Response::new(self.stream(vec![snapshot], true)))
+    }
+
+    async fn flows(&self, request: Request<v1::FlowsRequest>) -> Result<Response<Self::FlowsStream>, Status> {
+        let wanted = request.into_inner().interface;
+        let part =
+            |ports: std::ops::Range<u32>| v1::FlowsReply { time_ns: REAL, flows: ports.map(flow).collect() };
+        let parts = if wanted == "eth9" { vec![] } else { vec![part(1..3), part(3..4)] };
+        Ok(Response::new(self.stream(parts, false)))
+    }
+
+    async fn phases(
+        &self,
+        request: Request<v1::PhasesRequest>,
+    ) -> Result<Response<Self::PhasesStream>, Status> {
+        let v1::PhasesRequest { last, follow } = request.into_inner();
+        let all = findings();
+        let skip = if last == 0 { 0 } else { all.len().saturating_sub(last as usize) };
+        Ok(Response::new(self.stream(all.into_iter().skip(skip).collect(), follow)))
+    }
+
+    async fn trace(&self, request: Request<v1::TraceRequest>) -> Result<Response<Self::TraceStream>, Status> {
+        assert_eq!(request.into_inner().duration_ns, 2_000_000_000);
+        let part = |bytes: &Vec<u8>| v1::TracePart { bytes: bytes.clone(), realtime_offset_ns: REAL as i64 };
+        Ok(Response::new(self.stream(self.trace.iter().map(part).collect(), false)))
+    }
+}
+
+fn flow(port: u32) -> v1::Flow {
+    let owner =
+        v1::FlowOwner { tenant: "a".to_owned(), communicator: 0xab, epoch: 2, participant: 0, peer: 1 };
+    let egress = v1::FlowDirection {
+        packets: 10,
+        bytes: 15_000,
+        round_trips: 2,
+        round_trip_least_ns: 90_000,
+        round_trip_last_ns: 110_000,
+        round_trip_mean_ns: 100_000,
+        ..Default::default()
+    };
+    v1::Flow {
+        interface: "eth0".to_owned(),
+        protocol: v1::FlowProtocol::Tcp.into(),
+        local: "10.0.0.1".to_owned(),
+        local_port: port,
+        remote: "fd00::2".to_owned(),
+        remote_port: 7200,
+        egress: Some(egress),
+        owner: (port == 1).then_some(owner),
+        job: if port == 2 { "5".to_owned() } else { String::new() },
+        ..Default::default()
+    }
+}
+
+fn findings() -> Vec<v1::Finding> {
+    let operation = v1::Operation {
+        communicator: 0xab,
+        operation: 41,
+        bytes: 1 << 20,
+        ranks: vec![v1::RankTiming { rank: 3, called_ns: REAL, ended_ns: REAL + 12_300_000, failed: false }],
+        whole: true,
+        ..Default::default()
+    };
+    let phase = v1::TrafficPhase {
+        job: "5".to_owned(),
+        iteration: 7,
+        began_ns: REAL,
+        ended_ns: REAL + 4_000_000,
+        bytes: 98 << 20,
+        ring_hosts: 4,
+        ring_steps: 6,
+        late_host: "10.0.0.3".to_owned(),
+        late_by_ns: 2_000_000,
+        ..Default::default()
+    };
+    let congestion = v1::Congestion {
+        interface: "eth0".to_owned(),
+        level: v1::CongestionLevel::Severe.into(),
+        cause: v1::CongestionCause::Foreign.into(),
+        since_ns: REAL,
+        delay: true,
+        ..Default::default()
+    };
+    let straggler = v1::Straggler {
+        communicator: 0xab,
+        rank: 3,
+        host: "h2".to_owned(),
+        kind: v1::StragglerKind::Network.into(),
+        by_ns: 9_000_000,
+        edge_from: Some(2),
+        edge_to: Some(3),
+        ..Default::default()
+    };
+    [
+        Found::Operation(operation),
+        Found::Phase(phase),
+        Found::Congestion(congestion),
+        Found::Straggler(straggler),
+        Found::Lost(9),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(index, found)| v1::Finding { time_ns: REAL + index as u64, finding: Some(found) })
+    .collect()
+}
+
+/// A trace of one operation, as bytes.
+fn recorded() -> Vec<u8> {
+    let mut writer = Writer::new();
+    for (time_ns, kind) in [(1000, MarkKind::Called), (9000, MarkKind::Ended)] {
+        let mark =
+            Mark { time_ns, communicator: 0xab, operation: 4, rank: 2, kind: kind as u32, ..Mark::default() };
+        writer.write(&Record::Mark(mark));
+    }
+    writer.into_bytes()
+}
+
+/// Serves on `agent.sock` in a folder until the folder is dropped with the test's runtime.
+fn serve(played: Played) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("agent.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let incoming = UnixListenerStream::new(tokio::net::UnixListener::from_std(listener).unwrap());
+    let service = TelemetryServer::new(played);
+    tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    let socket = format!("unix:{}", path.display());
+    (folder, socket)
+}
+
+fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harmonaize"));
+    command.args(arguments).env_remove("HARMONAIZE_CONTROL").env_remove("HARMONAIZE_AGENT");
+    command
+}
+
+fn outcome(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Runs the program beside the service that this test's runtime serves.
+async fn ask(arguments: &[&str]) -> (i32, String, String) {
+    let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+    let run = move || {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        outcome(&program(&arguments).stdin(Stdio::null()).output().unwrap())
+    };
+    tokio::task::spawn_blocking(run).await.unwrap()
+}
+
+#[tokio::test]
+async fn flows_are_listed() {
+    let (_folder, socket) = serve(Played::default());
+    let (code, out, err) = ask(&["flows", "--agent", &socket, "--json"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(said["time_ns"], REAL);
+    let flows = said["flows"].as_array().unwrap();
+    assert_eq!(flows.iter().map(|flow| flow["local_port"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+    let owner = serde_json::json!({"tenant": "a", "communicator": "00000000000000ab", "epoch": 2, "participant": 0, "peer": 1});
+    assert_eq!((&flows[0]["owner"], &flows[0]["job"]), (&owner, &serde_json::Value::Null));
+    assert_eq!((&flows[1]["owner"], &flows[1]["job"]), (&serde_json::Value::Null, &"5".into()));
+    let trips = serde_json::json!({"count": 2, "least_ns": 90_000, "last_ns": 110_000, "mean_ns": 100_000});
+    assert_eq!(
+        (&flows[0]["egress"]["round_trips"], &flows[0]["ingress"]),
+        (&trips, &serde_json::Value::Null)
+    );
+
+    // Every field is explained.
+    let (_, help, _) = ask(&["flows", "--help"]).await;
+    let mut fields: Vec<&String> = flows[0].as_object().unwrap().keys().collect();
+    fields.extend(flows[0]["egress"].as_object().unwrap().keys());
+    assert!(fields.len() > 25, "{fields:?}");
+    for field in fields {
+        assert!(help.contains(field.as_str()), "{field} is not explained");
+    }
+    let (_, out, _) = ask(&["flows", "--agent", &socket]).await;
+    assert!(out.contains("10.0.0.1:1  [fd00::2]:7200  a/00000000000000ab  14.6KiB"), "{out}");
+    let (_, out, _) = ask(&["flows", "--agent", &socket, "--interface", "eth9"]).await;
+    assert_eq!(out, "no flow has been seen\n");
+}
+
+#[tokio::test]
+async fn findings_are_listed() {
+    let (_folder, socket) = serve(Played::default());
+    let (code, out, err) = ask(&["phases", "--agent", &socket, "--json"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    let said: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kinds: Vec<&str> = said.iter().map(|one| one["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["operation", "phase", "congestion", "straggler", "lost"]);
+    assert_eq!(
+        (&said[0]["time_ns"], &said[0]["ranks"][0]["ended_ns"]),
+        (&REAL.into(), &(REAL + 12_300_000).into())
+    );
+    assert_eq!((&said[1]["ring"]["steps"], &said[1]["late"]["host"]), (&6.into(), &"10.0.0.3".into()));
+    assert_eq!((&said[2]["signals"], &said[2]["level"]), (&serde_json::json!(["delay"]), &"severe".into()));
+    assert_eq!((&said[3]["edge"], &said[3]["why"]), (&serde_json::json!([2, 3]), &"network".into()));
+    assert_eq!(said[4]["count"], 9);
+    let (_, help, _) = ask(&["phases", "--help"]).await;
+    for field in said.iter().flat_map(|one| one.as_object().unwrap().keys()) {
+        assert!(help.contains(field.as_str()), "{field} is not explained");
+    }
+    let (_, out, _) = ask(&["phases", "--agent", &socket, "--last", "4"]).await;
+    let expected = "\
+20:05:42.000  job 5: iteration 7, 4.0ms, 98.0MiB, 10.0.0.3 late by 2.0ms
+20:05:42.000  eth0: congestion severe, by foreign traffic
+20:05:42.000  00000000000000ab: rank 3 on h2 is late by 9.0ms (network)
+20:05:42.000  9 findings were not told
+";
+    assert_eq!(out, expected);
+}
+
+#[tokio::test]
+async fn a_picture_of_top_as_text() {
+    let (_folder, socket) = serve(Played::default());
+    let (code, out, err) = ask(&["top", "--agent", &socket, "--once", "--width", "80"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with("harmonaize top  h0  20:05:42.000"), "{out}");
+    assert!(
+        out.contains("94.0M") && out.contains("10.0.0.1:1") && out.lines().all(|line| line.len() <= 80),
+        "{out}"
+    );
+    let (_, out, _) = ask(&["top", "--agent", &socket, "--once", "--filter", "nothing has this"]).await;
+    assert!(!out.contains("10.0.0.1:1"), "{out}");
+    let (code, _, err) = ask(&["top", "--agent", &socket]).await;
+    assert_eq!(
+        (code, err.as_str()),
+        (1, "harmonaize: top needs a terminal; `--once` prints one picture as text\n")
+    );
+}
+
+#[tokio::test]
+async fn traces_are_recorded_and_converted() {
+    let bytes = recorded();
+    let halves = bytes.chunks(bytes.len() / 2 + 1).map(<[u8]>::to_vec).collect();
+    let (folder, socket) = serve(Played { trace: halves, ..Played::default() });
+    let [out, kept, again] = ["a.pftrace", "a.trace", "b.pftrace"].map(|name| folder.path().join(name));
+    let name = |path: &Path| path.to_str().unwrap().to_owned();
+    let (out_name, kept_name) = (name(&out), name(&kept));
+    let arguments = ["trace", "--agent", &socket, "--seconds", "2", "--out", &out_name, "--keep", &kept_name];
+    let (code, said, err) = ask(&arguments).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(said.ends_with(" from 2 records\n"), "{said}");
+    assert_eq!(std::fs::read(&kept).unwrap(), bytes);
+    let made = std::fs::read(&out).unwrap();
+    let text = b"communicator 00000000000000ab";
+    assert!(made.windows(text.len()).any(|window| window == text));
+
+    // A file that was cut off is used as far as it goes; what is none is refused.
+    let mut torn = bytes.clone();
+    torn.pop();
+    std::fs::write(&kept, torn).unwrap();
+    let again_name = name(&again);
+    let (code, said, _) = ask(&["trace", "--from", &kept_name, "--out", &again_name]).await;
+    assert!(
+        code == 0 && said.contains(" from 1 records\n") && said.contains("ends within a record"),
+        "{said}"
+    );
+    std::fs::write(&kept, "no trace at all").unwrap();
+    let (code, _, err) = ask(&["trace", "--from", &kept_name, "--out", &again_name]).await;
+    assert_eq!((code, err), (1, format!("harmonaize: {kept_name}: these bytes are not a trace\n")));
+    let (code, _, err) = ask(&["trace", "--from", "/nowhere", "--out", &again_name]).await;
+    assert!(code == 1 && err.starts_with("harmonaize: /nowhere: No such file"), "{err}");
+    let unwritable = ["trace", "--agent", &socket, "--seconds", "2", "--out", "/nowhere/a"];
+    let (code, _, err) = ask(&unwritable).await;
+    assert!(code == 1 && err.starts_with("harmonaize: /nowhere/a: No such file"), "{err}");
+}
+
+#[tokio::test]
+async fn says_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("no.sock");
+    let socket = format!("unix:{}", path.display());
+    let (code, _, err) = ask(&["flows", "--agent", &socket]).await;
+    let expected =
+        format!("harmonaize: the agent's socket {} cannot be reached: No such file", path.display());
+    assert!(code == 3 && err.starts_with(&expected), "{err}");
+    std::fs::write(&path, "").unwrap();
+    let (code, _, err) = ask(&["top", "--once", "--agent", &socket]).await;
+    assert!(code == 3 && err.contains("cannot be reached: it is no socket"), "{err}");
+    std::fs::remove_file(&path).unwrap();
+    drop(UnixListener::bind(&path).unwrap());
+    let (code, _, err) = ask(&["phases", "--agent", &socket]).await;
+    assert!(code == 3 && err.contains("cannot be reached: Connection refused"), "{err}");
+
+    let (code, _, err) = ask(&["flows"]).await;
+    assert_eq!(
+        (code, err.as_str()),
+        (2, "harmonaize: which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT\n")
+    );
+    for wrong in [
+        &["flows", "--agent", "h0:7000"][..],
+        &["trace", "--out", "/tmp/x"],
+        &["trace", "--out", "/tmp/x", "--seconds", "0"],
+        &["trace", "--out", "/tmp/x", "--seconds", "1", "--from", "/tmp/y"],
+        &["top", "--width", "80"],
+        &["top", "--interval", "1"],
+    ] {
+        assert_eq!(ask(wrong).await.0, 2, "{wrong:?}");
+    }
+    let (_folder, socket) = serve(Played { broken: true, ..Played::default() });
+    let (code, out, err) = ask(&["phases", "--agent", &socket]).await;
+    assert_eq!((code, out.lines().count(), err.as_str()), (1, 5, "harmonaize: the ring is gone?[2J\n"));
+}
+
+/// The program in a terminal of its own, which is read to its end.
+struct InTerminal {
+    child: std::process::Child,
+    master: std::fs::File,
+    shown: Vec<u8>,
+}
+
+impl InTerminal {
+    fn start(socket: &str) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        tcsetwinsize(&master, Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let slave = || std::fs::File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let mut command = program(&["top", "--agent", socket]);
+        let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
+        rustix::io::ioctl_fionbio(&master, true).unwrap();
+        Self { child, master: master.into(), shown: Vec::new() }
+    }
+
+    /// Reads until the screen has shown this.
+    fn until(&mut self, wanted: &str) {
+        let deadline = Instant::now() + LIMIT;
+        let mut part = [0; 4096];
+        while !self.shown.windows(wanted.len()).any(|window| window == wanted.as_bytes()) {
+            match self.master.read(&mut part) {
+                Ok(count) => self.shown.extend(&part[..count]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::yield_now();
+                }
+                Err(error) => panic!("{error}: {}", String::from_utf8_lossy(&self.shown)),
+            }
+            assert!(Instant::now() < deadline, "{wanted}: {}", String::from_utf8_lossy(&self.shown));
+        }
+    }
+
+    fn raw(&self) -> bool {
+        let modes = tcgetattr(&self.master).unwrap().local_modes;
+        !modes.contains(LocalModes::ICANON) && !modes.contains(LocalModes::ECHO)
+    }
+
+    /// Its exit status, once it has given the terminal back.
+    fn ended(mut self) -> std::process::ExitStatus {
+        self.until("\u{1b}[?1049l");
+        let status = self.child.wait().unwrap();
+        assert!(!self.raw(), "the terminal is as it was");
+        status
+    }
+}
+
+#[tokio::test]
+async fn the_terminal_is_given_back_however_it_ends() {
+    let (_folder, socket) = serve(Played::default());
+    for how in ["q", "\u{3}", "SIGTERM", "SIGHUP"] {
+        let socket = socket.clone();
+        let play = move || {
+            let mut terminal = InTerminal::start(&socket);
+            terminal.until("10.0.0.1:1");
+            assert!(terminal.raw(), "{how}");
+            // Another size, another picture.
+            let size = Winsize { ws_row: 40, ws_col: 140, ws_xpixel: 0, ws_ypixel: 0 };
+            terminal.shown.clear();
+            tcsetwinsize(&terminal.master, size).unwrap();
+            // The kernel tells a terminal's own session alone; this process is of none.
+            let process = rustix::process::Pid::from_child(&terminal.child);
+            let signal = |signal| rustix::process::kill_process(process, signal).unwrap();
+            signal(rustix::process::Signal::WINCH);
+            terminal.until("q quit  ? help");
+            terminal.master.write_all(b"?").unwrap();
+            terminal.until("another panel");
+            match how {
+                "SIGTERM" => signal(rustix::process::Signal::TERM),
+                "SIGHUP" => signal(rustix::process::Signal::HUP),
+                key => terminal.master.write_all(key.as_bytes()).unwrap(),
+            }
+            assert_eq!(terminal.ended().code(), Some(0), "{how}");
+        };
+        tokio::task::spawn_blocking(play).await.unwrap();
+    }
+}
