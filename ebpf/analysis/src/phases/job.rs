@@ -2,7 +2,7 @@
 
 use super::finding::Address;
 use super::flow::Burst;
-use super::rhythm::{CHATTER, Rhythm, median};
+use super::rhythm::{CHATTER, Rhythm, Span, coarser, median};
 use std::collections::VecDeque;
 
 /// Phases that the period is taken over.
@@ -15,8 +15,13 @@ const LACKS: (f64, u64) = (0.01, 3);
 const ENOUGH: f64 = 0.85;
 /// and no more than this,
 const TOO_MUCH: f64 = 1.4;
+/// What makes a whole phase more than this is none of its parts.
+const ONE: f64 = 1.1;
 /// unless something was lost: then it has at least this.
 const ENOUGH_IF_LOSSY: f64 = 0.5;
+/// So many phases may turn out to be parts of iterations, which is looked for each time there are so many more.
+const PARTS: u64 = 512;
+const RECONSIDERED: u64 = 16;
 /// Bursts that may wait to be cut; beyond, the oldest go.
 const TAIL: usize = 1 << 16;
 /// No silence that parts phases is shorter.
@@ -42,6 +47,9 @@ pub(super) struct Job {
     pub(super) iterations: u64,
     starts: VecDeque<(u64, u64)>,
     sizes: VecDeque<u64>,
+    next: u64,
+    /// Phases so far, as long as they may turn out to be parts of iterations.
+    parts: Vec<Span>,
     pub(super) lossy: bool,
     pub(super) hosts: Vec<Address>,
     pub(super) ring: bool,
@@ -107,6 +115,8 @@ impl Job {
             iterations: 0,
             starts: VecDeque::new(),
             sizes: VecDeque::new(),
+            next: 0,
+            parts: Vec::new(),
             lossy: false,
             hosts: Vec::new(),
             ring: false,
@@ -162,15 +172,13 @@ impl Job {
 
     fn phase(&mut self, group: &Group, bursts: Vec<Burst>, now_ns: u64) -> Cut {
         let period = self.period_ns().max(1);
-        let iteration = match self.starts.back() {
-            None => 0,
-            // Only where something was lost may an iteration have been missed; else it was a long one.
-            Some((last, began)) if self.lossy => {
-                let apart = group.began_ns.saturating_sub(*began);
-                last + (apart.saturating_add(period / 2) / period).max(1)
-            }
-            Some((last, _)) => last + 1,
-        };
+        // Only where something was lost may an iteration have been missed; else it was a long one.
+        let missed = self.starts.back().filter(|_| self.lossy).map_or(0, |(_, began)| {
+            let apart = group.began_ns.saturating_sub(*began);
+            (apart.saturating_add(period / 2) / period).saturating_sub(1)
+        });
+        let iteration = self.next.saturating_add(missed);
+        self.next = iteration.saturating_add(1);
         remember(&mut self.starts, (iteration, group.began_ns), PERIOD_OVER);
         remember(&mut self.sizes, group.bytes, USUAL_OVER);
         let mut sizes: Vec<u64> = self.sizes.iter().copied().collect();
@@ -182,9 +190,27 @@ impl Job {
         }
         self.iterations += 1;
         self.told_ns = now_ns;
+        self.reconsider(group);
         let lossy = std::mem::take(&mut self.lossy);
         let Group { began_ns, ended_ns, bytes, .. } = *group;
         Cut { iteration, began_ns, ended_ns, bytes, bursts, lossy }
+    }
+
+    /// Whether what was taken for iterations are parts of them: buckets may be as alike as iterations are.
+    fn reconsider(&mut self, group: &Group) {
+        if self.iterations > PARTS {
+            self.parts = Vec::new();
+            return;
+        }
+        self.parts.push(Span { began_ns: group.began_ns, ended_ns: group.ended_ns, bytes: group.bytes });
+        if self.iterations.is_multiple_of(RECONSIDERED)
+            && let Some(rhythm) = coarser(&self.parts)
+        {
+            self.rhythm = rhythm;
+            self.starts.clear();
+            self.sizes.clear();
+            self.parts = Vec::new();
+        }
     }
 
     fn close(&mut self, group: &Group) {
@@ -243,7 +269,7 @@ impl Job {
                 None => sum = Some(group),
                 Some(before) => {
                     let both = before.with(&group);
-                    if both.bytes as f64 > TOO_MUCH * usual && group.bytes as f64 >= ENOUGH * usual {
+                    if both.bytes as f64 > ONE * usual && group.bytes as f64 >= ENOUGH * usual {
                         // What came before is not part of this one: a phase that lacks some, or none.
                         let whole = before.bytes as f64 >= most;
                         return if whole { Decision::Phase(before) } else { Decision::Drop(before) };

@@ -168,3 +168,96 @@ fn evident(groups: &[Span]) -> Option<Rhythm> {
     let spread = spreads.get(spreads.len() * 17 / 20).copied().unwrap_or_default();
     Some(Rhythm { gap_ns, period_ns, bytes, spread })
 }
+
+/// Silences between groups of groups are at least so many times those within, and no longer than so many times such a group.
+const APART: u64 = 5;
+const APART_OF: u64 = 2;
+const AS_LONG: u64 = 2;
+/// So many groups of groups at least.
+const BLOCKS: usize = 6;
+
+/// The rhythm of groups of groups, if the groups were parts of iterations: always as many, the same silence behind them. Silences
+/// that are hardly longer than others (a pause every tenth iteration), or much longer than all before (an evaluation), are none.
+pub(super) fn coarser(spans: &[Span]) -> Option<Rhythm> {
+    let silence = |pair: &[Span]| match pair {
+        [one, next] => next.began_ns.saturating_sub(one.ended_ns),
+        _ => 0,
+    };
+    let mut silences: Vec<u64> = spans.windows(2).map(silence).collect();
+    silences.sort_unstable();
+    let jump = silences.windows(2).rev().find(|pair| match pair {
+        [shorter, longer] => longer.saturating_mul(APART_OF) >= shorter.saturating_mul(APART),
+        _ => false,
+    })?;
+    let (inner, outer) = (jump.first().copied()?, jump.last().copied()?);
+    let gap_ns = between(inner, outer);
+    let blocks = joined(spans, gap_ns);
+    // The first and the last may not be whole.
+    let blocks = blocks.get(1..blocks.len().checked_sub(1)?)?;
+    let parts = |block: &Span| {
+        let within = |span: &&Span| span.began_ns >= block.began_ns && span.ended_ns <= block.ended_ns;
+        spans.iter().filter(within).count()
+    };
+    let many = parts(blocks.first()?);
+    let mut lengths: Vec<u64> = blocks.iter().map(|block| block.ended_ns - block.began_ns).collect();
+    let length = median(&mut lengths)?;
+    let alike = blocks.iter().all(|block| parts(block) == many) && outer <= length.saturating_mul(AS_LONG);
+    if many < 2 || blocks.len() < BLOCKS || !alike {
+        return None;
+    }
+    let mut distances: Vec<u64> = blocks
+        .windows(2)
+        .map(|pair| match pair {
+            [one, next] => next.began_ns.saturating_sub(one.began_ns),
+            _ => 0,
+        })
+        .collect();
+    let mut sizes: Vec<u64> = blocks.iter().map(|block| block.bytes).collect();
+    let (period_ns, bytes) = (median(&mut distances)?, median(&mut sizes)?);
+    let mut spreads: Vec<u64> = sizes.iter().map(|size| size.abs_diff(bytes)).collect();
+    Some(Rhythm { gap_ns, period_ns, bytes, spread: median(&mut spreads)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Groups of 2 ms with such silences behind them, over and over.
+    fn spans(silences: &[u64], count: usize) -> Vec<Span> {
+        let mut at = 10 * MS;
+        let mut spans = Vec::new();
+        for silence in silences.iter().cycle().take(count) {
+            spans.push(Span { began_ns: at, ended_ns: at + 2 * MS, bytes: 1000 });
+            at += 2 * MS + silence * MS;
+        }
+        spans
+    }
+
+    #[test]
+    fn buckets_that_are_alike_are_parts_of_iterations() {
+        let found = coarser(&spans(&[3, 3, 3, 12], 40)).unwrap();
+        assert_eq!((found.bytes, found.period_ns, found.spread), (4000, 29 * MS, 0));
+        assert!((3 * MS..12 * MS).contains(&found.gap_ns));
+        // Too few, a pause that is hardly one, an evaluation, and nothing at all.
+        assert_eq!(coarser(&spans(&[3, 3, 3, 12], 20)), None);
+        assert_eq!(coarser(&spans(&[3, 3, 3, 6], 80)), None);
+        assert_eq!(coarser(&spans(&[3, 3, 3, 120], 80)), None);
+        assert_eq!(coarser(&spans(&[3], 80)), None);
+        assert_eq!(coarser(&spans(&[3, 3, 12, 3, 12, 3, 3, 3, 12], 80)), None);
+        assert_eq!(coarser(&[]), None);
+    }
+
+    #[test]
+    fn equal_groups_at_equal_distances_are_a_rhythm_and_others_are_none() {
+        let found = find(&spans(&[20], 12)).unwrap();
+        assert_eq!((found.bytes, found.period_ns), (1000, 22 * MS));
+        // Buckets of an iteration, once there are enough of them.
+        assert_eq!(find(&spans(&[3, 3, 20], 40)).unwrap().bytes, 3000);
+        assert_eq!(find(&spans(&[20], 7)), None);
+        let wild: Vec<u64> = (0..200_u64).map(|at| at * at * at % 211).collect();
+        assert_eq!(find(&spans(&wild, 200)), None);
+        assert_eq!(find(&[]), None);
+    }
+}

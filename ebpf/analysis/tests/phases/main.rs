@@ -264,3 +264,33 @@ fn other_traffic_has_no_phases() {
     }
     assert_eq!(found(&[]).0, []);
 }
+
+#[test]
+fn buckets_that_are_alike_are_taken_for_parts_of_iterations_in_the_end() {
+    for seed in 600..610 {
+        println!("seed {seed}");
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let count = random.random_range(8..20);
+        let training = Training {
+            ring: (0..4).collect(),
+            buckets: vec![200_000; count],
+            bucket_gap_ns: 7 * MS,
+            compute_ns: random.random_range(25..60) * MS,
+            noise: 0.01,
+            bytes_per_second: 1_200_000_000,
+            ..Training::any(&mut random)
+        };
+        let (log, phases, jobs) = simulated(&training, seed, &Watch::all(0..4));
+        assert_eq!(jobs.len(), 1);
+        // The last ten are whole.
+        for iteration in &log[30..] {
+            let of: Vec<_> = phases
+                .iter()
+                .filter(|one| one.began_ns < iteration.ended_ns() && iteration.began_ns() < one.ended_ns)
+                .collect();
+            assert_eq!(of.len(), 1, "{training:?}");
+            assert!(apart(of[0].began_ns, iteration.began_ns()).abs() < 0.2e6);
+            assert!(apart(of[0].ended_ns, iteration.ended_ns()).abs() < 0.2e6);
+        }
+    }
+}
