@@ -140,7 +140,7 @@ impl Detector {
     /// The time is now so late; call it when all records up to then were taken, every millisecond or as often as there are
     /// records.
     ///
-    /// Cost: some 0.3 us for each link that something crossed within the last 64 ms, once in a millisecond.
+    /// Cost: some 0.3 us for each link that something crossed within the last 128 ms, once in a millisecond.
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
         let end_ns = self.heard_ns.max(self.now_ns.saturating_sub(SILENCE_NS));

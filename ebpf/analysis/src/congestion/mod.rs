@@ -1,4 +1,38 @@
 //! Congestion of links: none, mild or severe, by our own traffic or by others'.
+//!
+//! A [`Detector`] takes in a host's records, is told of the time with `advance`, and yields a [`Congestion`] whenever a
+//! [`Link`]'s state or cause changes. A link is an interface one way, as a whole, or towards one other end (and, for RoCE, by
+//! one source port, which chooses among equal paths). Flows whose owner was told ([`Record::Owner`](crate::trace::Record::Owner))
+//! are our own, all others' are others'. Amounts are kept by the millisecond, for 128 of them; a snapshot's new bytes are
+//! spread over the time since the flow's last packet, or since its burst began.
+//!
+//! **Pressure.** Each signal is brought to a scale on which 1 is mild and 2 is severe, and the largest counts:
+//! - *delay*: the least round trip of the last 3 ms (or the last one, for twice as long as it took) less the round trip at rest,
+//!   which is the least of the last 1 to 2 minutes (10 to 20 while the link is congested). 1 at [`Limits::delay_ns`] and half of the
+//!   rest, 2 at [`Limits::severe_delay_ns`]. One that is under way counts as soon as it is twice as late as mild. A round trip of
+//!   30 ms and more counts only if 32 KiB followed its packet: else an acknowledgement may have been delayed.
+//! - *marks*: ECN marks, echoes of them, CNPs, as a part of the packets of the last 8 ms; *loss*: retransmissions, RoCE
+//!   repeats, gaps and NAKs of the sequence, likewise. 1 at 2 of them and the mild part, 2 at 8 and the severe part.
+//! - *load*, of an interface alone: bytes of the last 4 ms over its capacity; at most 1.5.
+//!
+//! What leaves is judged by round trips of what leaves, echoes and CNPs that come in, and what is sent again; what comes in by
+//! marks on it, gaps, and what the other side sends again. A flow whose receiver holds it up (a zero window, a NAK of a receiver
+//! that is not ready) says nothing of the network for 50 ms. An interface has the pressure that all of its paths have (with at
+//! least a twentieth of its bytes each): their least, or its load.
+//!
+//! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell_ns`] with [`Limits::evidence`] signals, and
+//! left when the pressure was below 0.6 (severe: 1.4) for the hold, which doubles when the state comes back soon, from
+//! [`Limits::hold_ns`] up to [`Limits::longest_hold_ns`], as routes that flap are damped (RFC 2439).
+//!
+//! **Cause.** Others, where at least 15% of the bytes that were seen are theirs. Else, what others send may not be seen here, and
+//! queues tell: between two packets, sent at `s` and `t`, that found queues of `q(s)` and `q(t)` (their round trips less the
+//! rest), a link of capacity `C` that had our bytes alone would have a queue `q'` by `t`, from `q(s)`, what we sent, and `C`.
+//! What is beyond it, `C (q(t) - q')`, is others'. Ours is `own / (seen + unseen)`; below 0.65 (the median of the last 3) others
+//! are the cause, from 0.75 on we are. `C` is what is stated where the traffic ever came near it, else what passed between
+//! such packets, `seen / (t - s + q(t) - q(s))`, if that is more than the link ever carried *without* a queue. Where all that is
+//! known is what it carried without a queue, a queue at no more than that is others'. Without a queue, marks, loss and load are
+//! ours if our millisecond peaks reach 75% of the capacity. An unseen flow next to which we send little is found only
+//! as fast as our round trips follow each other; one that was there before us, and left us no rest to compare with, is not found.
 
 mod bins;
 mod detector;
@@ -52,7 +86,7 @@ pub struct Limits {
     pub capacity: Capacity,
     /// At most so many flows.
     pub flows: usize,
-    /// At most so many links: an interface is two, a path of it two more. Each takes 5 KiB.
+    /// At most so many links: an interface is two, a path of it two more. Each takes 13 KiB.
     pub links: usize,
     /// At most so many findings wait to be fetched; beyond, the oldest is dropped and counted.
     pub findings: usize,

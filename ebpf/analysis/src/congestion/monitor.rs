@@ -360,7 +360,7 @@ impl Monitor {
         let mut seen = 0;
         self.between(anchors, |_, bytes, _| seen += bytes);
         let time_ns = until.sent_ns.saturating_sub(since.sent_ns);
-        let span_ns = (time_ns + until.queue_ns).saturating_sub(since.queue_ns);
+        let span_ns = time_ns.saturating_add(until.queue_ns).saturating_sub(since.queue_ns);
         self.estimates.rotate_left(1);
         if let Some(last) = self.estimates.last_mut() {
             *last = per_second(seen, span_ns.max(BIN_NS)).min(most);
@@ -398,7 +398,7 @@ impl Monitor {
         for (number, bin) in self.bins.before(last, BINS as u64) {
             silence = if bin.seen() == 0 { silence + 1 } else { 0 };
             if silence == QUIET && began.is_none() {
-                began = Some((number + QUIET) * BIN_NS);
+                began = Some((number + QUIET).saturating_mul(BIN_NS));
             }
             if let Some(since) = bin.queue.filter(|_| last - number >= NEAR) {
                 return Some(Anchors { since, until, steady: began.is_none() });

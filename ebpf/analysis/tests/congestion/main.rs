@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::indexing_slicing, unreachable_pub)] // tests alone
 
 mod link;
+mod signals;
 
 use harmonaize_analysis::congestion::{Cause, Congestion, Detector, Limits, Link, Path};
 use harmonaize_events::Direction;

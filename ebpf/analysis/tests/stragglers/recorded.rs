@@ -56,23 +56,29 @@ fn found(run: &str) -> (Vec<(Straggler, u8)>, u64) {
 
 #[test]
 fn a_clean_training_has_no_straggler() {
-    assert_eq!(found("gloo-clean"), (vec![], 40));
+    let (found, iterations) = found("gloo-clean");
+    assert!(found.is_empty() && iterations >= 30, "{iterations} iterations, {found:?}");
 }
 
-/// The one straggler that was found: why, on which host, since which iteration, and in how many it was found.
-fn only(run: &str) -> (Kind, u8, u64, u64) {
+/// The one straggler that was found is the one that the run's truth tells of, and it was found in its third iteration.
+fn as_injected(run: &str, kind: Kind) {
+    let truth = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces").join(run).join("truth.json");
+    let truth = std::fs::read_to_string(truth).expect("the truth");
+    let truth: serde_json::Value = serde_json::from_str(&truth).expect("the truth is JSON");
+    let injected = &truth["injections"][0];
+    let from = injected["from"].as_u64().expect("an iteration");
     let (found, _) = found(run);
-    assert_eq!(found.len(), 1, "{found:?}");
-    let (one, host) = found[0];
-    (one.kind, host, one.since_unit, one.units)
+    let [(one, host)] = found[..] else { panic!("{found:?}") };
+    assert_eq!((one.kind, Some(u64::from(host))), (kind, injected["rank"].as_u64()));
+    assert!(one.since_unit.abs_diff(from) <= 1 && one.units == 3, "{one:?}, and not from {from}");
 }
 
 #[test]
 fn a_slow_worker_is_found_in_its_third_iteration() {
-    assert_eq!(only("gloo-slow-worker"), (Kind::Compute, 2, 15, 3));
+    as_injected("gloo-slow-worker", Kind::Compute);
 }
 
 #[test]
 fn a_slow_link_is_found_in_its_third_iteration() {
-    assert_eq!(only("gloo-slow-link"), (Kind::Network, 1, 21, 3));
+    as_injected("gloo-slow-link", Kind::Network);
 }
