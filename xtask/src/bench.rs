@@ -76,6 +76,9 @@ pub struct Args {
     /// Suites rdma and telemetry: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
+    /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
+    #[arg(long, value_name = "FOLDER")]
+    pub traces: Option<PathBuf>,
     /// More runs, and rows that last longer
     #[arg(long)]
     pub full: bool,
@@ -118,6 +121,9 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The suite that has rows of several kinds, and two fabrics at once.
 fn telemetry(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Result<()> {
+    if let Some(folder) = &args.traces {
+        return telemetry::record(folder, binaries, consent, stop);
+    }
     const PAIRS: usize = 20;
     const FULL_PAIRS: usize = 60;
     let pairs = args.rounds.unwrap_or(if args.full { FULL_PAIRS } else { PAIRS }).max(1);

@@ -12,13 +12,35 @@ use super::row::Row;
 use crate::packages::Consent;
 use crate::workspace::Binaries;
 use anyhow::Result;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Hosts around one switch.
 const HOSTS: usize = 4;
-/// What an agent is told of telemetry: `{folder}` is its host's. The driver of an emulated device knows no rate.
-const TELEMETRY: &str = "[telemetry]\ninterfaces = [\"eth0\"]\nrecord = \"{folder}/trace\"\n[telemetry.rate]\neth0 = \"1Gbit/s\"\n";
+/// What the agents are told of telemetry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Telemetry {
+    /// Nothing: there is none.
+    Off,
+    /// What is usual.
+    On,
+    /// The same, and that everything is recorded.
+    Recorded,
+}
+
+impl Telemetry {
+    /// Lines of an agent's configuration. The driver of an emulated device knows no rate.
+    fn lines(self) -> String {
+        let record = if self == Self::Recorded { "record = \"{folder}/trace\"\n" } else { "" };
+        match self {
+            Self::Off => String::new(),
+            Self::On | Self::Recorded => format!(
+                "[telemetry]\ninterfaces = [\"eth0\"]\n{record}[telemetry.rate]\neth0 = \"1Gbit/s\"\n"
+            ),
+        }
+    }
+}
 
 /// How much is measured.
 #[derive(Debug, Clone)]
@@ -89,6 +111,11 @@ const PARTS: &[Part] = &[
     ("congestion", verdicts::congestion),
 ];
 
+/// Records the traces that tests replay, beside the logs of the trainings, instead of measuring.
+pub fn record(folder: &Path, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Result<()> {
+    verdicts::traces_into(&Suite { effort: Effort::smoke(), binaries, consent, stop }, folder)
+}
+
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Outcome {
     let suite = Suite { effort, binaries, consent, stop };
@@ -110,13 +137,11 @@ pub fn run(effort: Effort, binaries: Binaries, consent: Consent, stop: Arc<Atomi
 }
 
 impl Suite {
-    /// Hosts with links of 1 Gbit/s and agents, with telemetry or without.
-    fn lab(&self, telemetry: bool) -> Result<Lab> {
+    /// Hosts with links of 1 Gbit/s and agents.
+    fn lab(&self, telemetry: Telemetry) -> Result<Lab> {
         let (binaries, stop) = (self.binaries.clone(), Arc::clone(&self.stop));
         Lab::build_with(HOSTS, "1Gbit/s", binaries, stop, |mut setup| {
-            if telemetry {
-                setup.agent += TELEMETRY;
-            }
+            setup.agent += &telemetry.lines();
             setup
         })
     }

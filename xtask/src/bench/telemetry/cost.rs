@@ -1,7 +1,7 @@
 //! What telemetry costs: a packet, a job's bandwidth, the agent's thread.
 
 use super::figures::{summary, upper_bound};
-use super::{HOSTS, Suite};
+use super::{HOSTS, Suite, Telemetry};
 use crate::bench::lab::{Lab, Measured};
 use crate::bench::row::{Better, Case, Row, median};
 use crate::job::printed;
@@ -64,7 +64,7 @@ fn packets(text: &str) -> Result<Vec<(String, f64)>> {
 
 /// AllReduce on four hosts with telemetry on and off, in turn: the loss of busbw that it stays below with 95% confidence.
 pub(super) fn busbw(suite: &Suite) -> Result<Vec<Row>> {
-    let mut labs = [suite.lab(true)?, suite.lab(false)?];
+    let mut labs = [suite.lab(Telemetry::On)?, suite.lab(Telemetry::Off)?];
     let mut rows = Vec::new();
     for (rate, link, limit) in LINKS {
         for lab in &labs {
@@ -121,7 +121,7 @@ fn operation(lab: &mut Lab, bytes: u64, operations: usize) -> Result<f64> {
 /// Many flows through a host: the share of a core that its agent's telemetry thread takes.
 pub(super) fn thread(suite: &Suite) -> Result<Vec<Row>> {
     const LIMIT: Duration = Duration::from_secs(120);
-    let mut lab = suite.lab(true)?;
+    let mut lab = suite.lab(Telemetry::On)?;
     let flows = suite.effort.flows.to_string();
     let seconds = suite.effort.seconds + 6;
     let hosts = lab.fabric().hosts().to_vec();

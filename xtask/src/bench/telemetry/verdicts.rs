@@ -4,7 +4,7 @@ use super::figures::{magnitudes, summary};
 use super::found::{Found, held, period_error, phases, replay, wrong};
 use super::training::{self, Course, Narrow, Slow};
 use super::truth::{Span, Truth};
-use super::{HOSTS, Suite};
+use super::{HOSTS, Suite, Telemetry};
 use crate::bench::lab::Lab;
 use crate::bench::row::{Better, Case, Row};
 use crate::fabric::Fabric;
@@ -12,7 +12,7 @@ use crate::peers::Gloo;
 use crate::process::Process;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -27,12 +27,48 @@ const END_MS: f64 = 2.0;
 const WITHIN: usize = 3;
 /// The most from a burst's first packet to the verdict, at the median, in milliseconds.
 const CONGESTION_MS: f64 = 10.0;
+/// Silence of a flow before each of its bursts, in milliseconds.
+const PAUSE_MS: u64 = 2400;
 /// Time of a trace before and after what it is replayed for.
 const BEFORE_NS: u64 = 200_000_000;
 const AFTER_NS: u64 = 1_000_000_000;
 
 fn case(case: String, ranks: usize) -> Case {
     Case { suite: "telemetry", case, size: 0, ranks, better: Better::Less, bar: 1.0 }
+}
+
+/// Runs short trainings, and keeps what the agents recorded of each beside its log.
+pub(super) fn traces_into(suite: &Suite, folder: &Path) -> Result<()> {
+    let peer = Gloo::prepare(suite.consent)?;
+    let mut lab = suite.lab(Telemetry::Recorded)?;
+    let program = lab.program("replay");
+    let slow = Some(Slow { rank: 2, from: 16, by_ms: 15.0 });
+    let narrow = Some(Narrow { rank: 1, after: 12, rate: 200_000_000 });
+    let courses = [
+        ("clean", Course::clean(36)),
+        ("slow-worker", Course { slow, ..Course::clean(32) }),
+        ("slow-link", Course { narrow, ..Course::clean(26) }),
+    ];
+    let mut truths = Vec::new();
+    for (name, course) in &courses {
+        truths.push((format!("gloo-{name}"), training::gloo(&mut lab, &peer, course)?));
+        truths.push((format!("ours-{name}"), training::ours(&mut lab, course)?));
+    }
+    let fabric = lab.end()?;
+    for (name, truth) in truths {
+        let folder = folder.join(name);
+        std::fs::create_dir_all(&folder)?;
+        let span = window(&truth);
+        for (host, trace) in traces(&fabric).iter().enumerate() {
+            let mut cut = Command::new(&program);
+            cut.args(["--from-ns", &span.began_ns.to_string(), "--to-ns", &span.ended_ns.to_string()]);
+            cut.arg("--cut").arg(folder.join(format!("h{host}.trace"))).arg(trace);
+            crate::workspace::run(&mut cut)?;
+        }
+        std::fs::write(folder.join("truth.json"), serde_json::to_string(&truth)? + "\n")?;
+        eprintln!("{}", folder.display());
+    }
+    Ok(())
 }
 
 /// A training's time, and some around it.
@@ -51,7 +87,7 @@ fn traces(fabric: &Fabric) -> Vec<PathBuf> {
 /// A training over torch and Gloo of which no agent knows: its phases, as the agents make them out, against its log.
 pub(super) fn foreign(suite: &Suite) -> Result<Vec<Row>> {
     let peer = Gloo::prepare(suite.consent)?;
-    let mut lab = suite.lab(true)?;
+    let mut lab = suite.lab(Telemetry::Recorded)?;
     let program = lab.program("replay");
     let truth = training::gloo(&mut lab, &peer, &Course::clean(suite.effort.iterations))?;
     let fabric = lab.end()?;
@@ -79,7 +115,7 @@ pub(super) fn foreign(suite: &Suite) -> Result<Vec<Row>> {
 fn course(number: usize, iterations: usize) -> Course {
     let from = iterations / 2;
     let rank = (number / 2 + number / 8) % HOSTS;
-    let slow = Some(Slow { rank, from, by_ms: 10.0 + 2.0 * (number % 5) as f64 });
+    let slow = Some(Slow { rank, from, by_ms: 20.0 + 4.0 * (number % 5) as f64 });
     // Of another rank, so that both can be told apart; some iterations earlier, so that each has its own time.
     let narrow = Some(Narrow { rank: (rank + 2) % HOSTS, after: from - iterations / 8, rate: 250_000_000 });
     let clean = Course::clean(iterations);
@@ -97,7 +133,7 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
     let iterations = ITERATIONS.min(suite.effort.iterations);
     // One alone, as for a look whether all runs, is ours: it needs no package.
     let peer = (suite.effort.trainings > 1).then(|| Gloo::prepare(suite.consent)).transpose()?;
-    let mut lab = suite.lab(true)?;
+    let mut lab = suite.lab(Telemetry::Recorded)?;
     let program = lab.program("replay");
     let mut truths = Vec::new();
     for number in 0..suite.effort.trainings {
@@ -136,41 +172,44 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
         .collect())
 }
 
-/// A foreign flow that bursts over a link of 1 Gbit/s: how long until the agent says that the link is congested.
+/// Foreign flows that burst over links of 1 Gbit/s, one from each host to the next: how long until the host's agent says that
+/// its link is congested. Each burst comes long after the last, so that no verdict is damped as one that comes and goes.
 pub(super) fn congestion(suite: &Suite) -> Result<Vec<Row>> {
-    let mut lab = suite.lab(true)?;
+    let mut lab = suite.lab(Telemetry::Recorded)?;
     let program = lab.program("replay");
-    let bursts = bursts(&mut lab, suite.effort.bursts)?;
+    let each = suite.effort.bursts.div_ceil(HOSTS);
+    let bursts = bursts(&mut lab, each)?;
     let fabric = lab.end()?;
-    let (Some(first), Some(last)) = (bursts.first(), bursts.last()) else { bail!("no burst") };
-    let span = Span {
-        began_ns: first.began_ns.saturating_sub(2 * BEFORE_NS),
-        ended_ns: last.handed_over_ns + AFTER_NS,
-    };
-    let found = replay(&program, traces(&fabric).get(..1).context("no trace")?, span)?;
     let mut delays = Vec::new();
-    for (place, burst) in bursts.iter().enumerate() {
+    for (bursts, trace) in bursts.iter().zip(traces(&fabric)) {
+        let (Some(first), Some(last)) = (bursts.first(), bursts.last()) else { bail!("no burst") };
+        let began_ns = first.began_ns.saturating_sub(2 * BEFORE_NS);
+        let span = Span { began_ns, ended_ns: last.handed_over_ns + AFTER_NS };
+        delays.extend(delays_of(bursts, &replay(&program, &[trace], span)?));
+    }
+    let (all, found) = (each * HOSTS, delays.len());
+    eprintln!("congestion: {found} of {all} bursts found, ms after onset {}", summary(&delays));
+    // One that was not found has no time: it counts as one that took as long as there was until the next.
+    delays.resize(all, PAUSE_MS as f64);
+    let what =
+        format!("{all} bursts of foreign flows, links of 1 Gbit/s: ms from the first packet to the verdict");
+    Ok(vec![case(what, HOSTS).limit(&delays, CONGESTION_MS)])
+}
+
+/// From each burst's first packet to the first verdict that what leaves is held up, in milliseconds.
+fn delays_of(bursts: &[Burst], found: &[Found]) -> Vec<f64> {
+    let after = |(place, burst): (usize, &Burst)| {
         let end = bursts.get(place + 1).map_or(u64::MAX, |next| next.began_ns);
-        let at = found.iter().find_map(|one| match one {
+        found.iter().find_map(|one| match one {
             Found::Congestion { leaving: true, state, cause, found_ns, .. }
                 if state != "none" && cause != "own" && (burst.began_ns..end).contains(found_ns) =>
             {
-                Some(*found_ns)
+                Some((found_ns - burst.began_ns) as f64 / 1e6)
             }
             _ => None,
-        });
-        delays.extend(at.map(|at| (at - burst.began_ns) as f64 / 1e6));
-    }
-    eprintln!(
-        "congestion: {} of {} bursts found, ms after onset {}",
-        delays.len(),
-        bursts.len(),
-        summary(&delays)
-    );
-    // One that was not found has no time: it counts as one that takes longer than all.
-    delays.resize(bursts.len(), f64::MAX);
-    let what = "a foreign flow congests a link of 1 Gbit/s: ms to the verdict".to_owned();
-    Ok(vec![case(what, 2).limit(&delays, CONGESTION_MS)])
+        })
+    };
+    bursts.iter().enumerate().filter_map(after).collect()
 }
 
 /// A burst, in nanoseconds of CLOCK_MONOTONIC.
@@ -180,29 +219,39 @@ struct Burst {
     handed_over_ns: u64,
 }
 
-/// Has a flow burst from the first host to the second.
-fn bursts(lab: &mut Lab, count: usize) -> Result<Vec<Burst>> {
+/// Has a flow burst so often from each host to the next, one host after the other; the bursts by host.
+fn bursts(lab: &mut Lab, count: usize) -> Result<Vec<Vec<Burst>>> {
     let hosts = lab.fabric().hosts().to_vec();
-    let [from, to, ..] = hosts.as_slice() else { bail!("a flow needs two hosts") };
-    let address = to.addresses.first().context("a host without address")?;
-    let deadline = Instant::now() + Duration::from_secs(10 + 2 * count as u64);
-    let mut receive = Command::new(lab.program("bursts"));
-    receive.arg("receive").arg(format!("{address}:0"));
-    let log = lab.logs().join("bursts-receive.log");
-    let mut receiver = Process::start("the bursts' receiver", &mut receive, &to.namespace, &log)?;
-    let listens = receiver.line_by(deadline, |_| true)?;
-    let mut send = Command::new(lab.program("bursts"));
-    send.args(["send", &listens, "--bursts", &count.to_string()]);
-    let log = lab.logs().join("bursts-send.log");
-    let mut sender = Process::start("the bursts' sender", &mut send, &from.namespace, &log)?;
-    sender.succeed_by(deadline)?;
-    receiver.succeed_by(deadline)?;
+    let deadline =
+        Instant::now() + Duration::from_secs(30) + Duration::from_millis(2 * PAUSE_MS) * count as u32;
+    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+    for (place, (from, to)) in hosts.iter().zip(hosts.iter().cycle().skip(1)).enumerate() {
+        let address = to.addresses.first().context("a host without address")?;
+        let mut receive = Command::new(lab.program("bursts"));
+        receive.arg("receive").arg(format!("{address}:0"));
+        let log = lab.logs().join(format!("bursts-receive-{place}.log"));
+        let mut receiver = Process::start("a bursts' receiver", &mut receive, &to.namespace, &log)?;
+        let listens = receiver.line_by(deadline, |_| true)?;
+        receivers.push(receiver);
+        let mut send = Command::new(lab.program("bursts"));
+        send.args(["send", &listens, "--bursts", &count.to_string(), "--pause-ms", &PAUSE_MS.to_string()]);
+        let log = lab.logs().join(format!("bursts-send-{place}.log"));
+        senders.push(Process::start("a bursts' sender", &mut send, &from.namespace, &log)?);
+        // Apart from each other, as far as that goes.
+        std::thread::sleep(Duration::from_millis(PAUSE_MS / HOSTS as u64));
+    }
+    let mut all = Vec::new();
+    for sender in &mut senders {
+        sender.succeed_by(deadline)?;
+        let text = std::fs::read_to_string(sender.log())?;
+        let lines = text.lines().filter(|line| line.starts_with('{'));
+        let bursts: Vec<Burst> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+        ensure!(bursts.len() == count, "{} bursts instead of {count}", bursts.len());
+        all.push(bursts);
+    }
+    receivers.iter_mut().try_for_each(|receiver| receiver.succeed_by(deadline))?;
     lab.check()?;
-    let text = std::fs::read_to_string(sender.log())?;
-    let lines = text.lines().filter(|line| line.starts_with('{'));
-    let bursts: Vec<Burst> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
-    ensure!(bursts.len() == count, "{} bursts instead of {count}", bursts.len());
-    Ok(bursts)
+    Ok(all)
 }
 
 #[cfg(test)]
