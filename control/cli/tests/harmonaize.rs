@@ -156,6 +156,46 @@ async fn sees_reorders_and_dissolves() {
     assert_eq!((code, err.as_str()), (4, "harmonaize: no such communicator; it may have ended\n"));
 }
 
+#[tokio::test]
+async fn top_shows_what_agents_report_to_control() {
+    let control = serve().await;
+    let (code, out, err) = ask(control, &["top", "--once"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with("harmonaize top  fabric  ") && out.contains("0 of 2 hosts report"), "{out}");
+    let mut client = ProviderClient::connect(format!("http://{control}")).await.unwrap();
+    let (up, stream) = mpsc::channel(16);
+    let (host, listen) = ("h1".to_owned(), "127.0.0.1:9".to_owned());
+    let hello = v1::Hello { protocol_version: PROTOCOL_VERSION, host, listen, ..Default::default() };
+    up.send(from_agent::Message::Hello(hello).into()).await.unwrap();
+    let mut down = client.session(ReceiverStream::new(stream)).await.unwrap().into_inner();
+    let Some(to_agent::Message::Welcome(welcome)) = down.message().await.unwrap().unwrap().message else {
+        panic!("not welcome")
+    };
+    assert_eq!(welcome.telemetry_interval_ns, 1_000_000_000);
+    let link = v1::Link { interface: "eth7".to_owned(), egress_bits: 123_000_000, ..Default::default() };
+    let good = v1::TelemetryReport { sequence: 1, links: vec![link.clone()], ..Default::default() };
+    let bad = v1::TelemetryReport { sequence: 2, links: vec![link; 65], ..Default::default() };
+    for report in [good, bad] {
+        up.send(from_agent::Message::Telemetry(report).into()).await.unwrap();
+    }
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    loop {
+        let (code, out, _) = ask(control, &["top", "--once"]).await;
+        assert_eq!(code, 0);
+        let host = out.lines().find(|line| line.starts_with(" h1")).unwrap();
+        let words: Vec<&str> = host.split_whitespace().collect();
+        // host, state, told, flows, cost, lost, refused, dropped
+        if words[1] == "reports" && words[6] == "1" {
+            assert!(
+                out.contains("eth7") && out.contains("123M") && out.contains("1 of 2 hosts report"),
+                "{out}"
+            );
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{out}");
+    }
+}
+
 #[test]
 fn says_that_control_is_away() {
     // Bound and never served: nobody else can have the port, and nobody listens.

@@ -4,8 +4,8 @@ use crate::text::{bytes, clean, clock, duration, ranks, rate, share};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
     CommunicatorTelemetry, CommunicatorTraffic, Congestion, CongestionCause, CongestionLevel, FabricSnapshot,
-    Flow, FlowDirection, FlowProtocol, HostTelemetry, Job, Link, Operation, Snapshot, Straggler,
-    StragglerKind, TelemetryCost, TelemetryLosses, VerdictChange, verdict_change,
+    Flow, FlowDirection, FlowProtocol, HostTelemetry, Job, Link, LinkCounters, Operation, Snapshot,
+    Straggler, StragglerKind, TelemetryCost, TelemetryLosses, VerdictChange, verdict_change,
 };
 
 /// A panel, and the place of what a reader set for it.
@@ -250,7 +250,10 @@ fn link_row(now: u64, host: Option<&str>, link: &Link) -> Vec<Cell> {
     let busiest = link.egress_bits.max(link.ingress_bits);
     let used = u128::from(busiest) * 1_000_000;
     let used = used.checked_div(link.capacity_bits.into()).map(|ppm| u64::try_from(ppm).unwrap_or(u64::MAX));
-    let counters = link.counters.unwrap_or_default();
+    let counted_of = |of: fn(&LinkCounters) -> u64, cell: fn(u64) -> Cell| match &link.counters {
+        Some(counters) => cell(of(counters)),
+        None => counted(0, "-".to_owned()),
+    };
     let mut cells = vec![
         plain(clean(&link.interface)),
         counted(
@@ -264,8 +267,8 @@ fn link_row(now: u64, host: Option<&str>, link: &Link) -> Vec<Cell> {
         Cell { text: level_text(level).to_owned(), order: level as u64, tone: level_tone(level) },
         plain(cause_text(cause)),
         since(now, since_ns),
-        number(counters.marked),
-        fault(counters.retransmissions),
+        counted_of(|counters| counters.marked, number),
+        counted_of(|counters| counters.retransmissions, fault),
     ];
     if let Some(host) = host {
         cells.insert(0, plain(clean(host)));
