@@ -63,7 +63,7 @@ impl Case {
             _ => vec![Source::Paced(capacity * random.random_range(0.05..0.3)); 2],
         };
         let foreign = [Whose::Foreign, Whose::Foreign, Whose::Hidden][random.random_range(0..3)];
-        Self { seed, bottleneck, stated, own, foreign: (seed % 3 != 0).then_some(foreign) }
+        Self { seed, bottleneck, stated, own, foreign: (!seed.is_multiple_of(3)).then_some(foreign) }
     }
 
     /// What is said of the uplink before a foreign flow begins, and then: by how much later others are its cause.

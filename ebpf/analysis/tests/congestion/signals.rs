@@ -210,7 +210,7 @@ fn a_gap_in_the_record_is_no_burst() {
 fn any_records_are_taken() {
     let mut random = ChaCha8Rng::seed_from_u64(99);
     let mut detector = Detector::new(Limits { flows: 50, links: 40, findings: 5, ..Limits::default() });
-    let mut any = |random: &mut ChaCha8Rng| match random.random_range(0..4) {
+    let any = |random: &mut ChaCha8Rng| match random.random_range(0..4) {
         0 => 0,
         1 => u64::MAX,
         2 => random.random_range(0..1000),
