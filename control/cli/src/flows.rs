@@ -4,7 +4,7 @@ use crate::Failure;
 use crate::agent::{Agent, Socket};
 use crate::table::{row, table};
 use crate::text::{bytes, clean, duration};
-use crate::top::protocol_text;
+use crate::words::protocol_text;
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{Flow, FlowDirection, FlowOwner, FlowProtocol, KernelTcp};
 use serde_json::{Value, json};

@@ -15,6 +15,7 @@ mod text;
 mod top;
 mod topology;
 mod trace;
+mod words;
 
 use agent::Socket;
 use clap::{Parser, Subcommand, ValueEnum};

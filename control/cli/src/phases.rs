@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::agent::{Agent, Socket};
 use crate::text::{bytes, clean, clock, duration, ranks};
-use crate::top::{cause_text, congestion_text, level_text, straggler_sentence, straggler_text};
+use crate::words::{cause_text, congestion_text, level_text, straggler_sentence, straggler_text};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
     Congestion, Edge, Finding, Operation, RankTiming, Straggler, TrafficPhase, finding,

@@ -23,9 +23,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tonic::Streaming;
-pub(crate) use view::{
-    View, cause_text, congestion_text, level_text, protocol_text, straggler_sentence, straggler_text,
-};
+use view::View;
 
 /// Pause before a connection that broke is tried again.
 const RETRY: Duration = Duration::from_secs(1);

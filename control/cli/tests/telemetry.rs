@@ -274,7 +274,7 @@ async fn findings_are_listed() {
     let (_, out, _) = ask(&["phases", "--agent", &socket, "--last", "4"]).await;
     let expected = "\
 20:05:42.000  job 5: iteration 7, 4.0ms, 98.0MiB, 10.0.0.3 late by 2.0ms
-20:05:42.000  eth0: congestion severe, by foreign traffic
+20:05:42.000  eth0 out: congestion severe, by foreign traffic
 20:05:42.000  00000000000000ab: rank 3 on h2 is late by 9.0ms (network)
 20:05:42.000  9 findings were not told
 ";

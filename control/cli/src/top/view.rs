@@ -1,11 +1,14 @@
 //! What `top` shows, as panels of rows, from an agent's snapshot or control's.
 
 use crate::text::{bytes, clean, clock, duration, ranks, rate, share};
+use crate::words::{
+    cause_text, congestion_text, level_text, protocol_text, straggler_sentence, straggler_text,
+};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
-    CommunicatorTelemetry, CommunicatorTraffic, Congestion, CongestionCause, CongestionLevel, FabricSnapshot,
-    Flow, FlowDirection, FlowProtocol, HostTelemetry, Job, Link, LinkCounters, Operation, Snapshot,
-    Straggler, StragglerKind, TelemetryCost, TelemetryLosses, VerdictChange, verdict_change,
+    CommunicatorTelemetry, CommunicatorTraffic, CongestionCause, CongestionLevel, FabricSnapshot, Flow,
+    FlowDirection, FlowProtocol, HostTelemetry, Job, Link, LinkCounters, Operation, Snapshot, Straggler,
+    TelemetryCost, TelemetryLosses, VerdictChange, verdict_change,
 };
 
 /// A panel, and the place of what a reader set for it.
@@ -276,49 +279,12 @@ fn link_row(now: u64, host: Option<&str>, link: &Link) -> Vec<Cell> {
     cells
 }
 
-/// A level in one word.
-pub(crate) fn level_text(level: CongestionLevel) -> &'static str {
-    match level {
-        CongestionLevel::Unspecified => "-",
-        CongestionLevel::None => "none",
-        CongestionLevel::Mild => "mild",
-        CongestionLevel::Severe => "severe",
-    }
-}
-
 fn level_tone(level: CongestionLevel) -> Tone {
     match level {
         CongestionLevel::Unspecified => Tone::Dim,
         CongestionLevel::None => Tone::Good,
         CongestionLevel::Mild => Tone::Warn,
         CongestionLevel::Severe => Tone::Bad,
-    }
-}
-
-/// A cause in one word.
-pub(crate) fn cause_text(cause: CongestionCause) -> &'static str {
-    match cause {
-        CongestionCause::Unspecified => "-",
-        CongestionCause::Own => "own",
-        CongestionCause::Foreign => "foreign",
-    }
-}
-
-/// A protocol in one word.
-pub(crate) fn protocol_text(protocol: FlowProtocol) -> &'static str {
-    match protocol {
-        FlowProtocol::Unspecified => "-",
-        FlowProtocol::Tcp => "tcp",
-        FlowProtocol::Roce => "roce",
-    }
-}
-
-/// A kind of straggler in one word.
-pub(crate) fn straggler_text(kind: StragglerKind) -> &'static str {
-    match kind {
-        StragglerKind::Unspecified => "-",
-        StragglerKind::Compute => "compute",
-        StragglerKind::Network => "network",
     }
 }
 
@@ -599,30 +565,5 @@ fn changes_panel(changes: &[VerdictChange]) -> Panel {
         rows: rows.collect(),
         sorted_by: None,
         empty: "no verdict has changed",
-    }
-}
-
-/// A verdict on a link as a sentence.
-pub(crate) fn congestion_text(found: &Congestion) -> String {
-    let path = if found.path.is_empty() { String::new() } else { format!(" to {}", clean(&found.path)) };
-    let cause = match found.cause() {
-        CongestionCause::Unspecified => "",
-        CongestionCause::Own => ", by own traffic",
-        CongestionCause::Foreign => ", by foreign traffic",
-    };
-    format!("{}{path}: congestion {}{cause}", clean(&found.interface), level_text(found.level()))
-}
-
-/// A verdict on a rank as a sentence.
-pub(crate) fn straggler_sentence(found: &Straggler) -> String {
-    let whose = match found.job.as_str() {
-        "" => communicator_text(found.communicator),
-        job => format!("job {}", clean(job)),
-    };
-    let host = if found.host.is_empty() { String::new() } else { format!(" on {}", clean(&found.host)) };
-    let (kind, by) = (straggler_text(found.kind()), duration(found.by_ns));
-    match found.ended_ns {
-        0 => format!("{whose}: rank {}{host} is late by {by} ({kind})", found.rank),
-        _ => format!("{whose}: rank {}{host} is late no longer ({kind})", found.rank),
     }
 }
