@@ -112,9 +112,9 @@ impl Training {
         let ready: Vec<u64> = called.iter().map(|at| at + 150_000).collect();
         for _ in 0..2 * (ranks - 1) {
             let mut ends = vec![0; ranks];
-            for rank in 0..ranks {
+            for (rank, now) in now.iter().enumerate() {
                 let next = (rank + 1) % ranks;
-                let begin = now[rank].max(ready[next]) + random.random_range(5_000..60_000);
+                let begin = *now.max(&ready[next]) + random.random_range(5_000..60_000);
                 ends[next] = self.send(packets, rank, begin, bytes / ranks as u64);
             }
             now = now.iter().zip(&ends).map(|(now, end)| *now.max(end)).collect();
