@@ -102,6 +102,9 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     servers.spawn(server.run(requests, closed));
     let settings = Settings::new(config.control, config.host.clone(), address);
     let mut control = control::connect(settings);
+    if let (Some(telemetry), Some(asked)) = (&mut telemetry, &config.telemetry) {
+        telemetry.serve(asked, &config.host, &control.to_control).await;
+    }
     let mut agent =
         Agent::new(engine, control.to_control, telemetry.as_ref().map(telemetry::Running::handle));
     tokio::pin!(stop);

@@ -153,3 +153,43 @@ fn write(path: &Path, text: &str, mode: u32) {
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
+
+#[test]
+fn a_table_asks_for_telemetry() {
+    let parse = |text: &str| Config::parse(Path::new("agent.toml"), &format!("{GOOD}{text}"));
+    assert_eq!(parse("").unwrap().telemetry, None);
+    assert_eq!(parse("[telemetry]\n").unwrap().telemetry, Some(Telemetry::default()));
+    let full = "[telemetry]\ninterfaces = [\"eth0\", \"eth1\"]\nsocket = \"/run/t.sock\"\nuids = [7]\n\
+        metrics = \"127.0.0.1:9477\"\nidle_gap = \"1ms\"\nflows = 1000\ninterval = \"2ms\"\n\
+        rate = { eth1 = \"25Gbit/s\" }\nrecord = \"x.trace\"\nrun_time = true\n";
+    let wanted = Telemetry {
+        interfaces: vec!["eth0".into(), "eth1".into()],
+        socket: Some("/run/t.sock".into()),
+        uids: vec![7],
+        metrics: Some("127.0.0.1:9477".parse().unwrap()),
+        idle_gap: Duration::from_millis(1),
+        flows: 1000,
+        interval: Duration::from_millis(2),
+        rates: [("eth1".to_owned(), 25_000_000_000)].into(),
+        record: Some("x.trace".into()),
+        run_time: true,
+    };
+    assert_eq!(parse(full).unwrap().telemetry, Some(wanted));
+    for (line, said) in [
+        ("interfaces = [\"a/b\"]", "no name of an interface"),
+        ("interfaces = [\"\"]", "no name of an interface"),
+        ("interfaces = [\"eth0\", \"eth0\"]", "twice"),
+        ("rate = { eth0 = \"0Gbit/s\" }", "`rate` of eth0"),
+        ("interfaces = [\"eth0\"]\nrate = { eth1 = \"1Gbit/s\" }", "not among `interfaces`"),
+        ("uids = [1]", "`uids` of [telemetry] without `socket`"),
+        ("flows = 3", "`flows` of [telemetry] is 3; 64 to "),
+        ("interval = \"1us\"", "`interval` of [telemetry] is 1us; 1ms to 10s"),
+        ("idle_gap = \"0ns\"", "`idle_gap` of [telemetry] is "),
+        ("interfaces = [\"more-than-fifteen\"]", "no name of an interface"),
+        ("metric = \"127.0.0.1:1\"", "line 5"),
+        ("interval = 5", "line 5"),
+    ] {
+        let error = parse(&format!("[telemetry]\n{line}\n")).unwrap_err().to_string();
+        assert!(error.starts_with("agent.toml: ") && error.contains(said), "{line}: {error}");
+    }
+}

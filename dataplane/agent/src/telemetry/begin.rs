@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 use harmonaize_api::v1::from_agent;
 use harmonaize_engine::MarkReader;
 use harmonaize_loader::{Collector, Options, Programs, interface_with};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -22,12 +22,23 @@ pub struct Running {
     thread: JoinHandle<()>,
     servers: JoinSet<()>,
     closing: watch::Sender<bool>,
+    metrics: Option<SocketAddr>,
 }
 
 /// How long those who are being told something may take when the agent ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Running {
+    /// A thread that runs; see [`start`].
+    pub fn new(handle: Handle, thread: JoinHandle<()>) -> Self {
+        Self { handle, thread, servers: JoinSet::new(), closing: watch::Sender::new(false), metrics: None }
+    }
+
+    /// Where metrics are served.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+
     /// By which it is reached.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
@@ -55,6 +66,7 @@ impl Running {
         if let Some(address) = asked.metrics {
             match TcpListener::bind(address).await {
                 Ok(listener) => {
+                    self.metrics = listener.local_addr().ok();
                     self.servers.spawn(http::serve(self.handle(), listener, self.closing.subscribe()));
                 }
                 Err(error) => tracing::error!("no metrics: cannot listen on {address}: {error}"),
@@ -113,7 +125,7 @@ fn try_begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) ->
     };
     let open = move || Ok(Box::new(Programs::open(&options)?) as Box<dyn Collector>);
     let (handle, thread) = start(setup, open)?;
-    Ok(Running { handle, thread, servers: JoinSet::new(), closing: watch::Sender::new(false) })
+    Ok(Running::new(handle, thread))
 }
 
 /// What the decision loop does so far: the log has every verdict.

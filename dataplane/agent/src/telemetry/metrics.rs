@@ -5,7 +5,7 @@ use harmonaize_analysis::congestion::{Congestion, Path, State};
 use harmonaize_events::{Direction, Totals};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
@@ -93,14 +93,22 @@ fn family(
         Kind::Gauge => ConstGauge::new(0_i64).metric_type(),
     };
     let mut metric = encoder.encode_descriptor(name, help, None, metric_type)?;
+    if let [(labels, value)] = series.as_slice()
+        && labels.is_empty()
+    {
+        return one(metric, kind, *value);
+    }
     for (labels, value) in series {
-        let one = metric.encode_family(labels)?;
-        match kind {
-            Kind::Counter => ConstCounter::new(*value).encode(one)?,
-            Kind::Gauge => ConstGauge::new(i64::try_from(*value).unwrap_or(i64::MAX)).encode(one)?,
-        }
+        one(metric.encode_family(labels)?, kind, *value)?;
     }
     Ok(())
+}
+
+fn one(encoder: MetricEncoder<'_>, kind: &Kind, value: u64) -> Result<(), std::fmt::Error> {
+    match kind {
+        Kind::Counter => ConstCounter::new(value).encode(encoder),
+        Kind::Gauge => ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder),
+    }
 }
 
 impl Collector for Told {
@@ -228,5 +236,47 @@ impl Told {
         family(encoder, &Kind::Counter, "program_runs", "Runs of a program in the kernel", &runs)?;
         let help = "Processor time of those runs";
         family(encoder, &Kind::Counter, "program_nanoseconds", help, &times)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::own::Traffic;
+
+    #[test]
+    fn series_are_few_however_many_communicators_come_and_go() {
+        let labels = Labels::default();
+        let scrape = |names: std::ops::Range<u64>| {
+            let traffic = |name: u64| Traffic {
+                tenant: "a".into(),
+                name: format!("job \"{name}\"\n"),
+                operations: 1,
+                ..Traffic::default()
+            };
+            let communicators = names.map(|name| (name, traffic(name))).collect();
+            text(Arc::new(Reading { communicators, ..Reading::default() }), &labels).unwrap()
+        };
+        let operations = |text: &str| -> Vec<String> {
+            let lines = text.lines().filter(|line| line.starts_with("harmonaize_operations_total{"));
+            lines.map(str::to_owned).collect()
+        };
+        let first = operations(&scrape(0..60));
+        assert_eq!(first.len(), COMMUNICATORS + 1, "{first:?}");
+        assert!(
+            first.contains(&"harmonaize_operations_total{communicator=\"other\"} 10".to_owned()),
+            "{first:?}"
+        );
+        assert!(
+            first.contains(&"harmonaize_operations_total{communicator=\"a/job__7__\"} 1".to_owned()),
+            "{first:?}"
+        );
+        // The first keep their names; whoever comes later has none.
+        let later = operations(&scrape(49..1_049));
+        assert_eq!(later.len(), 2, "{later:?}");
+        assert!(
+            later.contains(&"harmonaize_operations_total{communicator=\"other\"} 999".to_owned()),
+            "{later:?}"
+        );
     }
 }

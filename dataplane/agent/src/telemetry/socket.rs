@@ -33,7 +33,8 @@ impl Socket {
         remove_stale(path)?;
         let shown = path.display();
         // Nobody may connect between bind and chmod: a socket takes nobody in before it listens, so it gets another name first.
-        let hidden = path.with_file_name(format!(".telemetry.{}", std::process::id()));
+        let name = path.file_name().with_context(|| format!("{shown} is no file's name"))?.to_string_lossy();
+        let hidden = path.with_file_name(format!(".{name}.{}", std::process::id()));
         let _ = std::fs::remove_file(&hidden);
         let listener = UnixListener::bind(&hidden).with_context(|| format!("cannot bind {shown}"))?;
         let made = File(hidden.clone());
