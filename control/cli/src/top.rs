@@ -104,6 +104,9 @@ pub(crate) async fn run(source: Source, options: Options) -> Result<String, Fail
         None => return Ok(String::new()),
     };
     let mut signals = Signals::new().map_err(|error| Failure::Refused(error.to_string()))?;
+    // Heard of from the first picture on: the thread that reads keys begins to listen somewhat later.
+    let resized = signal(SignalKind::window_change());
+    let mut resized = resized.map_err(|error| Failure::Refused(error.to_string()))?;
     let mut terminal = Terminal::take().map_err(|error| Failure::Refused(error.to_string()))?;
     let mut input = input();
     let mut note = String::new();
@@ -131,6 +134,8 @@ pub(crate) async fn run(source: Source, options: Options) -> Result<String, Fail
                 Some(_) => {}
                 None => return Ok(String::new()),
             },
+            // The next picture has the new size.
+            _ = resized.recv() => {}
             () = signals.any() => return Ok(String::new()),
         }
     }
