@@ -111,19 +111,20 @@ impl Replay {
     }
 
     fn straggler(&self, found: &Straggler) -> Found {
-        let (foreign, host) = match found.subject {
-            Subject::Communicator(_) => (false, None),
-            Subject::Job(job) => {
-                let place = self.jobs.get(&job).and_then(|hosts| hosts.get(found.rank as usize));
-                (true, place.map(|place| address(place.host)))
-            }
+        let foreign = matches!(found.subject, Subject::Job(_));
+        let host_of = |rank: u32| match found.subject {
+            Subject::Communicator(_) => None,
+            Subject::Job(job) => self.jobs.get(&job)?.get(rank as usize).map(|place| address(place.host)),
         };
+        let host = host_of(found.rank);
+        let end = |rank: u32| host_of(rank).map_or_else(|| rank.to_string(), |host| host.to_string());
+        let edge = found.edge.map(|(from, to)| (end(from), end(to)));
         let kind = match found.kind {
             Kind::Compute => found::Kind::Compute,
             Kind::Network => found::Kind::Network,
         };
         let (found_ns, by_ns, over) = (found.found_ns, found.by_ns, found.ended_ns.is_some());
-        Found::Straggler { foreign, host, rank: found.rank as usize, kind, found_ns, by_ns, over }
+        Found::Straggler { foreign, host, rank: found.rank as usize, kind, edge, found_ns, by_ns, over }
     }
 }
 

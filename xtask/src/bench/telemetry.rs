@@ -36,7 +36,7 @@ impl Telemetry {
         match self {
             Self::Off => String::new(),
             Self::On | Self::Recorded => format!(
-                "[telemetry]\ninterfaces = [\"eth0\"]\n{record}[telemetry.rate]\neth0 = \"1Gbit/s\"\n"
+                "[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n{record}[telemetry.rate]\neth0 = \"1Gbit/s\"\n"
             ),
         }
     }

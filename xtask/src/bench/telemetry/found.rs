@@ -52,6 +52,8 @@ pub enum Found {
         rank: usize,
         /// Why.
         kind: Kind,
+        /// The slow edge that it is an end of: addresses of a foreign job's hosts, ranks of an own communicator.
+        edge: Option<(String, String)>,
         /// When it was found, or found to be over.
         found_ns: u64,
         /// By how much.
@@ -120,6 +122,9 @@ pub fn period_error(truth: &Truth, found: &[Span], from: usize) -> Option<f64> {
 }
 
 /// What is wrong with the verdicts on a training's ranks; nothing if they are right, and each in time.
+///
+/// A slow link lies between its host and the switch, and in a ring it slows the edge into the host: which of the edge's ends
+/// is at fault cannot be told by times alone. So a verdict on the network may name the host or an edge that ends there.
 pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
     let phases = truth.phases();
     let found: Vec<Verdict> = found.iter().filter_map(|one| Verdict::of(truth, one)).collect();
@@ -134,7 +139,7 @@ pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
         // In time: before the iteration after the last that it may take communicates.
         let last = phases.get(from + within).or(phases.last());
         let deadline = last.map_or(u64::MAX, |span| span.began_ns);
-        match found.iter().find(|one| (one.rank, one.kind) == (Some(rank), kind)) {
+        match found.iter().find(|one| one.names(rank, kind)) {
             None => wrong.push(format!("{kind:?} at rank {rank} was not found")),
             Some(one) if one.found_ns > deadline => {
                 let late = (one.found_ns - deadline) as f64 / 1e6;
@@ -146,7 +151,7 @@ pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
         }
     }
     for one in found {
-        if !one.rank.is_some_and(|rank| expected.contains(&(rank, one.kind))) {
+        if !expected.iter().any(|(rank, kind)| one.names(*rank, *kind)) {
             let iteration = phases.iter().filter(|span| span.began_ns <= one.found_ns).count();
             let (kind, rank, by) = (one.kind, one.rank, one.by_ns as f64 / 1e6);
             wrong.push(format!(
@@ -158,21 +163,31 @@ pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
 }
 
 /// A rank that was said to hold the others up.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Verdict {
     rank: Option<usize>,
     kind: Kind,
+    /// Of a slow edge.
+    ends: Vec<usize>,
     found_ns: u64,
     by_ns: u64,
 }
 
 impl Verdict {
     fn of(truth: &Truth, found: &Found) -> Option<Self> {
-        let Found::Straggler { host, rank, kind, found_ns, by_ns, over: false, .. } = *found else {
+        let Found::Straggler { host, rank, kind, edge, found_ns, by_ns, over: false, .. } = found else {
             return None;
         };
-        let placed = |host| truth.places.iter().position(|place| IpAddr::V4(place.address) == host);
-        Some(Self { rank: host.map_or(Some(rank), placed), kind, found_ns, by_ns })
+        let placed = |host: IpAddr| truth.places.iter().position(|place| IpAddr::V4(place.address) == host);
+        let rank = host.map_or(Some(*rank), placed);
+        let end = |text: &String| text.parse().map_or_else(|_| text.parse().ok(), placed);
+        let ends = edge.iter().flat_map(|(from, to)| [from, to]).filter_map(end).collect();
+        Some(Self { rank, kind: *kind, ends, found_ns: *found_ns, by_ns: *by_ns })
+    }
+
+    /// Whether it is about this rank.
+    fn names(&self, rank: usize, kind: Kind) -> bool {
+        self.kind == kind && (self.rank == Some(rank) || self.ends.contains(&rank))
     }
 }
 
@@ -203,7 +218,16 @@ mod tests {
 
     fn straggler(last: u8, kind: Kind, found_ns: u64) -> Found {
         let host = IpAddr::from([10, 0, 0, last]);
-        Found::Straggler { foreign: true, host: Some(host), rank: 9, kind, found_ns, by_ns: 5, over: false }
+        Found::Straggler {
+            foreign: true,
+            host: Some(host),
+            rank: 9,
+            kind,
+            edge: None,
+            found_ns,
+            by_ns: 5,
+            over: false,
+        }
     }
 
     #[test]
@@ -214,6 +238,25 @@ mod tests {
         assert_eq!(wrong(&truth, &[], 3).len(), 1);
         assert_eq!(wrong(&truth, &[straggler(1, Kind::Compute, 680)], 3).len(), 2);
         assert_eq!(wrong(&truth, &[straggler(2, Kind::Network, 680)], 3).len(), 2);
+    }
+
+    #[test]
+    fn a_slow_link_may_be_named_by_the_edge_into_its_host() {
+        let truth = truth(vec![Injection::Network { rank: 1, from: 4, at_ns: 390, bits_per_second: 1 }]);
+        let named = |edge: Option<(&str, &str)>| Found::Straggler {
+            foreign: edge.is_some_and(|(from, _)| from.contains('.')),
+            host: None,
+            rank: 0,
+            kind: Kind::Network,
+            edge: edge.map(|(from, to)| (from.to_owned(), to.to_owned())),
+            found_ns: 680,
+            by_ns: 5,
+            over: false,
+        };
+        assert_eq!(wrong(&truth, &[named(Some(("0", "1")))], 3), Vec::<String>::new());
+        assert_eq!(wrong(&truth, &[named(Some(("10.0.0.1", "10.0.0.2")))], 3), Vec::<String>::new());
+        assert_eq!(wrong(&truth, &[named(None)], 3).len(), 2);
+        assert_eq!(wrong(&truth, &[named(Some(("0", "2")))], 3).len(), 2);
     }
 
     #[test]
@@ -239,7 +282,7 @@ mod tests {
         let lines = [
             r#"{"found":"phase","job":1,"iteration":2,"began_ns":3,"ended_ns":4}"#,
             r#"{"found":"operation","communicator":1,"operation":2,"ranks":[[0,1,2]]}"#,
-            r#"{"found":"straggler","foreign":true,"host":"10.0.0.2","rank":1,"kind":"network","found_ns":1,"by_ns":2,"over":false}"#,
+            r#"{"found":"straggler","foreign":true,"host":"10.0.0.2","rank":1,"kind":"network","edge":["10.0.0.1","10.0.0.2"],"found_ns":1,"by_ns":2,"over":false}"#,
             r#"{"found":"congestion","interface":2,"leaving":true,"whole":true,"state":"mild","cause":"own","found_ns":9}"#,
         ];
         for line in lines {
