@@ -3,10 +3,12 @@
 use crate::error::{Error, chain};
 use crate::netlink;
 use crate::programs::{Programs, classifier, program_name};
+use crate::sys;
 use aya::programs::links::{Link, LinkOrder};
 use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions};
 use aya::programs::{ProgramError, TcAttachType};
 use harmonaize_events::{Direction, InterfaceTotals};
+use std::os::fd::OwnedFd;
 
 /// How the programs are held on an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub(crate) struct Attachment {
     index: u32,
     hook: Hook,
     links: Vec<SchedClassifierLink>,
+    /// The program on XDP, until it is dropped.
+    early: Option<OwnedFd>,
     /// The queueing discipline was not there before.
     discipline: bool,
 }
@@ -130,8 +134,12 @@ impl Programs {
                 discipline |= stray.is_ok();
             }
         }
-        let mut attachment = Attachment { index, hook, links: Vec::new(), discipline };
+        let early = if self.early { Some(self.hook_early(name, index)?) } else { None };
+        let mut attachment = Attachment { index, hook, links: Vec::new(), early, discipline };
         for direction in [Direction::Ingress, Direction::Egress] {
+            if attachment.early.is_some() && direction == Direction::Ingress {
+                continue;
+            }
             let program = classifier(&mut self.ebpf, program_name(direction))?;
             let options = match hook {
                 Hook::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
@@ -151,12 +159,21 @@ impl Programs {
         }
         Ok(attachment)
     }
+
+    /// Attaches the program on XDP: in the device's driver, or where that cannot, in the stack's own path before all else.
+    fn hook_early(&mut self, name: &str, index: u32) -> Result<OwnedFd, Error> {
+        let program = self.early_program()?;
+        sys::attach_xdp(program, index, false)
+            .or_else(|_| sys::attach_xdp(program, index, true))
+            .map_err(|error| Error::Attach { name: name.to_owned(), reason: format!("XDP: {error}") })
+    }
 }
 
 impl Attachment {
     /// Removes the programs, and the queueing discipline if it came with them and nobody else uses it by now.
     fn take_off(mut self, there: bool) -> Result<(), ProgramError> {
         let mut done = Ok(());
+        drop(self.early.take());
         for link in self.links.drain(..) {
             let detached = link.detach();
             if there {

@@ -6,6 +6,7 @@
 //! build this crate; `cargo xtask ebpf build` makes the object from its source.
 
 mod attachment;
+mod clock;
 mod collector;
 mod endpoints;
 mod error;
@@ -19,6 +20,7 @@ mod sys;
 mod trial;
 
 pub use attachment::{Change, Hook};
+pub use clock::Offset;
 pub use collector::{Collector, Watched};
 pub use endpoints::Endpoints;
 pub use error::Error;

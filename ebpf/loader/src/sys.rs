@@ -2,7 +2,7 @@
 //! packet that nobody sent.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -44,12 +44,12 @@ struct Test {
     reserved: u32,
 }
 
-fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<()> {
+fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i32> {
     // SAFETY: the kernel reads and writes `attributes` alone, of the size that it is told, and what it points to: buffers
     // that the callers below hold borrowed until this returns.
     let done =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::try_from(done).unwrap_or(0)) }
 }
 
 /// What one call brought.
@@ -89,7 +89,7 @@ where
         flags: 0,
     };
     let done = match bpf(MAP_LOOKUP_BATCH, &mut batch) {
-        Ok(()) => false,
+        Ok(_) => false,
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
         Err(error) => return Err(error),
     };
@@ -105,7 +105,7 @@ pub(crate) struct Ran {
     pub(crate) duration_ns: u32,
 }
 
-/// Runs a program `repeat` times on a packet, with a context (`struct __sk_buff`).
+/// Runs a program `repeat` times on a packet, with a context (`struct __sk_buff`) or with none where that is empty.
 pub(crate) fn test_run(
     program: BorrowedFd<'_>,
     packet: &[u8],
@@ -119,7 +119,7 @@ pub(crate) fn test_run(
         input: packet.as_ptr() as u64,
         repeat,
         context_length: short(context.len())?,
-        context: context.as_ptr() as u64,
+        context: if context.is_empty() { 0 } else { context.as_ptr() as u64 },
         ..Test::default()
     };
     bpf(PROGRAM_TEST_RUN, &mut test)?;
@@ -153,7 +153,7 @@ pub(crate) fn lookup<V: FromBytes + IntoBytes + KnownLayout>(
         flags: 0,
     };
     match bpf(MAP_LOOKUP, &mut element) {
-        Ok(()) => Ok(true),
+        Ok(_) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
     }
@@ -169,10 +169,39 @@ pub(crate) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
         flags: 0,
     };
     match bpf(MAP_DELETE, &mut element) {
-        Ok(()) => Ok(true),
+        Ok(_) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+const LINK_CREATE: libc::c_long = 28;
+/// `BPF_XDP` of `enum bpf_attach_type`.
+const ATTACH_XDP: u32 = 37;
+/// The stack's own path instead of the device's driver (`XDP_FLAGS_SKB_MODE`).
+const GENERIC: u32 = 2;
+
+/// `link_create` in `union bpf_attr`.
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    interface: u32,
+    kind: u32,
+    flags: u32,
+}
+
+/// Attaches an XDP program for as long as the result is open. The library beneath would replace a program of somebody else
+/// where the kernel refuses.
+pub(crate) fn attach_xdp(program: BorrowedFd<'_>, interface: u32, generic: bool) -> io::Result<OwnedFd> {
+    let mut attributes = LinkCreate {
+        program: u32::try_from(program.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?,
+        interface,
+        kind: ATTACH_XDP,
+        flags: if generic { GENERIC } else { 0 },
+    };
+    let link = bpf(LINK_CREATE, &mut attributes)?;
+    // SAFETY: the call has returned a new descriptor, which nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }
 
 const OBJECT_INFO: libc::c_long = 15;

@@ -21,6 +21,8 @@ pub struct Trial<'a> {
 
 /// What a program returns for a packet that goes on (TCX_NEXT, TC_ACT_UNSPEC).
 const PASS: i32 = -1;
+/// The same of XDP (XDP_PASS).
+const PASS_EARLY: i32 = 2;
 /// The loopback interface's index, in every network namespace.
 const LOOPBACK: u32 = 1;
 
@@ -59,6 +61,20 @@ impl Trial<'_> {
 impl Programs {
     /// The index that packets of a trial have.
     pub const TRIAL_INTERFACE: u32 = LOOPBACK;
+
+    /// Runs the program on XDP on the trial's packet, as one that has just come in.
+    ///
+    /// # Errors
+    /// As for [`Trial::run`]; the program was not asked for.
+    pub fn trial_early(&mut self, trial: Trial<'_>) -> Result<Duration, Error> {
+        self.list(LOOPBACK)?;
+        let ran = sys::test_run(self.early_program()?, trial.packet, &[], trial.repeat)
+            .map_err(|error| Error::call("running a program on a packet", error))?;
+        if ran.returned != PASS_EARLY {
+            return Err(Error::object(format!("a program returned {} for a packet", ran.returned)));
+        }
+        Ok(Duration::from_nanos(u64::from(ran.duration_ns)))
+    }
 
     /// Runs the program of the trial's direction. The packet goes nowhere; its counters and events are real.
     ///

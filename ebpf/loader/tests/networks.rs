@@ -9,7 +9,7 @@ use aya::programs::tc::{
 use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
 use harmonaize_events::{EventKind, FlowKey, TcpFlow};
-use harmonaize_loader::{Change, EndpointOptions, Endpoints, Flows, Hook, Options, Programs};
+use harmonaize_loader::{Change, EndpointOptions, Endpoints, Error, Flows, Hook, Options, Programs};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -492,4 +492,51 @@ fn round_trips_are_the_kernels() {
     collector.read_endpoints(&mut endpoints).unwrap();
     assert_eq!(endpoints.sockets.len(), 2, "{endpoints:?}");
     assert_eq!((endpoints.losses.sockets, endpoints.losses.sockets_unplaced), (2, 0));
+}
+
+/// Whether an interface has a program on XDP.
+fn has_early(side: &Namespace) -> bool {
+    let said = side.enter(|| Command::new("ip").args(["link", "show", "wire"]).output()).unwrap().unwrap();
+    String::from_utf8(said.stdout).unwrap().contains("xdp")
+}
+
+#[test]
+fn packets_before_the_stack_equal_the_interfaces() {
+    let Some(cable) = Cable::lay(Some(1)) else { return };
+    let Some(mut first) = collector(Options { early: true, ..Options::default() }) else { return };
+    let index = attach(&mut first, &cable.near);
+    assert!(has_early(&cable.near));
+    let mut connections = [FAR, "fd09::2"].map(|address| {
+        Connection::open(
+            &cable.far,
+            &cable.near,
+            match address {
+                FAR => NEAR,
+                _ => "fd09::1",
+            },
+        )
+    });
+    for connection in &mut connections {
+        connection.send(2_000_000);
+    }
+    for connection in &connections {
+        let port = connection.sender.local_addr().unwrap().port();
+        let mut flows = Flows::default();
+        wait("every segment that the peer has sent is counted", || {
+            first.read_flows(&mut flows).unwrap();
+            let (_, flow) = flows.tcp.iter().find(|(key, _)| key.remote_port == port).unwrap();
+            flow.ingress.traffic.packets == u64::from(connection.sent().1)
+        });
+        let (_, flow) = flows.tcp.iter().find(|(key, _)| key.remote_port == port).unwrap();
+        assert!(flow.egress.traffic.packets > 1 && flow.egress.round_trips.count > 0, "{flow:?}");
+        assert_eq!(flow.ingress.retransmissions, u64::from(connection.sent().0));
+    }
+    // Nobody's place is taken.
+    let mut second = collector(Options { early: true, ..Options::default() }).unwrap();
+    let error = cable.near.enter(|| second.attach("wire")).unwrap().unwrap_err();
+    assert!(matches!(error, Error::Attach { .. }), "{error}");
+    assert!(first.totals(index).unwrap().ingress.tcp > 2000);
+    cable.near.enter(|| first.detach("wire")).unwrap().unwrap();
+    assert!(!has_early(&cable.near));
+    gone(&cable.near);
 }

@@ -243,3 +243,30 @@ fn every_truncation_is_counted() {
         assert_eq!(less(totals(&collector, Direction::Ingress), before), kind.totals(length), "{length}");
     }
 }
+
+/// The program before the stack counts the same packets as the one behind it, flow by flow.
+#[test]
+fn packets_before_the_stack_are_counted_alike() {
+    let Some(mut collector) = collector(Options { early: true, ..Options::default() }) else { return };
+    let mut random = ChaCha8Rng::seed_from_u64(seed());
+    let mut expected = Counts::new();
+    for number in 0..PACKETS / 3 {
+        let packet = packet(&mut random);
+        let kind = model::read(&packet, false);
+        let before = if number == 0 { Totals::default() } else { totals(&collector, Direction::Ingress) };
+        let trial = Trial { direction: Direction::Ingress, packet: &packet, segments: None, repeat: 1 };
+        collector
+            .trial_early(trial)
+            .unwrap_or_else(|error| panic!("packet {number}: {error}: {packet:02x?}"));
+        let change = less(totals(&collector, Direction::Ingress), before);
+        assert_eq!(change, kind.totals(packet.len()), "packet {number} {kind:?}: {packet:02x?}");
+        if let Kind::Tcp(flow) | Kind::Roce(flow) = kind {
+            let own = &mut expected.entry(flow).or_default()[0];
+            own.0 += 1;
+            own.1 += packet.len() as u64;
+        }
+    }
+    let mut flows = Flows::default();
+    collector.read_flows(&mut flows).unwrap();
+    assert_eq!(counted(&flows), expected);
+}

@@ -3,7 +3,7 @@
 use crate::support::packets::{Segment, ip};
 use crate::support::{collector, object};
 use harmonaize_events::Direction;
-use harmonaize_loader::{Capability, Error, Kernel, Options, Programs, Trial};
+use harmonaize_loader::{Capability, EndpointOptions, Endpoints, Error, Kernel, Options, Programs, Trial};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use toml::Table;
 
@@ -13,7 +13,8 @@ fn open(object: Vec<u8>) -> Result<Programs, Error> {
 
 #[test]
 fn the_verifier_stays_within_the_budget() {
-    let Some(collector) = collector(Options::default()) else { return };
+    let endpoints = Some(EndpointOptions::default());
+    let Some(collector) = collector(Options { early: true, endpoints, ..Options::default() }) else { return };
     let budget: Table =
         std::fs::read_to_string(crate::support::committed("budget.toml")).unwrap().parse().unwrap();
     for program in collector.cost().unwrap().programs {
@@ -121,4 +122,20 @@ fn interfaces_that_are_not_there_are_named() {
     assert_eq!(error.to_string(), "there is no interface named no-such-device in this network namespace");
     assert!(matches!(collector.detach("lo"), Err(Error::NotAttached { .. })));
     assert!(matches!(collector.totals(1), Err(Error::Table { .. })));
+}
+
+/// What cannot be had of the kernel's own structures is said, and the rest goes on.
+#[test]
+fn programs_go_on_without_type_information() {
+    let endpoints = EndpointOptions { types: Some("/no/such/file".into()), ..EndpointOptions::default() };
+    let Some(mut collector) = collector(Options { endpoints: Some(endpoints), ..Options::default() }) else {
+        return;
+    };
+    let [missing] = collector.missing() else { panic!("{:?}", collector.missing()) };
+    assert!(missing.contains("no type information of this kernel at /no/such/file"), "{missing}");
+    assert!(collector.tracing().is_none());
+    let mut endpoints = Endpoints::default();
+    collector.read_endpoints(&mut endpoints).unwrap();
+    assert_eq!(endpoints, Endpoints::default());
+    assert_eq!(collector.cost().unwrap().programs.len(), 2);
 }

@@ -4,7 +4,7 @@
 pub(crate) mod model;
 pub(crate) mod packets;
 
-use harmonaize_loader::{Error, Options, Programs};
+use harmonaize_loader::{EndpointOptions, Error, Options, Programs};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,12 @@ pub(crate) fn committed(name: &str) -> PathBuf {
 /// The programs, loaded; `None`, loudly, where the privilege or the kernel's support is missing.
 pub(crate) fn collector(options: Options) -> Option<Programs> {
     let object = std::fs::read(object("telemetry.o")).unwrap();
-    let options = Options { object: Some(object.into()), ..options };
+    let endpoints = options.endpoints.map(|endpoints| {
+        let name = format!("endpoints-{}.o", std::env::consts::ARCH);
+        let object = std::fs::read(self::object(&name)).unwrap();
+        EndpointOptions { object: Some(object.into()), ..endpoints }
+    });
+    let options = Options { object: Some(object.into()), endpoints, ..options };
     match Programs::open(&options) {
         Ok(collector) => Some(collector),
         Err(error @ (Error::Privilege { .. } | Error::Kernel { .. } | Error::Denied { .. })) => {

@@ -5,8 +5,7 @@
 
 use crate::key::Key;
 use crate::maps;
-use aya_ebpf::bindings::__sk_buff;
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use harmonaize_events::{Direction, EXTENSION_HEADERS, HEADERS_END, PSN_MASK, Protocol, ROCE_PORT};
 
 /// What a buffer is.
@@ -68,13 +67,21 @@ pub struct Buffer {
 impl Buffer {
     /// Takes what the kernel says of a buffer.
     #[inline(always)]
-    pub fn of(context: &TcContext) -> Self {
-        let skb: *const __sk_buff = context.skb.skb;
+    pub fn of(skb: *const __sk_buff) -> Self {
         // SAFETY: the kernel hands a valid context to the program; the verifier turns these into checked loads.
         let (data, end, length, interface, segment_size, segments) = unsafe {
             ((*skb).data, (*skb).data_end, (*skb).len, (*skb).ifindex, (*skb).gso_size, (*skb).gso_segs)
         };
         Self { data: pointer(data), end: pointer(end), length, interface, segment_size, segments }
+    }
+
+    /// Takes what the kernel says of a packet that the device has just received.
+    #[inline(always)]
+    pub fn early(xdp: *const xdp_md) -> Self {
+        // SAFETY: as above.
+        let (data, end, interface) = unsafe { ((*xdp).data, (*xdp).data_end, (*xdp).ingress_ifindex) };
+        let (data, end) = (pointer(data), pointer(end));
+        Self { data, end, length: (end - data) as u32, interface, segment_size: 0, segments: 0 }
     }
 
     /// How many packets on the wire it stands for, with headers of `headers` bytes.
@@ -118,6 +125,15 @@ fn pointer(address: u32) -> usize {
     // SAFETY: it changes nothing; the compiler takes it for a change of the value.
     unsafe { core::arch::asm!("{0} = {0}", inout(reg) wide) };
     wide
+}
+
+/// The same offset, in a register of its own. What is compared has to be the very register that is added to a pointer: kernels
+/// before 6.10 do not conclude from the bounds of one to those of another that differs by a constant, as compilers like it.
+#[inline(always)]
+fn apart(mut offset: usize) -> usize {
+    // SAFETY: it changes nothing; the compiler takes it for a change of the value.
+    unsafe { core::arch::asm!("{0} = {0}", inout(reg) offset) };
+    offset
 }
 
 #[derive(Clone, Copy)]
@@ -320,6 +336,7 @@ fn extensions(buffer: &Buffer, mut next: u8, mut offset: usize, limit: usize) ->
             AUTHENTICATION => 4,
             _ => break,
         };
+        offset = apart(offset);
         let extension: Extension = buffer.read(offset, limit)?;
         // The offset and the flag of further fragments; a packet that is all of its fragments goes on.
         if next == FRAGMENT && u16::from_be(extension.fragment) & 0xfff9 != 0 {
@@ -335,7 +352,7 @@ fn extensions(buffer: &Buffer, mut next: u8, mut offset: usize, limit: usize) ->
 
 #[inline(always)]
 fn tcp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> Result<Class, Class> {
-    let tcp: Tcp = buffer.read(at.offset, at.limit)?;
+    let tcp: Tcp = buffer.read(apart(at.offset), at.limit)?;
     let own = usize::from(tcp.offset >> 4) * 4;
     let payload_at = at.offset + own;
     if own < size_of::<Tcp>() || payload_at > at.limit {
@@ -354,7 +371,7 @@ fn tcp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
 /// A datagram of UDP, which is RoCE v2 by its destination port.
 #[inline(always)]
 fn udp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> Result<Class, Class> {
-    let udp: Udp = buffer.read(at.offset, at.limit)?;
+    let udp: Udp = buffer.read(apart(at.offset), at.limit)?;
     let base_at = at.offset + size_of::<Udp>();
     seen.headers = base_at as u32;
     if u16::from_be(udp.destination) != ROCE_PORT {
@@ -364,13 +381,14 @@ fn udp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
     if end > at.limit || end < base_at + size_of::<Base>() + CHECKSUM {
         return Err(Class::Malformed);
     }
+    let base_at = apart(base_at);
     let base: Base = buffer.read(base_at, end - CHECKSUM)?;
     // Another version of the transport header would mean other fields.
     if base.flags & 0x0f != 0 {
         return Err(Class::Malformed);
     }
     if base.opcode & 0x1f == ACKNOWLEDGEMENT && base.opcode >> 5 != CONGESTION {
-        let extended: u32 = buffer.read(base_at + size_of::<Base>(), end - CHECKSUM)?;
+        let extended: u32 = buffer.read(apart(base_at + size_of::<Base>()), end - CHECKSUM)?;
         seen.syndrome = (u32::from_be(extended) >> 24) as u8;
     }
     seen.flags = base.opcode;

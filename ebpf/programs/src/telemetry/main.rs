@@ -1,6 +1,7 @@
 //! Counts what crosses an interface, per flow and direction, and tells at once what is worth knowing at once.
 //!
-//! Two programs, one for each direction, on the traffic control hooks (tcx or clsact). Neither changes a packet or its way.
+//! Two programs, one for each direction, on the traffic control hooks (tcx or clsact); and a third, on XDP, that can stand for
+//! the one of ingress: it sees what comes in before the network stack does. None changes a packet or its way.
 //! Headers are read straight from the packet: a helper call for each would double the cost. Whatever a packet claims, it
 //! is counted in exactly one class of its interface.
 #![no_std]
@@ -15,14 +16,17 @@ mod roce;
 mod tcp;
 mod traffic;
 
-use aya_ebpf::macros::classifier;
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::bindings::{__sk_buff, xdp_md};
+use aya_ebpf::macros::{classifier, xdp};
+use aya_ebpf::programs::{TcContext, XdpContext};
 use harmonaize_events::{HEADERS_END, Totals};
 use headers::{Buffer, Class, Seen};
 use key::Key;
 
 /// Lets the packet go on, to the next program or on its way.
 const NEXT: i32 = -1;
+/// The same on XDP.
+const PASS: u32 = 2;
 
 /// What comes in.
 #[classifier]
@@ -38,27 +42,41 @@ pub fn count_egress(context: TcContext) -> i32 {
     NEXT
 }
 
+/// What comes in, before the stack: single packets as the device has them, also those that the stack will drop.
+#[xdp]
+pub fn count_early(context: XdpContext) -> u32 {
+    look_early(context.ctx);
+    PASS
+}
+
 #[inline(always)]
 fn count<const EGRESS: bool>(context: &TcContext) {
-    let mut attempts = maps::attempts();
-    loop {
-        let buffer = Buffer::of(context);
-        let Some(totals) = maps::totals::<EGRESS>(buffer.interface) else {
-            return maps::losses(|losses| losses.unlisted += 1);
-        };
-        let mut seen = Seen { key: Key::at(buffer.interface), ..maps::zeroed() };
-        let class = match headers::read::<EGRESS>(&buffer, &mut seen) {
-            Ok(class) | Err(class) => class,
-        };
-        attempts = attempts.wrapping_sub(1);
-        if class == Class::Unreachable && attempts != 0 {
-            // The headers lie outside the buffer's first piece: have the kernel move them there. Rare.
-            if context.pull_data(buffer.length.min(HEADERS_END as u32)).is_ok() {
-                continue;
-            }
-        }
-        return settle::<EGRESS>(&buffer, class, &mut seen, totals);
+    let skb = context.skb.skb;
+    let look = |last: u32| if EGRESS { look_egress(skb, last) } else { look_ingress(skb, last) };
+    if look(0) != 0 {
+        // The headers lie outside the buffer's first piece: have the kernel move them there. Rare.
+        // Where it cannot, the second look has to do with what is there.
+        let _ = context.pull_data(context.len().min(HEADERS_END as u32));
+        look(1);
     }
+}
+
+/// Counts a buffer; 1 when its headers cannot be reached and this is not the last look.
+#[inline(always)]
+fn look<const EGRESS: bool>(buffer: &Buffer, last: u32) -> u32 {
+    let Some(totals) = maps::totals::<EGRESS>(buffer.interface) else {
+        maps::losses(|losses| losses.unlisted += 1);
+        return 0;
+    };
+    let mut seen = Seen { key: Key::at(buffer.interface), ..maps::zeroed() };
+    let class = match headers::read::<EGRESS>(buffer, &mut seen) {
+        Ok(class) | Err(class) => class,
+    };
+    if class == Class::Unreachable && last == 0 {
+        return 1;
+    }
+    settle::<EGRESS>(buffer, class, &mut seen, totals);
+    0
 }
 
 /// Counts a buffer for its interface and its flow.
@@ -91,8 +109,28 @@ fn settle<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut Seen, to
     }
 }
 
-// Global functions, with names of their own, are what the verifier goes through once, whoever calls them. They return 0
-// when the flow finds no place in the table.
+// Global functions, with names of their own, are what the verifier goes through once, whoever calls them. A loop instead of
+// two calls would be refused by kernels before Linux 6.8, depending on how the compiler lays it out.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn look_ingress(skb: *mut __sk_buff, last: u32) -> u32 {
+    look::<false>(&Buffer::of(skb), last)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn look_egress(skb: *mut __sk_buff, last: u32) -> u32 {
+    look::<true>(&Buffer::of(skb), last)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn look_early(xdp: *mut xdp_md) -> u32 {
+    look::<false>(&Buffer::early(xdp), 1)
+}
+
+// These return 0 when the flow finds no place in the table.
 
 #[unsafe(no_mangle)]
 #[inline(never)]

@@ -67,16 +67,6 @@ pub const fn zeroed<T>() -> T {
     unsafe { core::mem::zeroed() }
 }
 
-/// How often a packet's headers are looked for. The compiler does not know the number, and so makes one copy of the search.
-#[unsafe(no_mangle)]
-static ATTEMPTS: Global<u32> = Global::new(2);
-
-/// How often a packet's headers are looked for.
-#[inline(always)]
-pub fn attempts() -> u32 {
-    ATTEMPTS.load()
-}
-
 /// How long a gap ends a burst.
 #[inline(always)]
 pub fn idle_gap_ns() -> u64 {
