@@ -4,6 +4,8 @@
 pub(super) const BIN_NS: u64 = 1_000_000;
 /// How many are kept.
 pub(super) const BINS: usize = 128;
+/// Over so many at most an amount is spread: what is read more seldom tells nothing of single ones.
+const SPREAD: u64 = 32;
 /// No amount in a bin grows beyond this, so that sums do not overflow.
 const MOST: u64 = 1 << 50;
 
@@ -118,7 +120,7 @@ impl Bins {
     ) {
         self.advance(to_ns);
         let last = to_ns / BIN_NS;
-        let oldest = self.latest.saturating_sub(BINS as u64 - 1);
+        let oldest = self.latest.saturating_sub(SPREAD - 1);
         let first = (from_ns.min(to_ns) / BIN_NS).max(oldest);
         if first == last || last < first {
             if let Some(bin) = self.at(to_ns) {
@@ -126,23 +128,27 @@ impl Bins {
             }
             return;
         }
+        // One division for all bins that are full, whatever their number.
         let length = u128::from((to_ns - from_ns.min(to_ns)).max(1));
-        let mut given = 0;
+        let part =
+            |nanos: u64| u64::try_from(u128::from(amount) * u128::from(nanos) / length).unwrap_or(amount);
+        let full = part(BIN_NS);
+        let mut left = amount;
         for number in first..=last {
-            let end_ns = (number + 1).saturating_mul(BIN_NS).min(to_ns);
-            let upto = u128::from(end_ns.saturating_sub(from_ns)) * u128::from(amount) / length;
-            let upto = u64::try_from(upto).unwrap_or(amount).min(amount);
-            // What lies before the ring's beginning is gone, not in its first bin.
-            let before = if number == first {
-                let begin_ns = (number * BIN_NS).max(from_ns);
-                u64::try_from(u128::from(begin_ns - from_ns) * u128::from(amount) / length).unwrap_or(0)
+            let begin_ns = number * BIN_NS;
+            let share = if number == last && first * BIN_NS <= from_ns {
+                left
+            } else if number == last {
+                part(to_ns - begin_ns)
+            } else if begin_ns < from_ns {
+                part((begin_ns + BIN_NS).saturating_sub(from_ns))
             } else {
-                given
+                full
             };
+            left = left.saturating_sub(share);
             if let Some(bin) = self.bins.get_mut(Self::slot(number)) {
-                give(bin, upto.saturating_sub(before));
+                give(bin, share);
             }
-            given = upto;
         }
     }
 
@@ -170,7 +176,7 @@ mod tests {
         assert_eq!(own(&bins, 3), u64::MAX, "yet to come");
         bins.spread(0, 200 * BIN_NS, 2000, |bin, bytes| bin.own += bytes);
         let kept: u64 = bins.before(200, 128).map(|(_, bin)| bin.own).sum();
-        assert_eq!(kept, 1270, "what is older than the ring is gone");
+        assert_eq!(kept, 310, "what is older than the ring is gone");
         assert!(bins.at(3).is_none());
         bins.advance(1000 * BIN_NS);
         assert_eq!(bins.before(1000, 128).map(|(_, bin)| bin.own).sum::<u64>(), 0);

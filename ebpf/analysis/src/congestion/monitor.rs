@@ -4,6 +4,8 @@ use super::bins::{BIN_NS, BINS, Bins, Queue, add};
 use super::level::{Level, MILD};
 use super::{Capacity, Cause, Limits, Link, Path, Signals, State};
 
+/// A measure is renewed after this.
+const OLD_NS: u64 = 10_000_000;
 /// A round trip longer than this counts as this.
 const LONGEST_TRIP_NS: u64 = 60_000_000_000;
 /// Bins that rates, marks and losses are taken over.
@@ -32,6 +34,11 @@ pub(super) struct Monitor {
     /// Flows that name it.
     pub(super) flows: u32,
     pub(super) active: bool,
+    /// Something was added since it was looked at.
+    pub(super) fresh: bool,
+    /// It is looked at this time.
+    pub(super) due: bool,
+    looked_ns: u64,
     /// When something crossed it last.
     pub(super) heard_ns: u64,
     /// The least round trip.
@@ -152,6 +159,9 @@ impl Monitor {
             measure: Measure::default(),
             flows: 0,
             active: false,
+            fresh: false,
+            due: false,
+            looked_ns: 0,
             heard_ns: now_ns,
             rest: Aged::default(),
             trip: None,
@@ -224,6 +234,16 @@ impl Monitor {
     fn recent_trip(&self, now_ns: u64) -> Option<u64> {
         let number = now_ns / BIN_NS;
         self.bins.before(number, TRIPS).filter_map(|(_, bin)| bin.trip).min()
+    }
+
+    /// Whether it is to be looked at: there is news, or a state to leave; and else now and then, as rates grow old.
+    pub(super) fn is_due(&mut self, end_ns: u64) -> bool {
+        let old = end_ns.saturating_sub(self.looked_ns) >= OLD_NS;
+        let due = self.is_whole() || self.fresh || old || !self.level.rests();
+        if due {
+            (self.fresh, self.looked_ns) = (false, end_ns);
+        }
+        due
     }
 
     /// Begins a new [`Measure`], as of the end of what was heard, with the rates.
