@@ -156,6 +156,9 @@ impl Detector {
             let monitor = monitors.get_mut(*place as usize).and_then(Option::as_mut);
             monitor.is_some_and(|monitor| {
                 monitor.active = !monitor.rests(end_ns);
+                if !monitor.active {
+                    monitor.measure = Measure::default();
+                }
                 monitor.active
             })
         });

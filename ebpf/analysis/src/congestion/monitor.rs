@@ -528,7 +528,7 @@ impl Monitor {
 
     /// Whether it may be left alone until something crosses it.
     pub(super) fn rests(&self, end_ns: u64) -> bool {
-        self.level.rests() && end_ns.saturating_sub(self.heard_ns) > BINS as u64 * BIN_NS
+        self.level.rests() && !self.fresh && end_ns.saturating_sub(self.heard_ns) > 3 * OLD_NS
     }
 
     pub(super) fn is_whole(&self) -> bool {
