@@ -39,6 +39,8 @@ const READINGS: u32 = 200;
 const WAKES: u32 = 150;
 /// Processor time that waking for events may save up, and owe: so long events are acted on at once.
 const SAVED: Duration = Duration::from_micros(500);
+/// Longer than this events never wait, whatever it costs.
+const GATHER: Duration = Duration::from_millis(10);
 /// How long looks go on after the last sign of traffic.
 const QUIET_NS: u64 = 200_000_000;
 /// How often interfaces, losses and clocks are looked after.
@@ -203,6 +205,8 @@ struct Thread {
     begun_ns: u64,
     /// When there was last a sign of traffic.
     busy_ns: u64,
+    /// Processor time that was counted to some work already.
+    accounted: Duration,
     /// Kept for their memory.
     events: Vec<Event>,
     marked: Vec<Mark>,
@@ -253,6 +257,7 @@ impl Thread {
             wakes: Credit::new(WAKES, SAVED),
             begun_ns: now_ns,
             busy_ns: 0,
+            accounted: thread_time(),
             events: Vec::new(),
             marked: Vec::new(),
             records: Vec::new(),
@@ -286,7 +291,7 @@ impl Thread {
         }
         let mut left = Duration::from_nanos(until_ns.saturating_sub(now_ns));
         // While events gather, they do not wake it.
-        let rest = self.wakes.rest();
+        let rest = self.wakes.rest().min(GATHER);
         let ring = self.source.wakes().filter(|_| rest.is_zero());
         if ring.is_none() {
             let most = if rest.is_zero() { self.look.least() } else { rest };
@@ -308,21 +313,30 @@ impl Thread {
         self.own.any() || self.looks.any_awake() || now_ns.saturating_sub(self.busy_ns) < QUIET_NS
     }
 
-    /// Takes in what has come, looks at what is due, and hands all of it on.
+    /// Takes in what has come and hands it on, then looks at what is due.
     fn turn(&mut self) {
         let now_ns = monotonic_ns();
-        let before = thread_time();
         self.gather();
         self.merge();
-        let gathered = thread_time().saturating_sub(before);
-        self.wakes.used(now_ns, gathered);
+        self.hand_on(now_ns);
+        let spent = self.spent();
+        self.wakes.used(now_ns, spent);
         if self.is_busy(now_ns) {
             self.look_around(now_ns);
         }
         if now_ns >= self.round_ns {
             self.round(now_ns);
+            // Flows that neither pause nor began lately are found by this alone.
+            self.read_if_due(now_ns);
+            self.hand_on(now_ns);
         }
-        self.hand_on(now_ns);
+        self.spent();
+    }
+
+    /// Processor time since this was last asked.
+    fn spent(&mut self) -> Duration {
+        let now = thread_time();
+        now.saturating_sub(std::mem::replace(&mut self.accounted, now))
     }
 
     /// Takes events and marks out of their queues.
@@ -366,19 +380,18 @@ impl Thread {
         }
     }
 
-    /// Reads flows where that is due.
+    /// Reads flows where that is due. What analysis takes for them counts, too.
     fn look_around(&mut self, now_ns: u64) {
         if self.look.is_due(now_ns) {
-            let before = thread_time();
             if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, &mut self.records) {
                 failed("looking at flows", &error);
             }
             self.read_totals(now_ns);
-            self.look.done(now_ns, thread_time().saturating_sub(before));
+            self.hand_on(now_ns);
+            let spent = self.spent();
+            self.look.done(now_ns, spent);
         }
-        if self.read_all.is_due(now_ns) {
-            self.read_flows(now_ns);
-        }
+        self.read_if_due(now_ns);
     }
 
     fn read_totals(&mut self, now_ns: u64) {
@@ -389,12 +402,19 @@ impl Thread {
         }
     }
 
+    fn read_if_due(&mut self, now_ns: u64) {
+        if self.read_all.is_due(now_ns) {
+            self.read_flows(now_ns);
+            self.hand_on(now_ns);
+            let spent = self.spent();
+            self.read_all.done(now_ns, spent);
+        }
+    }
+
     fn read_flows(&mut self, now_ns: u64) {
-        let before = thread_time();
         if let Err(error) = self.looks.read_all(self.source.as_mut(), now_ns, &mut self.records) {
             failed("reading flows", &error);
         }
-        self.read_all.done(now_ns, thread_time().saturating_sub(before));
     }
 
     /// What is done once in a while: interfaces, losses, clocks.

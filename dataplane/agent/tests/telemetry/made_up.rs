@@ -1,0 +1,189 @@
+//! The telemetry thread on a source that a test sets: what it takes in, hands on, loses and survives.
+
+use crate::{block, wait};
+use harmonaize_agent::telemetry::{Handle, Reading, Setup, parts, start};
+use harmonaize_analysis::trace::{LostKind, Record, replay};
+use harmonaize_events::{Event, EventKind, FlowKey, Protocol, TcpFlow};
+use harmonaize_loader::Error;
+use harmonaize_loader::fake::Fake;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub(crate) fn key(interface: u32, port: u16) -> FlowKey {
+    FlowKey { interface, local_port: port, protocol: Protocol::Tcp as u8, ..FlowKey::default() }
+}
+
+/// Now, by the programs' clock.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+pub(crate) fn setup(record: Option<PathBuf>) -> Setup {
+    Setup {
+        host: "h0".into(),
+        interfaces: vec!["made0".into()],
+        rates: BTreeMap::from([("made0".to_owned(), 8_000_000_000)]),
+        interval: Duration::from_millis(2),
+        record,
+        marks: None,
+        decide: Box::new(|_| {}),
+    }
+}
+
+pub(crate) fn begin(fake: &Fake, record: Option<PathBuf>) -> (Handle, JoinHandle<()>) {
+    let source = fake.clone();
+    start(setup(record), move || Ok(Box::new(source))).unwrap()
+}
+
+pub(crate) fn read(handle: &Handle) -> Arc<Reading> {
+    block(handle.read(true)).unwrap()
+}
+
+/// A packet of a flow passes, and is told.
+pub(crate) fn pass(fake: &Fake, key: FlowKey, bytes: u64) {
+    let time_ns = now_ns();
+    let mut scene = fake.scene();
+    let known = scene.flows.tcp.iter().position(|(other, _)| *other == key);
+    let (began, mut flow) = match known {
+        Some(at) => (false, scene.flows.tcp.remove(at).1),
+        None => (true, TcpFlow::default()),
+    };
+    flow.egress.traffic.packets += 1;
+    flow.egress.traffic.bytes += bytes;
+    flow.egress.traffic.last_ns = time_ns;
+    scene.flows.tcp.push((key, flow));
+    if began {
+        let (kind, flow) = (EventKind::FlowBegan as u32, FlowKey { direction: 2, ..key });
+        scene.events.push_back(Event { time_ns, kind, flow, ..Event::default() });
+    }
+}
+
+fn records(bytes: &[u8]) -> Vec<Record> {
+    let mut records = Vec::new();
+    if bytes.is_empty() {
+        return records;
+    }
+    let replayed = replay(bytes, |record| records.push(*record)).unwrap();
+    assert_eq!((replayed.torn, replayed.skipped), (None, 0));
+    records
+}
+
+#[test]
+fn what_happens_is_in_the_trace_with_what_was_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace");
+    let fake = Fake::default();
+    fake.scene().interfaces.insert("made0".into(), 7);
+    let (handle, thread) = begin(&fake, Some(file.clone()));
+    let links = |reading: &Reading| -> Vec<u32> { reading.links.iter().map(|l| l.measured.index).collect() };
+    assert_eq!(links(&read(&handle)), [7]);
+    pass(&fake, key(7, 1), 100);
+    wait("the flow is known", || read(&handle).flows_known == 1);
+    // A call fails once: the next reading has all.
+    fake.scene().failure = Some(12);
+    pass(&fake, key(7, 2), 100);
+    wait("both flows are known", || read(&handle).flows_known == 2);
+    fake.scene().losses.events = 5;
+    fake.scene().flows.evicted = 3;
+    wait("losses are counted", || {
+        let gaps = read(&handle).gaps;
+        (gaps.events, gaps.flows) == (5, 3)
+    });
+    // Replaced by another of its name, then gone, then back.
+    fake.scene().interfaces.insert("made0".into(), 9);
+    wait("the other is measured", || links(&read(&handle)) == [9]);
+    assert_eq!(read(&handle).gaps.count, 1);
+    fake.scene().interfaces.clear();
+    wait("it is missed", || read(&handle).links.is_empty());
+    let missing = read(&handle).missing.join("; ");
+    assert!(missing.contains("made0"), "{missing}");
+    fake.scene().interfaces.insert("made0".into(), 11);
+    wait("it is measured again", || links(&read(&handle)) == [11]);
+    assert_eq!((read(&handle).gaps.count, read(&handle).missing.len()), (2, 0));
+    pass(&fake, key(11, 3), 100);
+    handle.stop();
+    thread.join().unwrap();
+    assert!(block(handle.read(false)).is_none());
+
+    let records = records(&std::fs::read(&file).unwrap());
+    let Record::Observer(observer) = records[0] else { panic!("{:?}", records[0]) };
+    assert!(observer.host != 0 && observer.realtime_offset_ns > 0, "{observer:?}");
+    let watched: Vec<_> = records
+        .iter()
+        .filter_map(|record| match record {
+            Record::Link(link) => Some((link.interface, link.watched, link.bytes_per_second)),
+            _ => None,
+        })
+        .collect();
+    let rate = 1_000_000_000;
+    assert_eq!(
+        watched,
+        [(7, true, rate), (7, false, rate), (9, true, rate), (9, false, rate), (11, true, rate)]
+    );
+    let lost = |what: LostKind| -> Vec<u64> {
+        records
+            .iter()
+            .filter_map(|record| match record {
+                Record::Lost(lost) if lost.what == what => Some(lost.count),
+                _ => None,
+            })
+            .collect()
+    };
+    assert_eq!((lost(LostKind::Events), lost(LostKind::Flows)), (vec![5], vec![3]));
+    assert_eq!(lost(LostKind::Gap).len(), 2);
+    for port in [1, 2, 3] {
+        let event = records.iter().position(|r| matches!(r, Record::Event(e) if e.flow.local_port == port));
+        let flow =
+            records.iter().position(|r| matches!(r, Record::Tcp { key, .. } if key.local_port == port));
+        assert!(event < flow && event.is_some(), "port {port}: {event:?} {flow:?}");
+    }
+}
+
+#[test]
+fn a_flow_under_way_is_told_as_it_goes_on() {
+    let fake = Fake::default();
+    fake.scene().interfaces.insert("made0".into(), 7);
+    let (handle, thread) = begin(&fake, None);
+    let (to, mut from) = parts();
+    handle.trace(to);
+    let mut bytes = Vec::new();
+    let mut seen = 0;
+    pass(&fake, key(7, 1), 10);
+    wait("each packet shows in a snapshot of its own", || {
+        while let Ok(part) = from.try_recv() {
+            bytes.extend(part);
+        }
+        let latest = records(&bytes).iter().rev().find_map(|record| match record {
+            Record::Tcp { flow, .. } => Some(flow.egress.traffic.packets),
+            _ => None,
+        });
+        if latest > Some(seen) {
+            seen = latest.unwrap();
+            pass(&fake, key(7, 1), 10);
+        }
+        seen >= 20
+    });
+    // Nobody reads any more: the thread goes on.
+    drop(from);
+    pass(&fake, key(7, 2), 10);
+    wait("the other flow is known", || read(&handle).flows_known == 2);
+    handle.stop();
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_source_that_cannot_be_opened_is_an_error_with_its_reason() {
+    let error = start(setup(None), || {
+        Err(Error::Kernel { release: "4.4".into(), what: "BPF ring buffers (Linux 5.8)" })
+    });
+    let error = format!("{:#}", error.unwrap_err());
+    assert!(error.contains("4.4") && error.contains("ring buffers"), "{error}");
+    let fake = Fake::default();
+    let record = Some(PathBuf::from("/no/such/folder/trace"));
+    let error = start(setup(record), move || Ok(Box::new(fake))).unwrap_err();
+    assert!(format!("{error:#}").contains("/no/such/folder/trace"), "{error:#}");
+}
