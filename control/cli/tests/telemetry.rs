@@ -12,6 +12,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
@@ -445,7 +446,17 @@ async fn the_terminal_is_given_back_however_it_ends() {
             terminal.until("q quit  ? help");
             terminal.master.write_all(b"?").unwrap();
             // A word: blanks that were blank before are not drawn again.
+            // A key that comes with a change of size waits for the next one: crossterm's reader takes one event of both.
+            let mut keys = terminal.master.try_clone().unwrap();
+            let (over, waits) = std::sync::mpsc::channel::<()>();
+            let pressing = std::thread::spawn(move || {
+                while waits.recv_timeout(Duration::from_millis(200)) == Err(RecvTimeoutError::Timeout) {
+                    keys.write_all(b"1").unwrap();
+                }
+            });
             terminal.until("another");
+            drop(over);
+            pressing.join().unwrap();
             match how {
                 "SIGTERM" => signal(rustix::process::Signal::TERM),
                 "SIGHUP" => signal(rustix::process::Signal::HUP),
