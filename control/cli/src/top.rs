@@ -72,13 +72,21 @@ impl Stream {
         }
     }
 
-    async fn next(&mut self) -> Result<View, Failure> {
-        let ended = || Failure::Refused("the other side has ended the stream".to_owned());
+    /// The first picture with rates: an agent's first of all has nothing that it compares with.
+    async fn with_rates(&mut self) -> Result<View, Failure> {
         match self {
             Self::Agent(agent, stream) => {
-                let next = stream.message().await.map_err(|status| agent.failure(&status))?;
-                Ok(View::agent(&next.ok_or_else(ended)?))
+                let first = snapshot(agent, stream).await?;
+                let second = if first.interval_ns == 0 { snapshot(agent, stream).await? } else { first };
+                Ok(View::agent(&second))
             }
+            Self::Control(..) => self.next().await,
+        }
+    }
+
+    async fn next(&mut self) -> Result<View, Failure> {
+        match self {
+            Self::Agent(agent, stream) => Ok(View::agent(&snapshot(agent, stream).await?)),
             Self::Control(control, stream) => {
                 let next = stream.message().await.map_err(|status| control.failure(&status))?;
                 Ok(View::fabric(&next.ok_or_else(ended)?))
@@ -87,11 +95,20 @@ impl Stream {
     }
 }
 
+async fn snapshot(agent: &Agent, stream: &mut Streaming<Snapshot>) -> Result<Snapshot, Failure> {
+    let next = stream.message().await.map_err(|status| agent.failure(&status))?;
+    next.ok_or_else(ended)
+}
+
+fn ended() -> Failure {
+    Failure::Refused("the other side has ended the stream".to_owned())
+}
+
 /// Runs until the reader quits; with `once`, gives one picture as text.
 pub(crate) async fn run(source: Source, options: Options) -> Result<String, Failure> {
     let mut screen = Screen::filtered(&options.filter);
     if let Some(width) = options.once {
-        let view = Stream::open(&source, &options).await?.next().await?;
+        let view = Stream::open(&source, &options).await?.with_rates().await?;
         return Ok(picture(&view, &screen, width));
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {

@@ -64,12 +64,15 @@ impl Telemetry for Played {
         let snapshot = v1::Snapshot {
             host: "h0".to_owned(),
             time_ns: REAL,
+            interval_ns: 1_000_000_000,
             links: vec![link],
             flows: vec![flow(1)],
             flows_known: 1,
             ..Default::default()
         };
-        Ok(Response::new(self.stream(vec![snapshot], true)))
+        let unrated = v1::Link { egress_bits: 0, ..snapshot.links[0].clone() };
+        let first = v1::Snapshot { interval_ns: 0, links: vec![unrated], ..snapshot.clone() };
+        Ok(Response::new(self.stream(vec![first, snapshot], true)))
     }
 
     async fn flows(&self, request: Request<v1::FlowsRequest>) -> Result<Response<Self::FlowsStream>, Status> {
