@@ -284,11 +284,16 @@ fn taken(sent: Result<(), SendError>) -> Result<bool> {
     }
 }
 
-/// Marks a payload's first and last bytes with its number.
+/// Payloads of at most so many bytes are one packet, which comes whole or not at all.
+const PACKET: usize = 256;
+
+/// Marks a payload's last bytes with its number, and those of more than a packet at their beginning too.
 pub fn stamp(payload: &Span, number: u64) -> Result<()> {
     let at = payload.offset() as u64;
     let mark = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    payload.memory().write(at, &mark)?;
+    if payload.bytes() > PACKET {
+        payload.memory().write(at, &mark)?;
+    }
     Ok(payload.memory().write(at + payload.bytes().saturating_sub(mark.len()) as u64, &mark)?)
 }
 
@@ -296,8 +301,10 @@ pub fn stamp(payload: &Span, number: u64) -> Result<()> {
 pub fn stamped(payload: &Span, number: u64) -> Result<bool> {
     let at = payload.offset() as u64;
     let mark = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    let (mut first, mut last) = ([0; 8], [0; 8]);
-    payload.memory().read(at, &mut first)?;
+    let (mut first, mut last) = (mark, [0; 8]);
+    if payload.bytes() > PACKET {
+        payload.memory().read(at, &mut first)?;
+    }
     payload.memory().read(at + payload.bytes().saturating_sub(mark.len()) as u64, &mut last)?;
     Ok(first == mark && last == mark)
 }

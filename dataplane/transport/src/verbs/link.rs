@@ -168,9 +168,13 @@ impl Link {
             let Some(path) = paths.get_mut(number) else { break };
             let mut want = None;
             let mut outlet = Outlet { rails, rings: peer_rings, want: &mut want, inline_payload };
-            let worked =
-                path.poll(share, rings, sink).and_then(|got| Ok(got + path.flush(&mut outlet, sink)?));
-            done += worked.map_err(|fault| (number, fault))?;
+            let fault = |fault| (number, fault);
+            // What is ready to go does not wait until what came has been looked at.
+            if path.has_batch() {
+                done += path.flush(&mut outlet, sink).map_err(fault)?;
+            }
+            done += path.poll(share, rings, sink).map_err(fault)?;
+            done += path.flush(&mut outlet, sink).map_err(fault)?;
             if let Some((landing, bytes)) = want {
                 self.say(&Control::Want { landing, bytes });
                 done += 1;

@@ -241,6 +241,11 @@ impl Path {
         posted.map_err(|_| SendError::Invalid)
     }
 
+    /// Whether messages are ready to be posted.
+    pub(super) fn has_batch(&self) -> bool {
+        !self.batch.is_empty()
+    }
+
     /// Whether there is credit and a slot for a frame.
     fn may_post(&self) -> bool {
         self.credits.frame() && self.posted.len() < self.count as usize
