@@ -255,7 +255,9 @@ impl Engine {
                 if let Err(error) = member.reserve_staging(channel) {
                     return member.break_off(&error.to_string());
                 }
-                if let Some(mark) = member.begins(channel) {
+                if self.marks.is_read()
+                    && let Some(mark) = member.begins(channel)
+                {
                     self.marks.write(MarkKind::SegmentBegan, || mark);
                 }
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };

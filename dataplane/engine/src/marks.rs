@@ -44,6 +44,11 @@ impl MarkReader {
 }
 
 impl MarkWriter {
+    /// Whether there is somebody who reads marks.
+    pub(crate) fn is_read(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Writes a mark of now, which is made only if somebody reads marks. It is lost, and counted, if the queue is full.
     pub(crate) fn write(&self, kind: MarkKind, mark: impl FnOnce() -> Mark) {
         let Some(queue) = &self.0 else { return };

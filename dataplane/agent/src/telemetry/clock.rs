@@ -1,5 +1,6 @@
 //! The clocks: the programs' (monotonic), the one for people and other machines, and the thread's own processor time.
 
+use harmonaize_loader::Offset;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::time::Duration;
 
@@ -10,15 +11,7 @@ pub(crate) fn monotonic_ns() -> u64 {
 
 /// What is to be added to a monotonic time to get CLOCK_REALTIME.
 pub(crate) fn realtime_offset_ns() -> i64 {
-    // Of a few readings the one that was least disturbed.
-    let readings = (0..5).map(|_| {
-        let before = monotonic_ns();
-        let real = nanoseconds(clock_gettime(ClockId::Realtime));
-        let after = monotonic_ns();
-        let middle = before + after.saturating_sub(before) / 2;
-        (after.saturating_sub(before), real.cast_signed().wrapping_sub(middle.cast_signed()))
-    });
-    readings.min_by_key(|(width, _)| *width).map_or(0, |(_, offset)| offset)
+    Offset::measure().nanoseconds
 }
 
 /// A monotonic time as CLOCK_REALTIME; 0 stays 0, for it stands for none.

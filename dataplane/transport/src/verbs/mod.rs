@@ -415,7 +415,7 @@ impl Transport for VerbsTransport {
     }
 
     fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
-        let link = self.links.iter().find(|known| known.id == link)?;
+        let link = self.links.get(self.at(link)?)?;
         link.paths.get(usize::from(path))?.flow()
     }
 
