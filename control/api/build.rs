@@ -3,7 +3,8 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(
-        ["provider.proto", "telemetry.proto"].map(|file| format!("harmonaize/provider/v1/{file}")),
+        ["paths.proto", "provider.proto", "telemetry.proto"]
+            .map(|file| format!("harmonaize/provider/v1/{file}")),
         ["proto"],
     )?;
     // `Peer` holds a secret; it shows itself in src/lib.rs.

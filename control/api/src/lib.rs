@@ -38,6 +38,7 @@ impl std::fmt::Debug for v1::Peer {
             .field("link", &self.link)
             .field("initiate", &self.initiate)
             .field("source_ports", &self.source_ports)
+            .field("rate_bits", &self.rate_bits)
             .finish_non_exhaustive()
     }
 }

@@ -186,6 +186,8 @@ impl State {
                 self.telemetry(now, from, report);
                 Ok(())
             }
+            // Nobody was asked for any.
+            Message::PathCongestion(_) | Message::PathsTraced(_) | Message::PathProbed(_) => Ok(()),
         };
         if let Err(breach) = outcome {
             self.breach(now, from, breach);

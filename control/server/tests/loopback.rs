@@ -101,6 +101,7 @@ impl Agent {
             listen,
             build: String::new(),
             running: vec![],
+            abilities: None,
         };
         self.say(from_agent::Message::Hello(hello)).await;
     }

@@ -141,6 +141,7 @@ mod tests {
             secret: vec![2; 32],
             initiate: true,
             source_ports: vec![0],
+            rate_bits: 0,
         };
         Recipe {
             communicator: 7,

@@ -129,6 +129,7 @@ impl State {
                     secret: secret.to_vec(),
                     initiate,
                     source_ports: source_ports.clone(),
+                    rate_bits: 0,
                 };
                 let ends = [(low, peer(high, high_address, true)), (high, peer(low, low_address, false))];
                 for (at, peer) in ends {

@@ -59,6 +59,7 @@ impl State {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             tenants: self.settings.tenants.clone(),
             telemetry_interval_ns: interval,
+            path_verdicts_per_second: 0,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

@@ -52,6 +52,7 @@ impl Ledger {
             listen: self.listen.clone(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
             running: self.running.values().map(|running| running.recipe.clone()).collect(),
+            abilities: None,
         })
     }
 
@@ -103,8 +104,13 @@ impl Ledger {
                     running.last = Some(message.clone());
                 }
             }
-            Message::Prepared(_) | Message::PrepareFailed(_) | Message::Report(_) | Message::Telemetry(_) => {
-            }
+            Message::Prepared(_)
+            | Message::PrepareFailed(_)
+            | Message::Report(_)
+            | Message::Telemetry(_)
+            | Message::PathCongestion(_)
+            | Message::PathsTraced(_)
+            | Message::PathProbed(_) => {}
         }
         self.away.is_none().then_some(message)
     }
@@ -142,6 +148,8 @@ impl Ledger {
                 Some(Event::Dissolve(dissolved))
             }
             Message::ReportRequest(request) => Some(Event::ReportRequest { id: request.id }),
+            // Hello says that the agent can none of it.
+            Message::TracePaths(_) | Message::ProbePath(_) | Message::Hold(_) => None,
         }
     }
 

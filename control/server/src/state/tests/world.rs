@@ -176,5 +176,6 @@ pub(super) fn hello(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
         listen: format!("10.0.0.{host}:4000"),
         build: "test".to_owned(),
         running,
+        abilities: None,
     }
 }
