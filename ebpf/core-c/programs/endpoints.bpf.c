@@ -331,37 +331,42 @@ int BPF_KRETPROBE(pair_changed, int failed)
 {
 	u64 thread = bpf_get_current_pid_tgid();
 	struct change *found = bpf_map_lookup_elem(&CHANGES, &thread);
-	struct change change;
+	/* On their own: what is read through a structure of ours would be looked for in the kernel's types. */
+	struct ib_qp_attr *attributes;
+	struct ib_qp *pair;
+	u64 mask;
 	struct QueuePairKey key = {};
 	struct QueuePair *known;
 
 	if (!found)
 		return 0;
-	change = *found;
+	pair = found->pair;
+	attributes = found->attributes;
+	mask = found->mask;
 	bpf_map_delete_elem(&CHANGES, &thread);
 	if (failed)
 		return 0;
-	place(change.pair, &key);
+	place(pair, &key);
 	known = bpf_map_lookup_elem(&QUEUE_PAIRS, &key);
 	if (!known) {
 		/* It was there before these programs: its owner is not known. */
 		struct QueuePair new = {};
 
-		new.kind = BPF_CORE_READ(change.pair, qp_type);
+		new.kind = BPF_CORE_READ(pair, qp_type);
 		bpf_map_update_elem(&QUEUE_PAIRS, &key, &new, BPF_NOEXIST);
 		known = bpf_map_lookup_elem(&QUEUE_PAIRS, &key);
 		if (!known)
 			return 0;
 	}
 	known->changed_ns = bpf_ktime_get_ns();
-	if (change.mask & CHANGES_STATE)
-		known->state = BPF_CORE_READ(change.attributes, qp_state);
-	if (change.mask & CHANGES_PEER)
-		known->peer = BPF_CORE_READ(change.attributes, dest_qp_num);
-	if (change.mask & CHANGES_ADDRESS) {
-		const struct ib_gid_attr *own = BPF_CORE_READ(change.pair, av_sgid_attr);
+	if (mask & CHANGES_STATE)
+		known->state = BPF_CORE_READ(attributes, qp_state);
+	if (mask & CHANGES_PEER)
+		known->peer = BPF_CORE_READ(attributes, dest_qp_num);
+	if (mask & CHANGES_ADDRESS) {
+		const struct ib_gid_attr *own = BPF_CORE_READ(pair, av_sgid_attr);
 
-		bpf_core_read(known->remote, sizeof(known->remote), &change.attributes->ah_attr.grh.dgid);
+		bpf_core_read(known->remote, sizeof(known->remote), &attributes->ah_attr.grh.dgid);
 		if (own)
 			bpf_core_read(known->local, sizeof(known->local), &own->gid);
 	}

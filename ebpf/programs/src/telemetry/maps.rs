@@ -122,7 +122,7 @@ pub fn tcp4_flow(key: &Key) -> Option<*mut TcpFlow> {
 /// The entry of a connection over IPv6, made if it is new; none where there is no room.
 #[inline(always)]
 pub fn tcp6_flow(key: &Key) -> Option<*mut TcpFlow> {
-    entry(&TCP6_FLOWS, key, &NEW_TCP)
+    entry(&TCP6_FLOWS, &key.apart(), &NEW_TCP)
 }
 
 #[inline(always)]
@@ -146,7 +146,7 @@ pub fn roce4_flow(key: &Key) -> Option<*mut RoceCounters> {
 /// The entry of a queue pair over IPv6, made if it is new; none where there is no room.
 #[inline(always)]
 pub fn roce6_flow(key: &Key) -> Option<*mut RoceCounters> {
-    entry(&ROCE6_FLOWS, key, &NEW_ROCE)
+    entry(&ROCE6_FLOWS, &key.apart(), &NEW_ROCE)
 }
 
 /// The entry of a queue pair, if there is one.
