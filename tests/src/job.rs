@@ -31,7 +31,7 @@ pub fn deploy(topology: &str, adjust: impl FnOnce(&mut Setup)) -> Option<Deploym
 
 /// The socket of a tenant on each host.
 pub fn sockets(deployment: &Deployment, tenant: &str) -> Vec<PathBuf> {
-    deployment.fabric().hosts().iter().map(|host| socket(host, tenant)).collect()
+    deployment.hosts().iter().map(|host| socket(host, tenant)).collect()
 }
 
 /// One rank of a job.

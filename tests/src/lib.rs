@@ -12,38 +12,10 @@ use std::time::Duration;
 use xtask::fabric::{self, Fabric};
 use xtask::namespace::Namespace;
 use xtask::topology::Topology;
+pub use xtask::topology::{racks, racks_and_strangers, star};
 
 /// How long one step of a test may take before the test fails.
 pub const STEP: Duration = Duration::from_secs(20);
-
-/// A star of `hosts` hosts named h0, h1, ... on the switch s0, as a topology file's text.
-pub fn star(hosts: usize, rate: &str) -> String {
-    let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
-    for host in 0..hosts {
-        text += &format!("[[host]]\nname = \"h{host}\"\n");
-        text += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"{rate}\"\n");
-    }
-    text
-}
-
-/// Racks of `hosts` hosts each on leaves, every leaf linked to every spine, as a topology file's text.
-pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
-    let mut text = String::new();
-    let link =
-        |from: String, to: String| format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\n");
-    for rack in 0..racks {
-        text += &format!("[[switch]]\nname = \"leaf{rack}\"\n");
-        for host in rack * hosts..(rack + 1) * hosts {
-            text += &format!("[[host]]\nname = \"h{host}\"\nrack = \"r{rack}\"\n");
-            text += &link(format!("h{host}"), format!("leaf{rack}"));
-        }
-    }
-    for spine in 0..spines {
-        text += &format!("[[switch]]\nname = \"spine{spine}\"\nkind = \"spine\"\n");
-        (0..racks).for_each(|rack| text += &link(format!("leaf{rack}"), format!("spine{spine}")));
-    }
-    text
-}
 
 /// Builds a fabric; `None`, loudly, where the privilege for namespaces is missing.
 pub fn fabric(topology: &str) -> Option<Result<Fabric>> {

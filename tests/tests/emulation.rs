@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Instant;
+use xtask::counters::Counters;
 use xtask::fabric::{Fabric, standing};
 use xtask::process::Process;
 use xtask::tenant::TenantSpace;
@@ -67,6 +68,41 @@ fn a_host_whose_links_are_down_is_gone_and_comes_back() {
     assert_ne!(said(&fabric, "leaf0", &to_host), "");
     fabric.set_links(&b.name, true).unwrap();
     assert_eq!(echo(&a.namespace, &b.namespace, b.addresses[0], "back").unwrap(), "back");
+}
+
+#[test]
+fn a_spine_that_is_cut_dead_is_gone_around_and_comes_back() {
+    let Some(fabric) = up(&racks(2, 1, 2, "1Gbit/s")) else { return };
+    let [a, b] = fabric.hosts() else { panic!("two hosts") };
+    let chosen = || -> BTreeSet<String> {
+        (40_000..40_032).map(|port| route(&fabric, a.addresses[0], b.addresses[0], port)).collect()
+    };
+    let both = chosen();
+    assert_eq!(both.len(), 2);
+    fabric.set_switch("spine0", false).unwrap();
+    // The kernel sees to carriers in its own time.
+    let deadline = Instant::now() + harmonaize_tests::STEP;
+    while chosen().len() > 1 {
+        assert!(Instant::now() < deadline, "a next hop without carrier is still in use");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    for _ in 0..8 {
+        assert_eq!(echo(&a.namespace, &b.namespace, b.addresses[0], "round").unwrap(), "round");
+    }
+    let carried = |port: &str| counters(&fabric, "spine1", port);
+    assert!(carried("port0") > 0);
+    fabric.set_switch("spine0", true).unwrap();
+    while chosen() != both {
+        assert!(Instant::now() < deadline, "the spine is not back in use");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    for _ in 0..8 {
+        assert_eq!(echo(&b.namespace, &a.namespace, a.addresses[0], "back").unwrap(), "back");
+    }
+}
+
+fn counters(fabric: &Fabric, node: &str, device: &str) -> u64 {
+    Counters::of(&fabric.namespace(node)).unwrap().read().unwrap()[device].sent
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::deployment::{Deployment, Setup, Tenant};
 use crate::fabric::Fabric;
 use crate::job::{self, Job, Programs, Spaces};
 use crate::packages::{self, Consent};
-use crate::topology::Topology;
+use crate::topology::{self, Topology};
 use crate::workspace::{self, Binaries, Profile};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -93,7 +93,7 @@ impl Demo<'_> {
     /// Runs both tenants on a fabric until the training has ended, and returns what they printed.
     fn tenants(&self) -> Result<Printed> {
         eprintln!("{HOSTS} hosts around a switch, links of 1 Gbit/s, control, an agent a host");
-        let fabric = Fabric::build(&Topology::parse(&job::star(HOSTS, "1Gbit/s"))?)?;
+        let fabric = Fabric::build(&Topology::parse(&topology::star(HOSTS, "1Gbit/s"))?)?;
         let [a, b] = [("a", 3001), ("b", 3002)].map(|(name, user)| Tenant { name: name.into(), user });
         let setup = Setup::new(self.binaries.clone(), &[a.clone(), b.clone()]);
         let mut deployment = Deployment::start(fabric, setup)?;

@@ -39,13 +39,16 @@ pub struct Setup {
     pub agent: String,
     /// More lines for each tenant in each agent's configuration, for example `remote = true`.
     pub tenant: String,
+    /// How many hosts at the end of the topology have no agent.
+    pub strangers: usize,
 }
 
 impl Setup {
     /// The programs with their usual settings.
     pub fn new(binaries: Binaries, tenants: &[Tenant]) -> Self {
         let tenants = tenants.to_vec();
-        Self { binaries, tenants, control: String::new(), agent: String::new(), tenant: String::new() }
+        let [control, agent, tenant] = [const { String::new() }; 3];
+        Self { binaries, tenants, control, agent, tenant, strangers: 0 }
     }
 }
 
@@ -60,13 +63,13 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    /// Starts control and an agent on each host, and waits until control listens and each tenant's socket is there.
+    /// Starts control and the agents, and waits until control listens and each tenant's socket is there.
     pub fn start(fabric: Fabric, setup: Setup) -> Result<Self> {
         let mut deployment = Self { agents: Vec::new(), control: None, setup, fabric };
         deployment.start_control()?;
         // An agent that finds no control tries again only a second later.
         deployment.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
-        for host in 0..deployment.fabric.hosts().len() {
+        for host in 0..deployment.hosts().len() {
             deployment.start_agent(host)?;
         }
         deployment.wait_until_ready()?;
@@ -78,7 +81,7 @@ impl Deployment {
         self.control = None;
         let folder = self.fabric.folder().join("_control");
         make_folder(&folder)?;
-        write(&folder.join("topology.toml"), &self.fabric.topology().text)?;
+        write(&folder.join("topology.toml"), &self.fabric.described()?)?;
         let config = folder.join("control.toml");
         write(&config, &control_config(&self.fabric, &self.setup))?;
         let mut command = Command::new(self.setup.binaries.path("harmonaize-control")?);
@@ -90,8 +93,8 @@ impl Deployment {
 
     /// Starts the agent of the host that is `position`-th, or starts it again: a running one is ended first.
     pub fn start_agent(&mut self, position: usize) -> Result<()> {
-        let host = self.fabric.hosts().get(position);
-        let host = host.with_context(|| format!("there is no host number {position}"))?;
+        let host = self.hosts().get(position).cloned();
+        let host = &host.with_context(|| format!("there is no host number {position}"))?;
         if let Some(running) = self.agents.get_mut(position) {
             running.end()?;
         }
@@ -110,6 +113,12 @@ impl Deployment {
             None => self.agents.push(agent),
         }
         Ok(())
+    }
+
+    /// The hosts that have agents.
+    pub fn hosts(&self) -> &[Host] {
+        let hosts = self.fabric.hosts();
+        hosts.get(..hosts.len().saturating_sub(self.setup.strangers)).unwrap_or_default()
     }
 
     /// The fabric that it runs on.
@@ -177,7 +186,7 @@ impl Deployment {
     pub fn wait_until_ready(&mut self) -> Result<()> {
         self.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
         self.wait_until("an agent has not made its sockets", |this| {
-            let hosts = this.fabric.hosts().iter();
+            let hosts = this.hosts().iter();
             let mut sockets =
                 hosts.flat_map(|host| this.setup.tenants.iter().map(|tenant| socket(host, &tenant.name)));
             Ok(sockets.all(|socket| socket.exists()).then_some(()))
@@ -185,8 +194,8 @@ impl Deployment {
         self.wait_until("an agent is not connected to control", |this| {
             let status = this.status()?;
             let agents = status.get("agents").and_then(Value::as_array).context("status names no agents")?;
-            let connected = |agent: &Value| agent.get("connected").and_then(Value::as_bool) == Some(true);
-            Ok(agents.iter().all(connected).then_some(()))
+            let connected = |agent: &&Value| agent.get("connected").and_then(Value::as_bool) == Some(true);
+            Ok((agents.iter().filter(connected).count() >= this.hosts().len()).then_some(()))
         })
     }
 

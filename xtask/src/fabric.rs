@@ -155,8 +155,7 @@ impl Fabric {
 
     /// Takes a host's links down (or up again), as when its cables are pulled; its processes go on.
     pub fn set_links(&self, host: &str, up: bool) -> Result<()> {
-        let node =
-            self.topology.hosts().find(|node| self.topology.nodes.get(*node).is_some_and(|n| n.name == host));
+        let node = self.topology.hosts().find(|node| self.name_of(*node) == host);
         let node = node.with_context(|| format!("the fabric has no host named {host}"))?;
         let state = if up { "up" } else { "down" };
         // The switch's end is taken down: the host's own device keeps its addresses and routes.
@@ -166,14 +165,31 @@ impl Fabric {
         Ok(())
     }
 
+    /// Cuts a switch off (or joins it again): all its ports go down, and its neighbours see their carriers go.
+    pub fn set_switch(&self, switch: &str, up: bool) -> Result<()> {
+        let node = self.topology.switches().find(|node| self.name_of(*node) == switch);
+        let node = node.with_context(|| format!("the fabric has no switch named {switch}"))?;
+        let state = if up { "up" } else { "down" };
+        let ports = self.layout.ends_of(node);
+        let mut lines: Vec<String> =
+            ports.map(|(_, own, _)| format!("link set {} {state}", own.device)).collect();
+        // Its routes went with its ports.
+        lines.extend(up.then(|| self.routes_of(node)).into_iter().flatten());
+        self.node(node).ip(&lines)
+    }
+
+    /// Control's topology file: the text that the fabric was built from, with the addresses of its switches.
+    pub fn described(&self) -> Result<String> {
+        self.topology.with_addresses(|switch| self.layout.addresses(switch))
+    }
+
     /// Gives a host's links another rate in each direction, as when a cable has trained down; what is queued stays queued.
     /// `None` takes the shaping off. Links with delays keep their rates: an error.
     pub fn set_rate(&self, host: &str, bits_per_second: Option<u64>) -> Result<()> {
         if self.delays() {
             bail!("links with delays keep their rates");
         }
-        let node =
-            self.topology.hosts().find(|node| self.topology.nodes.get(*node).is_some_and(|n| n.name == host));
+        let node = self.topology.hosts().find(|node| self.name_of(*node) == host);
         let node = node.with_context(|| format!("the fabric has no host named {host}"))?;
         for (_, own, far) in self.layout.ends_of(node) {
             for end in [own, far] {
@@ -194,9 +210,12 @@ impl Fabric {
         Ok(self.name.clone())
     }
 
+    fn name_of(&self, node: usize) -> &str {
+        self.topology.nodes.get(node).map_or("?", |node| node.name.as_str())
+    }
+
     fn node(&self, node: usize) -> Namespace {
-        let name = self.topology.nodes.get(node).map_or("?", |node| node.name.as_str());
-        self.namespace(name)
+        self.namespace(self.name_of(node))
     }
 
     fn wire(&self) -> Result<()> {
@@ -438,9 +457,16 @@ fn settle(namespace: &Namespace, forwards: bool, node: usize) -> Result<()> {
         }
         let mut settings = vec![("ipv4/conf/all/rp_filter", "0"), ("ipv4/conf/default/rp_filter", "0")];
         if forwards {
-            settings.push(("ipv4/ip_forward", "1"));
-            settings.push(("ipv4/fib_multipath_hash_policy", "1"));
-            settings.push(("ipv4/conf/all/send_redirects", "0"));
+            settings.extend([
+                ("ipv4/ip_forward", "1"),
+                ("ipv4/fib_multipath_hash_policy", "1"),
+                ("ipv4/conf/all/send_redirects", "0"),
+                // A next hop whose carrier is gone is none.
+                ("ipv4/conf/all/ignore_routes_with_linkdown", "1"),
+                ("ipv4/conf/default/ignore_routes_with_linkdown", "1"),
+                // Traced paths are many at a time; switches answer each probe that dies there.
+                ("ipv4/icmp_ratelimit", "0"),
+            ]);
         }
         for (file, value) in settings {
             std::fs::write(path.join(file), value).with_context(|| format!("cannot set {file}"))?;

@@ -10,19 +10,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Hosts around one switch, as control's topology file.
-pub fn star(hosts: usize, rate: &str) -> String {
-    let mut text = String::new();
-    for host in 0..hosts {
-        text += &format!("[[host]]\nname = \"h{host}\"\n\n");
-    }
-    text += "[[switch]]\nname = \"s0\"\n";
-    for host in 0..hosts {
-        text += &format!("\n[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"{rate}\"\n");
-    }
-    text
-}
-
 /// A tenant's spaces, one a host, made once and used by one job after another.
 #[derive(Debug)]
 pub struct Spaces {
@@ -40,7 +27,7 @@ impl Spaces {
             let space = TenantSpace::make(fabric, &label, tenant.user, &folder)?;
             Ok((space, socket(host, &tenant.name)))
         };
-        let spaces = fabric.hosts().iter().map(space).collect::<Result<_>>()?;
+        let spaces = deployment.hosts().iter().map(space).collect::<Result<_>>()?;
         Ok(Self { tenant: tenant.name.clone(), spaces })
     }
 
@@ -182,14 +169,6 @@ pub fn printed(command: &mut std::process::Command) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::Topology;
-
-    #[test]
-    fn a_star_is_a_topology() {
-        let topology = Topology::parse(&star(4, "1Gbit/s")).unwrap();
-        assert_eq!((topology.hosts().count(), topology.switches().count(), topology.links.len()), (4, 1, 4));
-        assert!(topology.links.iter().all(|link| link.rate == 1_000_000_000));
-    }
 
     #[test]
     fn programs_in_a_closed_folder_are_copied_and_removed() {

@@ -5,6 +5,7 @@
 pub mod aarch64;
 pub mod bench;
 pub mod ci;
+pub mod counters;
 pub mod demo;
 pub mod deployment;
 pub mod dpu;

@@ -2,8 +2,50 @@
 
 use anyhow::{Context, Result};
 use harmonaize_planner as planner;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
+
+/// Hosts named h0, h1, ... around the switch s0, as control's topology file.
+pub fn star(hosts: usize, rate: &str) -> String {
+    let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
+    for host in 0..hosts {
+        text += &format!("[[host]]\nname = \"h{host}\"\n");
+        text += &link(&format!("h{host}"), "s0", rate);
+    }
+    text
+}
+
+/// Racks of `hosts` hosts each on leaves, every leaf linked to every spine, all links of one rate, as control's topology file.
+pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
+    let mut text = String::new();
+    for rack in 0..racks {
+        text += &format!("[[switch]]\nname = \"leaf{rack}\"\n");
+        for host in rack * hosts..(rack + 1) * hosts {
+            text += &format!("[[host]]\nname = \"h{host}\"\nrack = \"r{rack}\"\n");
+            text += &link(&format!("h{host}"), &format!("leaf{rack}"), rate);
+        }
+    }
+    for spine in 0..spines {
+        text += &format!("[[switch]]\nname = \"spine{spine}\"\nkind = \"spine\"\n");
+        (0..racks).for_each(|rack| text += &link(&format!("leaf{rack}"), &format!("spine{spine}"), rate));
+    }
+    text
+}
+
+/// The same, and on each leaf one host more, f0, f1, ..., whose traffic is none of the provider's.
+pub fn racks_and_strangers(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
+    let mut text = self::racks(racks, hosts, spines, rate);
+    for rack in 0..racks {
+        text += &format!("[[host]]\nname = \"f{rack}\"\nrack = \"r{rack}\"\n");
+        text += &link(&format!("f{rack}"), &format!("leaf{rack}"), rate);
+    }
+    text
+}
+
+fn link(from: &str, to: &str, rate: &str) -> String {
+    format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\n")
+}
 
 /// What a node is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +124,20 @@ impl Topology {
         self.of_kind(Kind::Switch)
     }
 
+    /// The text for control with the addresses of switches, given by the switch's index, by which a traced hop tells its switch.
+    pub fn with_addresses(&self, of: impl Fn(usize) -> Vec<Ipv4Addr>) -> Result<String> {
+        let mut table: toml::Table = self.text.parse().context("the topology is not TOML")?;
+        let switches = table.get_mut("switch").and_then(toml::Value::as_array_mut);
+        for (switch, index) in switches.into_iter().flatten().zip(self.switches()) {
+            let addresses = of(index);
+            if let Some(switch) = switch.as_table_mut().filter(|_| !addresses.is_empty()) {
+                let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                switch.entry("addresses").or_insert_with(|| addresses.into());
+            }
+        }
+        Ok(toml::to_string(&table)?)
+    }
+
     fn of_kind(&self, kind: Kind) -> impl Iterator<Item = usize> {
         self.nodes.iter().enumerate().filter(move |(_, node)| node.kind == kind).map(|(index, _)| index)
     }
@@ -99,5 +155,32 @@ mod tests {
         assert_eq!(topology.nodes[0], Node { name: "a".into(), kind: Kind::Host });
         let link = Link { ends: [0, 1], rate: 1_000_000_000, delay: Duration::from_micros(20) };
         assert_eq!(topology.links, [link]);
+    }
+
+    #[test]
+    fn racks_have_one_more_host_each_for_strangers() {
+        let topology = Topology::parse(&racks_and_strangers(2, 4, 2, "1Gbit/s")).unwrap();
+        assert_eq!(
+            (topology.hosts().count(), topology.switches().count(), topology.links.len()),
+            (10, 4, 14)
+        );
+        let names: Vec<&str> = topology.nodes.iter().map(|node| node.name.as_str()).collect();
+        assert_eq!(names[7..10], ["h7", "f0", "f1"], "strangers are the last hosts");
+        let star = Topology::parse(&star(4, "1Gbit/s")).unwrap();
+        assert_eq!((star.hosts().count(), star.switches().count(), star.links.len()), (4, 1, 4));
+    }
+
+    #[test]
+    fn control_is_told_the_addresses_of_switches_and_nothing_else_changes() {
+        let topology = Topology::parse(&racks(2, 1, 1, "1Gbit/s")).unwrap();
+        let of = |switch: usize| match topology.nodes[switch].name.as_str() {
+            "leaf1" => vec![Ipv4Addr::new(10, 64, 0, 3), Ipv4Addr::new(10, 64, 0, 8)],
+            _ => Vec::new(),
+        };
+        let mut table: toml::Table = topology.with_addresses(of).unwrap().parse().unwrap();
+        let leaf = table["switch"][1].as_table_mut().unwrap();
+        let addresses = leaf.remove("addresses").unwrap();
+        assert_eq!(addresses.to_string(), "[\"10.64.0.3\", \"10.64.0.8\"]");
+        assert_eq!(table, topology.text.parse().unwrap());
     }
 }

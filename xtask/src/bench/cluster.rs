@@ -3,7 +3,7 @@
 use super::lab::Measured;
 use super::launcher::Remote;
 use super::testbed::{Host, Testbed};
-use crate::job::star;
+use crate::topology::star;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::fmt::Write as _;

@@ -4,7 +4,7 @@ use crate::deployment::{Deployment, Setup, Tenant};
 use crate::fabric::Fabric;
 use crate::job::{self, Job, Programs, Spaces};
 use crate::process::Process;
-use crate::topology::Topology;
+use crate::topology::{self, Topology};
 use crate::workspace::{self, Binaries};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -67,7 +67,7 @@ impl Lab {
             &["bursts", "collective", "direct", "flows", "replay", "rhythm", "stream"],
         )?;
         let tenant = Tenant { name: "a".to_owned(), user: 3001 };
-        let fabric = Fabric::build(&Topology::parse(&job::star(hosts, rate))?)?;
+        let fabric = Fabric::build(&Topology::parse(&topology::star(hosts, rate))?)?;
         let setup = settings(Setup::new(binaries, std::slice::from_ref(&tenant)));
         let deployment = Deployment::start(fabric, setup)?;
         let spaces = Spaces::make(&deployment, &tenant)?;
