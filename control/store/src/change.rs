@@ -1,0 +1,64 @@
+//! Everything that is kept, and the changes to it.
+
+use crate::record::{Fabric, Plan, Tenant, Withdrawal, WithdrawalKind};
+use std::collections::BTreeMap;
+
+/// Everything that is kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stored {
+    /// Number of the last start; upper half of the ids that it gave. None before the first.
+    pub boot: Option<u32>,
+    /// The topology of the last start.
+    pub fabric: Option<Fabric>,
+    /// Tenants by name.
+    pub tenants: BTreeMap<String, Tenant>,
+    /// What is withdrawn, by target and kind.
+    pub withdrawals: BTreeMap<(String, WithdrawalKind), Withdrawal>,
+    /// Plans by communicator.
+    pub plans: BTreeMap<u64, Plan>,
+}
+
+/// One change. Carried out twice, it changes no more than once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// A start has this number.
+    Boot(u32),
+    /// The topology is this.
+    Fabric(Fabric),
+    /// A tenant is there.
+    Tenant(Tenant),
+    /// A tenant is not there.
+    NoTenant(String),
+    /// Something is withdrawn; takes the place of an earlier record of this target and kind.
+    Withdraw(Withdrawal),
+    /// Nothing is withdrawn under this target and kind.
+    Restore(String, WithdrawalKind),
+    /// A communicator's plans are these.
+    Plan(Box<Plan>),
+    /// A communicator is over.
+    NoPlan(u64),
+}
+
+impl Stored {
+    /// Carries a change out.
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Boot(boot) => self.boot = Some(*boot),
+            Change::Fabric(fabric) => self.fabric = Some(fabric.clone()),
+            Change::Tenant(tenant) => drop(self.tenants.insert(tenant.name.clone(), tenant.clone())),
+            Change::NoTenant(name) => drop(self.tenants.remove(name)),
+            Change::Withdraw(record) => {
+                self.withdrawals.insert((record.target.clone(), record.kind()), record.clone());
+            }
+            Change::Restore(target, kind) => drop(self.withdrawals.remove(&(target.clone(), *kind))),
+            Change::Plan(plan) => drop(self.plans.insert(plan.communicator, (**plan).clone())),
+            Change::NoPlan(communicator) => drop(self.plans.remove(communicator)),
+        }
+    }
+
+    /// The number of the next start: one more than the last's. The first of all is `random`, so that a store that was begun
+    /// anew does not give ids that communicators may still have.
+    pub fn next_boot(&self, random: u32) -> u32 {
+        self.boot.map_or(random, |boot| boot.wrapping_add(1))
+    }
+}

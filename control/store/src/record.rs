@@ -1,0 +1,110 @@
+//! The records. They are kept as protocol buffers: fields may be added, never renumbered or given another type.
+
+/// A tenant that an operator added beside those of the configuration.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Tenant {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// When it was added, CLOCK_REALTIME in nanoseconds.
+    #[prost(uint64, tag = "2")]
+    pub added_ns: u64,
+}
+
+/// Why something is withdrawn from use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum WithdrawalKind {
+    /// From when it was said until it is taken back.
+    Drain = 0,
+    /// In a window of time.
+    Maintenance = 1,
+}
+
+/// A host, switch or link that is to carry nothing.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Withdrawal {
+    /// Its name in the topology; a link is "end:end".
+    #[prost(string, tag = "1")]
+    pub target: String,
+    /// Why.
+    #[prost(enumeration = "WithdrawalKind", tag = "2")]
+    pub kind: i32,
+    /// From when, CLOCK_REALTIME in nanoseconds.
+    #[prost(uint64, tag = "3")]
+    pub from_ns: u64,
+    /// Until when, likewise; 0 for until it is taken back.
+    #[prost(uint64, tag = "4")]
+    pub until_ns: u64,
+    /// The operator's words.
+    #[prost(string, tag = "5")]
+    pub reason: String,
+}
+
+/// What agents do not tell of a communicator's plans.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Plan {
+    /// The communicator.
+    #[prost(uint64, tag = "1")]
+    pub communicator: u64,
+    /// Whose.
+    #[prost(string, tag = "2")]
+    pub tenant: String,
+    /// The tenant's name for it.
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// Hosts of its participants, by index.
+    #[prost(string, repeated, tag = "4")]
+    pub hosts: Vec<String>,
+    /// Number that no epoch has had yet.
+    #[prost(uint64, tag = "5")]
+    pub next_epoch: u64,
+    /// The epoch in use; absent while the first is prepared.
+    #[prost(message, optional, tag = "6")]
+    pub current: Option<Epoch>,
+    /// The epoch under way.
+    #[prost(message, optional, tag = "7")]
+    pub pending: Option<Epoch>,
+}
+
+/// One epoch of a communicator.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Epoch {
+    /// Its number, from 1.
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// Ring order: indices of participants.
+    #[prost(uint32, repeated, tag = "2")]
+    pub order: Vec<u32>,
+    /// Its connections.
+    #[prost(message, repeated, tag = "3")]
+    pub connections: Vec<Connection>,
+    /// Predicted time of an operation, in nanoseconds; 0 where none was predicted.
+    #[prost(uint64, tag = "4")]
+    pub score_ns: u64,
+    /// Why it was chosen.
+    #[prost(string, tag = "5")]
+    pub reason: String,
+}
+
+/// Connections of one participant to another.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Connection {
+    /// Host that connects.
+    #[prost(string, tag = "1")]
+    pub host: String,
+    /// The port that it connects from.
+    #[prost(uint32, tag = "2")]
+    pub source_port: u32,
+}
+
+/// The topology that control was started with last.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Fabric {
+    /// The file.
+    #[prost(string, tag = "1")]
+    pub text: String,
+    /// Since when, CLOCK_REALTIME in nanoseconds.
+    #[prost(uint64, tag = "2")]
+    pub since_ns: u64,
+}
