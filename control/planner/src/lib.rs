@@ -1,18 +1,32 @@
-//! What control decides from the provider's topology: which order a ring takes and which sizes its segments have. Pure:
-//! text and values in, values out.
+//! What control decides from the provider's topology and from what is measured on it: which way rings go, which paths their
+//! connections take, who has which share, who waits for whom, and which sizes segments have. Pure: values in, values out.
 //!
-//! Architecture invariant: no clock, socket, thread or file; a topology comes as text.
+//! Architecture invariant: no clock, socket, thread or file; a topology comes as text, time as a number.
 #![forbid(unsafe_code)]
 
+mod conditions;
+mod estimates;
 mod order;
+mod path;
+mod plan;
+mod rhythm;
 mod routes;
+mod stagger;
 mod text;
 mod topology;
 mod tuning;
 mod units;
 
+pub use conditions::{Conditions, Drains, Use};
+pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};
 pub use order::{order, ring_crossings};
+pub use path::{DirectedLink, MOST_PATHS, Path, TraceError};
+pub use plan::{
+    Assignment, CheckError, Current, Hop, Job, Plan, Policy, Request, Routes, Score, check, other_paths, plan,
+};
+pub use rhythm::{Operation, Rhythm};
 pub use routes::Route;
+pub use stagger::{Hold, stagger};
 pub use text::{Position, TextError, parse_toml};
 pub use topology::{Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
 pub use tuning::{Tuning, tuning};

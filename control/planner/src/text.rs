@@ -22,6 +22,28 @@ impl Position {
     }
 }
 
+/// A text whose positions are asked for many times: they take a search instead of a walk through all of it.
+pub(crate) struct Lines<'a> {
+    text: &'a str,
+    starts: Vec<usize>,
+}
+
+impl<'a> Lines<'a> {
+    pub(crate) fn new(text: &'a str) -> Self {
+        let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        Self { text, starts }
+    }
+
+    /// The same as [`Position::of`].
+    pub(crate) fn position(&self, byte: usize) -> Position {
+        let byte = if self.text.is_char_boundary(byte) { byte } else { self.text.len() };
+        let line = self.starts.partition_point(|start| *start <= byte);
+        let start = self.starts.get(line.saturating_sub(1)).copied().unwrap_or(0);
+        let column = self.text.get(start..byte).unwrap_or("").chars().count() + 1;
+        Position { line, column }
+    }
+}
+
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}, column {}", self.line, self.column)
@@ -74,5 +96,10 @@ mod tests {
             assert!(error.message.starts_with(message), "{error}");
         }
         assert_eq!(Position::of("a\nb", 99), Position { line: 2, column: 2 });
+        for text in ["", "a", "\n", "µ\na\n\nbcµ", "a\n"] {
+            for byte in 0..text.len() + 2 {
+                assert_eq!(Lines::new(text).position(byte), Position::of(text, byte), "{text:?} {byte}");
+            }
+        }
     }
 }

@@ -1,13 +1,16 @@
 //! The provider's topology as its file describes it: hosts, switches, links with rate and delay.
 
-use crate::text::{Position, TextError, parse_toml};
+use crate::text::{Position, TextError};
 use crate::units::{Nanos, Rate};
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashMap};
-use toml::Spanned;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+mod connected;
+mod file;
 
 /// Most hosts, and most switches, that a topology may have.
-const MOST_NODES: usize = 4096;
+const MOST_NODES: usize = 16384;
 
 /// A host, counted from 0 in the file's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,10 +62,12 @@ pub struct Switch {
     pub name: String,
     /// What it is for.
     pub kind: SwitchKind,
+    /// The addresses from which it answers a packet whose time to live has run out; none where they are not known.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// A full-duplex link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     /// One end.
     pub from: Node,
@@ -72,6 +77,8 @@ pub struct Link {
     pub rate: Rate,
     /// One way.
     pub delay: Nanos,
+    /// What fails together with others that name it, such as a conduit or a line card.
+    pub risk: BTreeSet<String>,
 }
 
 /// A checked topology: names are unique, every link has two ends, every host reaches every other through switches.
@@ -81,6 +88,7 @@ pub struct Topology {
     switches: Vec<Switch>,
     links: Vec<Link>,
     by_name: BTreeMap<String, Node>,
+    by_address: BTreeMap<IpAddr, SwitchId>,
     host_links: Vec<Vec<LinkId>>,
     switch_links: Vec<Vec<LinkId>>,
 }
@@ -147,6 +155,30 @@ pub enum TopologyError {
         /// Line of the first.
         first: usize,
     },
+    /// An address that cannot be a switch's.
+    #[error("{at}: `{text}` is not an address of a switch; write one such as \"10.64.0.3\" or \"fd00::3\"")]
+    BadAddress {
+        /// Where.
+        at: Position,
+        /// What stands there.
+        text: String,
+    },
+    /// Two switches of one address.
+    #[error("{at}: the address {address} is that of `{other}` already")]
+    DuplicateAddress {
+        /// Where.
+        at: Position,
+        /// The address.
+        address: IpAddr,
+        /// The switch that has it.
+        other: String,
+    },
+    /// A name of a shared risk that is empty or too long.
+    #[error("{at}: a shared risk's name has 1 to 63 characters")]
+    BadRisk {
+        /// Where.
+        at: Position,
+    },
     /// A link that carries nothing.
     #[error("{at}: the link's rate is zero")]
     ZeroRate {
@@ -165,151 +197,13 @@ pub enum TopologyError {
     },
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    host: Vec<FileHost>,
-    #[serde(default)]
-    switch: Vec<FileSwitch>,
-    #[serde(default)]
-    link: Vec<FileLink>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileHost {
-    name: Spanned<String>,
-    rack: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileSwitch {
-    name: Spanned<String>,
-    #[serde(default)]
-    kind: SwitchKind,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileLink {
-    from: Spanned<String>,
-    to: Spanned<String>,
-    rate: Spanned<Rate>,
-    #[serde(default)]
-    delay: Nanos,
-}
-
-/// What is known while a file is read.
-struct Reader<'a> {
-    text: &'a str,
-    names: HashMap<String, (Node, usize)>,
-}
-
-impl Reader<'_> {
-    fn at<T>(&self, value: &Spanned<T>) -> Position {
-        Position::of(self.text, value.span().start)
-    }
-
-    fn name(&mut self, name: &Spanned<String>, node: Node) -> Result<String, TopologyError> {
-        let (at, text) = (self.at(name), name.get_ref().clone());
-        let usual = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        if text.len() > 63
-            || !text.chars().all(usual)
-            || !text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        {
-            return Err(TopologyError::BadName { at, name: text.chars().take(80).collect() });
-        }
-        if let Some((_, first)) = self.names.insert(text.clone(), (node, at.line)) {
-            return Err(TopologyError::DuplicateName { at, name: text, first });
-        }
-        Ok(text)
-    }
-
-    fn end(&self, name: &Spanned<String>) -> Result<Node, TopologyError> {
-        let known = self.names.get(name.get_ref()).map(|(node, _)| *node);
-        known.ok_or_else(|| TopologyError::UnknownNode { at: self.at(name), name: name.get_ref().clone() })
-    }
-
-    fn link(
-        &self,
-        link: &FileLink,
-        joined: &mut HashMap<(Node, Node), usize>,
-    ) -> Result<Link, TopologyError> {
-        let (from, to) = (self.end(&link.from)?, self.end(&link.to)?);
-        let at = self.at(&link.from);
-        if from == to {
-            return Err(TopologyError::Loop { at, name: link.from.get_ref().clone() });
-        }
-        if *link.rate.get_ref() == Rate(0) {
-            return Err(TopologyError::ZeroRate { at: self.at(&link.rate) });
-        }
-        if let Some(first) = joined.insert((from.min(to), from.max(to)), at.line) {
-            let (from, to) = (link.from.get_ref().clone(), link.to.get_ref().clone());
-            return Err(TopologyError::DuplicateLink { at, from, to, first });
-        }
-        Ok(Link { from, to, rate: *link.rate.get_ref(), delay: link.delay })
-    }
-}
-
 impl Topology {
-    /// Reads a topology file:
-    /// ```toml
-    /// [[host]]
-    /// name = "h0"
-    /// rack = "r0"              # optional
-    /// [[switch]]
-    /// name = "leaf0"
-    /// kind = "leaf"            # leaf (default), spine or core
-    /// [[link]]
-    /// from = "h0"
-    /// to = "leaf0"
-    /// rate = "1Gbit/s"         # each direction
-    /// delay = "50us"           # one way; 0 where absent
-    /// ```
-    ///
-    /// # Errors
-    /// The first thing that is wrong, with its line.
-    pub fn parse(text: &str) -> Result<Self, TopologyError> {
-        let file: File = parse_toml(text)?;
-        if file.host.is_empty() {
-            return Err(TopologyError::NoHosts);
-        }
-        for (count, what) in [(file.host.len(), "hosts"), (file.switch.len(), "switches")] {
-            if count > MOST_NODES {
-                return Err(TopologyError::TooMany(what));
-            }
-        }
-        let mut reader = Reader { text, names: HashMap::new() };
-        let mut hosts = Vec::with_capacity(file.host.len());
-        for (index, host) in file.host.iter().enumerate() {
-            let name = reader.name(&host.name, Node::Host(HostId(index)))?;
-            hosts.push(Host { name, rack: host.rack.clone() });
-        }
-        let mut switches = Vec::with_capacity(file.switch.len());
-        for (index, switch) in file.switch.iter().enumerate() {
-            let name = reader.name(&switch.name, Node::Switch(SwitchId(index)))?;
-            switches.push(Switch { name, kind: switch.kind });
-        }
-        let mut joined = HashMap::new();
-        let links: Result<Vec<_>, _> = file.link.iter().map(|link| reader.link(link, &mut joined)).collect();
-        let by_name = reader.names.iter().map(|(name, (node, _))| (name.clone(), *node)).collect();
-        let topology = Self::wire(hosts, switches, links?, by_name);
-        if let Some((host, other)) = topology.disconnected() {
-            let at =
-                file.host.get(host.0).map_or(Position { line: 1, column: 1 }, |host| reader.at(&host.name));
-            let name = |id: HostId| topology.node_name(Node::Host(id)).to_owned();
-            return Err(TopologyError::Disconnected { at, host: name(host), other: name(other) });
-        }
-        Ok(topology)
-    }
-
     fn wire(
         hosts: Vec<Host>,
         switches: Vec<Switch>,
         links: Vec<Link>,
         by_name: BTreeMap<String, Node>,
+        by_address: BTreeMap<IpAddr, SwitchId>,
     ) -> Self {
         let mut host_links = vec![Vec::new(); hosts.len()];
         let mut switch_links = vec![Vec::new(); switches.len()];
@@ -324,7 +218,7 @@ impl Topology {
                 }
             }
         }
-        Self { hosts, switches, links, by_name, host_links, switch_links }
+        Self { hosts, switches, links, by_name, by_address, host_links, switch_links }
     }
 
     /// Hosts, in the file's order.
@@ -346,6 +240,19 @@ impl Topology {
     pub fn host(&self, name: &str) -> Option<HostId> {
         match self.by_name.get(name) {
             Some(Node::Host(id)) => Some(*id),
+            _ => None,
+        }
+    }
+
+    /// The switch that answers from an address.
+    pub fn switch_at(&self, address: IpAddr) -> Option<SwitchId> {
+        self.by_address.get(&address).copied()
+    }
+
+    /// The switch of a name.
+    pub fn switch(&self, name: &str) -> Option<SwitchId> {
+        match self.by_name.get(name) {
+            Some(Node::Switch(id)) => Some(*id),
             _ => None,
         }
     }
@@ -374,45 +281,6 @@ impl Topology {
         let mut ends: Vec<Node> = ends.collect();
         ends.sort_unstable();
         ends
-    }
-
-    /// A pair of hosts that cannot reach one another.
-    fn disconnected(&self) -> Option<(HostId, HostId)> {
-        for from in 0..self.hosts.len() {
-            let reached = self.reach(HostId(from));
-            if let Some(to) = reached.iter().position(|reached| !reached) {
-                let (low, high) = (from.min(to), from.max(to));
-                return Some((HostId(high), HostId(low)));
-            }
-        }
-        None
-    }
-
-    /// Which hosts a host reaches.
-    fn reach(&self, from: HostId) -> Vec<bool> {
-        let mut hosts = vec![false; self.hosts.len()];
-        let mut switches = vec![false; self.switches.len()];
-        let mut open = vec![Node::Host(from)];
-        if let Some(seen) = hosts.get_mut(from.0) {
-            *seen = true;
-        }
-        while let Some(node) = open.pop() {
-            for id in self.links_at(node) {
-                let Some(link) = self.links.get(id.0) else { continue };
-                let next = if link.from == node { link.to } else { link.from };
-                let seen = match next {
-                    Node::Host(id) => hosts.get_mut(id.0),
-                    Node::Switch(id) => switches.get_mut(id.0),
-                };
-                if let Some(seen) = seen
-                    && !std::mem::replace(seen, true)
-                    && matches!(next, Node::Switch(_))
-                {
-                    open.push(next);
-                }
-            }
-        }
-        hosts
     }
 }
 

@@ -1,0 +1,81 @@
+//! What a fabric can carry for us now: for each directed link what others leave, and whether it may be used.
+
+use crate::path::{DirectedLink, Path};
+use crate::topology::{HostId, LinkId, Node, SwitchId, Topology};
+use crate::units::Rate;
+use std::collections::BTreeSet;
+
+/// Whether a link may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Use {
+    /// Yes.
+    #[default]
+    Open,
+    /// Only where there is no other way: it is drained, or shares a risk with one that failed.
+    Avoid,
+    /// Nothing passes.
+    Failed,
+}
+
+/// What operators have asked to be left alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drains {
+    /// Hosts that take no new communicators.
+    pub hosts: BTreeSet<HostId>,
+    /// Switches that no path shall cross.
+    pub switches: BTreeSet<SwitchId>,
+    /// Links that no path shall cross.
+    pub links: BTreeSet<LinkId>,
+}
+
+impl Drains {
+    /// All links that no path shall cross: those named, and those of switches. A drained host's own stay, for what runs there.
+    pub fn all_links(&self, topology: &Topology) -> BTreeSet<LinkId> {
+        let of_switches = self.switches.iter().flat_map(|switch| topology.links_at(Node::Switch(*switch)));
+        of_switches.chain(&self.links).copied().collect()
+    }
+}
+
+/// The fabric as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conditions {
+    cells: Vec<(Rate, Use)>,
+}
+
+impl Conditions {
+    /// Everything idle and whole.
+    pub fn clear(topology: &Topology) -> Self {
+        Self { cells: topology.links().iter().flat_map(|link| [(link.rate, Use::Open); 2]).collect() }
+    }
+
+    /// What others leave us of a directed link; 0 for one that the topology does not have.
+    pub fn available(&self, link: DirectedLink) -> Rate {
+        self.cells.get(link.index()).map_or(Rate(0), |(rate, _)| *rate)
+    }
+
+    /// Whether it may be used.
+    pub fn usable(&self, link: DirectedLink) -> Use {
+        self.cells.get(link.index()).map_or(Use::Failed, |(_, usable)| *usable)
+    }
+
+    /// The worst of a path's links.
+    pub fn path(&self, path: &Path) -> Use {
+        path.links().iter().map(|link| self.usable(*link)).max().unwrap_or(Use::Failed)
+    }
+
+    /// Says what others leave.
+    pub fn set_available(&mut self, link: DirectedLink, rate: Rate) {
+        if let Some(cell) = self.cells.get_mut(link.index()) {
+            cell.0 = rate;
+        }
+    }
+
+    /// Makes a link's use worse in both directions, never better.
+    pub fn restrict(&mut self, link: LinkId, usable: Use) {
+        for forward in [true, false] {
+            if let Some(cell) = self.cells.get_mut(DirectedLink { link, forward }.index()) {
+                cell.1 = cell.1.max(usable);
+            }
+        }
+    }
+}

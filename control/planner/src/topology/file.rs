@@ -1,0 +1,195 @@
+//! Topology files: text in, a checked topology or the first thing that is wrong out.
+
+use super::MOST_NODES;
+use super::{Host, HostId, Link, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
+use crate::text::{Lines, Position, parse_toml};
+use crate::units::{Nanos, Rate};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use toml::Spanned;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    host: Vec<FileHost>,
+    #[serde(default)]
+    switch: Vec<FileSwitch>,
+    #[serde(default)]
+    link: Vec<FileLink>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileHost {
+    name: Spanned<String>,
+    rack: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileSwitch {
+    name: Spanned<String>,
+    #[serde(default)]
+    kind: SwitchKind,
+    #[serde(default)]
+    addresses: Vec<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileLink {
+    from: Spanned<String>,
+    to: Spanned<String>,
+    rate: Spanned<Rate>,
+    #[serde(default)]
+    delay: Nanos,
+    #[serde(default)]
+    risk: Vec<Spanned<String>>,
+}
+
+/// What is known while a file is read.
+struct Reader<'a> {
+    lines: Lines<'a>,
+    names: HashMap<String, (Node, usize)>,
+    addresses: BTreeMap<IpAddr, SwitchId>,
+}
+
+impl Reader<'_> {
+    fn at<T>(&self, value: &Spanned<T>) -> Position {
+        self.lines.position(value.span().start)
+    }
+
+    fn name(&mut self, name: &Spanned<String>, node: Node) -> Result<String, TopologyError> {
+        let (at, text) = (self.at(name), name.get_ref().clone());
+        let usual = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if text.len() > 63
+            || !text.chars().all(usual)
+            || !text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        {
+            return Err(TopologyError::BadName { at, name: text.chars().take(80).collect() });
+        }
+        if let Some((_, first)) = self.names.insert(text.clone(), (node, at.line)) {
+            return Err(TopologyError::DuplicateName { at, name: text, first });
+        }
+        Ok(text)
+    }
+
+    /// The addresses of a switch, which no other has.
+    fn addresses(
+        &mut self,
+        switch: &FileSwitch,
+        id: SwitchId,
+        before: &[Switch],
+    ) -> Result<Vec<IpAddr>, TopologyError> {
+        let mut addresses = Vec::with_capacity(switch.addresses.len());
+        for text in &switch.addresses {
+            let at = self.at(text);
+            let address: Option<IpAddr> = text.get_ref().parse().ok();
+            let Some(address) =
+                address.filter(|address| !address.is_unspecified() && !address.is_multicast())
+            else {
+                return Err(TopologyError::BadAddress {
+                    at,
+                    text: text.get_ref().chars().take(80).collect(),
+                });
+            };
+            if let Some(other) = self.addresses.insert(address, id) {
+                let other = before.get(other.0).map_or(switch.name.get_ref(), |other| &other.name).clone();
+                return Err(TopologyError::DuplicateAddress { at, address, other });
+            }
+            addresses.push(address);
+        }
+        Ok(addresses)
+    }
+
+    fn risk(&self, link: &FileLink) -> Result<BTreeSet<String>, TopologyError> {
+        if let Some(bad) = link.risk.iter().find(|risk| !(1..=63).contains(&risk.get_ref().chars().count())) {
+            return Err(TopologyError::BadRisk { at: self.at(bad) });
+        }
+        Ok(link.risk.iter().map(|risk| risk.get_ref().clone()).collect())
+    }
+
+    fn end(&self, name: &Spanned<String>) -> Result<Node, TopologyError> {
+        let known = self.names.get(name.get_ref()).map(|(node, _)| *node);
+        known.ok_or_else(|| TopologyError::UnknownNode { at: self.at(name), name: name.get_ref().clone() })
+    }
+
+    fn link(
+        &self,
+        link: &FileLink,
+        joined: &mut HashMap<(Node, Node), usize>,
+    ) -> Result<Link, TopologyError> {
+        let (from, to) = (self.end(&link.from)?, self.end(&link.to)?);
+        let at = self.at(&link.from);
+        if from == to {
+            return Err(TopologyError::Loop { at, name: link.from.get_ref().clone() });
+        }
+        if *link.rate.get_ref() == Rate(0) {
+            return Err(TopologyError::ZeroRate { at: self.at(&link.rate) });
+        }
+        if let Some(first) = joined.insert((from.min(to), from.max(to)), at.line) {
+            let (from, to) = (link.from.get_ref().clone(), link.to.get_ref().clone());
+            return Err(TopologyError::DuplicateLink { at, from, to, first });
+        }
+        Ok(Link { from, to, rate: *link.rate.get_ref(), delay: link.delay, risk: self.risk(link)? })
+    }
+}
+
+impl Topology {
+    /// Reads a topology file:
+    /// ```toml
+    /// [[host]]
+    /// name = "h0"
+    /// rack = "r0"              # optional
+    /// [[switch]]
+    /// name = "leaf0"
+    /// kind = "leaf"            # leaf (default), spine or core
+    /// addresses = ["10.64.0.3"] # optional: where it answers from when a packet's time to live has run out
+    /// [[link]]
+    /// from = "h0"
+    /// to = "leaf0"
+    /// rate = "1Gbit/s"         # each direction
+    /// delay = "50us"           # one way; 0 where absent
+    /// risk = ["conduit-1"]     # optional: fails together with others that name it
+    /// ```
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its line.
+    pub fn parse(text: &str) -> Result<Self, TopologyError> {
+        let file: File = parse_toml(text)?;
+        if file.host.is_empty() {
+            return Err(TopologyError::NoHosts);
+        }
+        for (count, what) in [(file.host.len(), "hosts"), (file.switch.len(), "switches")] {
+            if count > MOST_NODES {
+                return Err(TopologyError::TooMany(what));
+            }
+        }
+        let mut reader =
+            Reader { lines: Lines::new(text), names: HashMap::new(), addresses: BTreeMap::new() };
+        let mut hosts = Vec::with_capacity(file.host.len());
+        for (index, host) in file.host.iter().enumerate() {
+            let name = reader.name(&host.name, Node::Host(HostId(index)))?;
+            hosts.push(Host { name, rack: host.rack.clone() });
+        }
+        let mut switches = Vec::with_capacity(file.switch.len());
+        for (index, switch) in file.switch.iter().enumerate() {
+            let name = reader.name(&switch.name, Node::Switch(SwitchId(index)))?;
+            let addresses = reader.addresses(switch, SwitchId(index), &switches)?;
+            switches.push(Switch { name, kind: switch.kind, addresses });
+        }
+        let mut joined = HashMap::new();
+        let links: Result<Vec<_>, _> = file.link.iter().map(|link| reader.link(link, &mut joined)).collect();
+        let by_name = reader.names.iter().map(|(name, (node, _))| (name.clone(), *node)).collect();
+        let topology = Self::wire(hosts, switches, links?, by_name, reader.addresses.clone());
+        if let Some((host, other)) = topology.disconnected() {
+            let at =
+                file.host.get(host.0).map_or(Position { line: 1, column: 1 }, |host| reader.at(&host.name));
+            let name = |id: HostId| topology.node_name(Node::Host(id)).to_owned();
+            return Err(TopologyError::Disconnected { at, host: name(host), other: name(other) });
+        }
+        Ok(topology)
+    }
+}
