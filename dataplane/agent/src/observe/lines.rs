@@ -114,6 +114,9 @@ fn of_congestion(congestion: &Congestion, names: &Names, time: &dyn Fn(u64) -> u
         Path::Remote { address: remote, port } => {
             json!({"address": address(remote).to_string(), "source_port": port})
         }
+        Path::Connection { address: other, local, remote } => {
+            json!({"address": address(other).to_string(), "source_port": local, "destination_port": remote})
+        }
     };
     let state = match congestion.state {
         State::None => "none",

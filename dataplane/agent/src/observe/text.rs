@@ -98,7 +98,7 @@ fn of_congestion(congestion: &Congestion, names: &Names) -> String {
     let link = congestion.link;
     let mut text = names.get(link.interface);
     text.push_str(if link.direction == Direction::Egress { " outward" } else { " inward" });
-    if let Path::Remote { address: remote, .. } = link.path {
+    if let Some(remote) = link.path.address() {
         let _ = write!(text, ", path with {}", address(remote));
     }
     let state = match congestion.state {

@@ -83,6 +83,9 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
         Path::Whole => String::new(),
         Path::Remote { address: remote, port: 0 } => address(remote).to_string(),
         Path::Remote { address: remote, port } => format!("{} from port {port}", address(remote)),
+        Path::Connection { address: other, local, remote } => {
+            format!("{} port {remote} from port {local}", address(other))
+        }
     };
     let level = match found.state {
         State::None => v1::CongestionLevel::None,

@@ -14,7 +14,8 @@ const SILENCE_NS: u64 = 10_000_000;
 /// Flows and links that were silent for so long are forgotten.
 const FORGET_NS: u64 = 60_000_000_000;
 const SWEEP_NS: u64 = 10_000_000_000;
-/// A path with less than this part of its interface's bytes does not speak for the interface.
+/// A path with nothing measured, or less than this part of its interface's bytes, does not speak for the interface; where there are many paths, one with
+/// less than half of an equal part.
 const SPEAKS: u64 = 20;
 
 const NOBODY: u32 = u32::MAX;
@@ -40,6 +41,8 @@ struct Interface {
     totals: Option<(u64, InterfaceTotals)>,
     least: [Option<Measure>; 2],
     whole: [Option<u32>; 2],
+    /// Paths that something crosses.
+    paths: [u64; 2],
 }
 
 const fn way(direction: Direction) -> usize {
@@ -119,11 +122,7 @@ impl Detector {
                 self.snapshot(*time_ns, key, port, |memory| memory.roce(*time_ns, direction, counters));
             }
             Record::Event(event) => self.event(event),
-            Record::Owner(owner) => {
-                if let Some(flow) = self.flow(owner.time_ns, &owner.flow, 0) {
-                    flow.memory.own = owner.holds;
-                }
-            }
+            Record::Owner(owner) => self.owned(owner.time_ns, &owner.flow, owner.holds),
             Record::Link(link) => {
                 let known = self.interfaces.contains_key(&link.interface);
                 if known || self.interfaces.len() < self.limits.links {
@@ -224,9 +223,34 @@ impl Detector {
             return None;
         }
         let told = if key.direction == Direction::Ingress as u8 { (0, port) } else { (port, 0) };
-        let ports = if roce { told } else { (0, 0) };
-        let out = self.both(time_ns, key, Direction::Egress, ports.0)?;
-        let into = self.both(time_ns, key, Direction::Ingress, ports.1)?;
+        let (out, into) = if roce { told } else { (0, 0) };
+        let path = |port| Path::Remote { address: key.remote, port };
+        self.settle(time_ns, key, port, [path(out), path(into)])
+    }
+
+    /// An own connection takes a path of its own; when it is none any more, that of all others.
+    fn owned(&mut self, time_ns: u64, key: &FlowKey, holds: bool) {
+        let Some(flow) = self.flow(time_ns, key, 0) else { return };
+        let changes = flow.memory.own != holds;
+        flow.memory.own = holds;
+        if !changes || key.protocol != Protocol::Tcp as u8 {
+            return;
+        }
+        let (address, local, remote) = (key.remote, key.local_port, key.remote_port);
+        let path = if holds {
+            Path::Connection { address, local, remote }
+        } else {
+            Path::Remote { address, port: 0 }
+        };
+        // Where there is no room for it, it goes on with the others.
+        self.settle(time_ns, key, 0, [path, path]);
+    }
+
+    /// Gives a flow its paths, outwards and inwards; none where there are too many.
+    fn settle(&mut self, time_ns: u64, key: &FlowKey, port: u16, paths: [Path; 2]) -> Option<&mut Flow> {
+        let [out, into] = paths;
+        let out = self.both(time_ns, key, Direction::Egress, out)?;
+        let into = self.both(time_ns, key, Direction::Ingress, into)?;
         let flow = match self.flows.entry(*key) {
             Entry::Occupied(flow) => {
                 let flow = flow.into_mut();
@@ -244,11 +268,22 @@ impl Detector {
         Some(flow)
     }
 
-    fn both(&mut self, time_ns: u64, key: &FlowKey, direction: Direction, port: u16) -> Option<Places> {
-        let path = Path::Remote { address: key.remote, port };
+    fn both(&mut self, time_ns: u64, key: &FlowKey, direction: Direction, path: Path) -> Option<Places> {
         let whole = self.place(time_ns, Link { interface: key.interface, direction, path: Path::Whole })?;
         let path = self.place(time_ns, Link { interface: key.interface, direction, path })?;
         Some(Places { path, whole })
+    }
+
+    /// The least round trip on any path to the same end: equal paths are as long as each other, and one that is new may have
+    /// a queue already.
+    fn rest_of(&self, link: &Link) -> Option<u64> {
+        let to = link.path.address()?;
+        let beside = self.monitors.iter().flatten().filter(|monitor| {
+            let other = monitor.link;
+            let way = (other.interface, other.direction, other.path.address());
+            way == (link.interface, link.direction, Some(to))
+        });
+        beside.filter_map(|monitor| monitor.rest.least()).min()
     }
 
     /// Where a link's monitor is, made if it is not there; none where there are too many.
@@ -260,7 +295,10 @@ impl Detector {
             self.unplaced += 1;
             return None;
         }
-        let monitor = Monitor::new(link, time_ns, &self.limits);
+        let mut monitor = Monitor::new(link, time_ns, &self.limits);
+        if let Some(rest_ns) = self.rest_of(&link) {
+            monitor.rest.take(time_ns, self.limits.rest_age_ns, rest_ns, u64::min);
+        }
         let place = match self.free.pop() {
             Some(place) => place,
             None => {
@@ -394,13 +432,18 @@ impl Detector {
     /// Measures: rates, then queues of paths, then what the paths of an interface have in common.
     fn look(&mut self, end_ns: u64, active: &[u32]) {
         for interface in self.interfaces.values_mut() {
-            interface.least = [None; 2];
+            (interface.least, interface.paths) = ([None; 2], [0; 2]);
         }
         for place in active {
             if let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) {
                 monitor.due = monitor.is_due(end_ns);
                 if monitor.due {
                     monitor.rates(end_ns);
+                }
+                if monitor.measure.bytes > 0 && !monitor.is_whole() {
+                    let interface = self.interfaces.get_mut(&monitor.link.interface);
+                    let paths = interface.and_then(|one| one.paths.get_mut(way(monitor.link.direction)));
+                    paths.into_iter().for_each(|paths| *paths += 1);
                 }
             }
         }
@@ -412,6 +455,7 @@ impl Detector {
             let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
             let bytes = whole.map_or(0, |whole| whole.measure.bytes);
             let stated = interface.bytes_per_second;
+            let parts = interface.paths.get(way).map_or(SPEAKS, |paths| SPEAKS.max(2 * paths));
             let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
             if monitor.is_whole() {
                 continue;
@@ -420,7 +464,8 @@ impl Detector {
                 monitor.look(end_ns, stated, &self.limits);
             }
             let measure = monitor.measure;
-            if measure.bytes == 0 || measure.bytes < bytes / SPEAKS {
+            let mute = measure.trip_ns == 0 && measure.pressure == 0.0;
+            if mute || measure.bytes == 0 || measure.bytes < bytes / parts {
                 continue;
             }
             if let Some(least) = interface.least.get_mut(way)

@@ -23,9 +23,28 @@ pub enum Path {
     Remote {
         /// Its address, as in a flow's key.
         address: [u32; 4],
-        /// RoCE: the UDP source port, which chooses among equal paths; 0 for TCP, all of whose connections count as one.
+        /// RoCE: the UDP source port, which chooses among equal paths; 0 for TCP: all connections but our own count as one.
         port: u16,
     },
+    /// What an own TCP connection takes: its two ports choose among equal paths.
+    Connection {
+        /// The other end's address, as in a flow's key.
+        address: [u32; 4],
+        /// The port on this side.
+        local: u16,
+        /// The port on the other side.
+        remote: u16,
+    },
+}
+
+impl Path {
+    /// The address of the other end; none of the interface itself.
+    pub const fn address(&self) -> Option<[u32; 4]> {
+        match self {
+            Self::Whole => None,
+            Self::Remote { address, .. } | Self::Connection { address, .. } => Some(*address),
+        }
+    }
 }
 
 /// How congested a link is.

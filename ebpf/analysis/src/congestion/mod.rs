@@ -2,7 +2,7 @@
 //!
 //! A [`Detector`] takes in a host's records, is told of the time with `advance`, and yields a [`Congestion`] whenever a
 //! [`Link`]'s state or cause changes. A link is an interface one way, as a whole, or towards one other end (and, for RoCE, by
-//! one source port, which chooses among equal paths). Flows whose owner was told ([`Record::Owner`](crate::trace::Record::Owner))
+//! one source port, for an own TCP connection by its two ports, which choose among equal paths). Flows whose owner was told ([`Record::Owner`](crate::trace::Record::Owner))
 //! are our own, all others' are others'. Amounts are kept by the millisecond, for 128 of them; a snapshot's new bytes are
 //! spread over the time since the flow's last packet, or since its burst began.
 //!

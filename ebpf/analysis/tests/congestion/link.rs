@@ -101,6 +101,8 @@ struct Flow {
 /// Flows through the bottleneck.
 pub struct World {
     pub bottleneck: Bottleneck,
+    /// The local port of the first flow; further ones follow.
+    pub first_port: u16,
     random: ChaCha8Rng,
     now_ns: u64,
     free_ns: f64,
@@ -114,6 +116,7 @@ impl World {
     pub fn new(bottleneck: Bottleneck, seed: u64) -> Self {
         Self {
             bottleneck,
+            first_port: 10_000,
             random: ChaCha8Rng::seed_from_u64(seed),
             now_ns: 1_000 * MS,
             free_ns: 0.0,
@@ -151,7 +154,7 @@ impl World {
         let key = FlowKey {
             local: FlowKey::mapped(1),
             remote: FlowKey::mapped(100 + host),
-            local_port: 10_000 + flow as u16,
+            local_port: self.first_port + flow as u16,
             remote_port: 5000,
             interface: INTERFACE,
             protocol: Protocol::Tcp as u8,

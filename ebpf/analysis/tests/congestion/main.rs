@@ -1,6 +1,7 @@
 //! Verdicts on links, over many seeded runs of simulated flows.
 #![allow(clippy::expect_used, clippy::indexing_slicing, unreachable_pub)] // tests alone
 
+mod connections;
 mod link;
 mod signals;
 
