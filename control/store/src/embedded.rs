@@ -10,6 +10,7 @@ use redb::{
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// How records lie in the file.
 const FORMAT: u32 = 1;
@@ -37,23 +38,21 @@ impl Embedded {
     /// Where another process has it, it cannot be had, is damaged, or was written by a newer control.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let cannot = |source| StoreError::Open { path: path.to_owned(), source };
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-        let file = file.map_err(cannot)?;
+        if !path.try_exists().map_err(cannot)? {
+            make(path)?;
+        }
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(cannot)?;
         let status = file.metadata().map_err(cannot)?;
         if !status.is_file() {
             return Err(cannot(std::io::Error::other("not a regular file")));
         }
-        let backend = FileBackend::new(file).map_err(|error| unusable(path, (0, 0), error))?;
-        let opened = builder().create_with_backend(backend);
-        let database = opened.map_err(|error| unusable(path, (status.dev(), status.ino()), error))?;
-        // A file that was just made is there after a crash of the machine only once its folder is written.
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(cannot)?;
-        Self::prepare(database, path)
+        let unusable = |error| unusable(path, (status.dev(), status.ino()), error);
+        let backend = FileBackend::new(file).map_err(unusable)?;
+        Self::prepare(builder().create_with_backend(backend).map_err(unusable)?, path)
     }
 
-    /// Opens what lies on `backend` instead of a file; `name` stands for it in errors.
+    /// Opens what lies on `backend` instead of a file; `name` stands for it in errors. An empty one becomes a store; a crash
+    /// meanwhile may leave what cannot be opened.
     ///
     /// # Errors
     /// As [`Embedded::open`].
@@ -188,6 +187,31 @@ impl Store for Embedded {
     fn write(&mut self, changes: &[Change]) -> Result<(), StoreError> {
         self.try_write(changes).map_err(|error| self.failed(error))
     }
+}
+
+/// Makes an empty store under another name and gives it its own once all of it is written: a crash leaves none or a whole one,
+/// and of two processes at once one makes it.
+fn make(path: &Path) -> Result<(), StoreError> {
+    let cannot = |source| StoreError::Open { path: path.to_owned(), source };
+    let (parent, name) = (path.parent(), path.file_name());
+    let folder = parent.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = name.ok_or_else(|| cannot(std::io::Error::other("not the name of a file")))?;
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let unique = format!(".{}.{}-{clock}", name.to_string_lossy(), std::process::id());
+    let fresh = folder.join(unique);
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&fresh);
+    let made = FileBackend::new(file.map_err(cannot)?)
+        .and_then(|backend| builder().create_with_backend(backend))
+        .map_err(|error| unusable(path, (0, 0), error))
+        .and_then(|database| Embedded::prepare(database, path))
+        .map(drop)
+        .and_then(|()| match std::fs::hard_link(&fresh, path) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(cannot(error)),
+            _ => Ok(()),
+        });
+    let removed = std::fs::remove_file(&fresh).map_err(cannot);
+    made.and(removed)?;
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(cannot)
 }
 
 fn builder() -> Builder {

@@ -87,7 +87,7 @@ pub struct Epoch {
     pub reason: String,
 }
 
-/// Connections of one participant to another.
+/// A connection between two participants.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Connection {
     /// Host that connects.
@@ -96,6 +96,9 @@ pub struct Connection {
     /// The port that it connects from.
     #[prost(uint32, tag = "2")]
     pub source_port: u32,
+    /// Host that it connects to.
+    #[prost(string, tag = "3")]
+    pub peer: String,
 }
 
 /// The topology that control was started with last.

@@ -1,0 +1,179 @@
+//! Every store keeps what it is given; the one in a file says precisely why it cannot be used.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_store::{
+    Change, Connection, Embedded, Epoch, Fabric, Memory, Plan, Store, StoreError, Stored, Tenant, Withdrawal,
+    WithdrawalKind,
+};
+use std::path::Path;
+
+fn changes() -> Vec<Change> {
+    let epoch = Epoch {
+        epoch: 7,
+        order: vec![0, 2, 1],
+        connections: vec![Connection { host: "h0".into(), source_port: 20_001, peer: "h2".into() }],
+        score_ns: 12,
+        reason: "spine1 is congested".into(),
+    };
+    let plan = |communicator| Plan {
+        communicator,
+        tenant: "a".into(),
+        name: "world".into(),
+        hosts: ["h0", "h1", "h2"].map(str::to_owned).to_vec(),
+        next_epoch: 9,
+        current: Some(epoch.clone()),
+        pending: Some(Epoch { epoch: 8, ..epoch.clone() }),
+    };
+    let withdrawal = |target: &str, kind: WithdrawalKind| Withdrawal {
+        target: target.into(),
+        kind: kind.into(),
+        from_ns: 5,
+        until_ns: 0,
+        reason: "a fan".into(),
+    };
+    vec![
+        Change::Boot(41),
+        Change::Fabric(Fabric { text: "[[host]]\nname = \"h0\"\n".into(), since_ns: 3 }),
+        Change::Tenant(Tenant { name: "a".into(), added_ns: 1 }),
+        Change::Tenant(Tenant { name: "b".into(), added_ns: 2 }),
+        Change::NoTenant("a".into()),
+        Change::Withdraw(withdrawal("spine0", WithdrawalKind::Drain)),
+        Change::Withdraw(withdrawal("spine0", WithdrawalKind::Maintenance)),
+        Change::Withdraw(withdrawal("leaf0:spine0", WithdrawalKind::Drain)),
+        Change::Restore("spine0".into(), WithdrawalKind::Drain),
+        Change::Restore("never".into(), WithdrawalKind::Drain),
+        Change::Plan(Box::new(plan(1 << 40))),
+        Change::Plan(Box::new(plan(2))),
+        Change::NoPlan(2),
+        Change::NoPlan(99),
+    ]
+}
+
+/// What any store does; returns what it has in the end.
+fn keeps_what_it_is_given(store: &mut dyn Store) -> Stored {
+    assert_eq!(store.read().unwrap(), Stored::default());
+    let mut model = Stored::default();
+    for group in changes().chunks(3) {
+        store.write(group).unwrap();
+        group.iter().for_each(|change| model.apply(change));
+        assert_eq!(store.read().unwrap(), model);
+    }
+    store.write(&[]).unwrap();
+    store.write(&changes()).unwrap();
+    assert_eq!(store.read().unwrap(), model, "carried out twice, nothing is different");
+    assert_eq!((model.tenants.len(), model.withdrawals.len(), model.plans.len()), (1, 2, 1));
+    model
+}
+
+#[test]
+fn in_memory() {
+    keeps_what_it_is_given(&mut Memory::new());
+}
+
+#[test]
+fn in_a_file_over_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.redb");
+    let model = keeps_what_it_is_given(&mut Embedded::open(&path).unwrap());
+    assert_eq!(Embedded::open(&path).unwrap().read().unwrap(), model);
+    let left = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["control.redb"], "nothing else is left");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn numbers_of_starts() {
+    let mut stored = Stored::default();
+    assert_eq!(stored.next_boot(77), 77);
+    stored.boot = Some(u32::MAX);
+    assert_eq!(stored.next_boot(77), 0);
+}
+
+fn refusal(path: &Path) -> StoreError {
+    Embedded::open(path).expect_err("not to be opened")
+}
+
+#[test]
+fn two_servers_on_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.redb");
+    let mut first = Embedded::open(&path).unwrap();
+    let error = refusal(&path);
+    let StoreError::InUse { owner, .. } = &error else { panic!("{error}") };
+    assert!(owner.is_none_or(|pid| pid == std::process::id()), "{error}");
+    assert!(error.to_string().contains("is a second control server running on it?"), "{error}");
+    first.write(&[Change::Boot(1)]).unwrap();
+    assert_eq!(first.read().unwrap().boot, Some(1), "the first goes on");
+    drop(first);
+    assert_eq!(Embedded::open(&path).unwrap().read().unwrap().boot, Some(1));
+}
+
+/// Control servers that start at once on a file that is not there yet: one has it, whatever the order.
+#[test]
+fn two_servers_that_make_it_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.redb");
+    let start = std::sync::Barrier::new(8);
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        let open = || {
+            start.wait();
+            Embedded::open(&path)
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(opened.iter().filter(|opened| opened.is_ok()).count(), 1);
+    for refused in opened.iter().filter_map(|opened| opened.as_ref().err()) {
+        assert!(matches!(refused, StoreError::InUse { .. }), "{refused}");
+    }
+}
+
+#[test]
+fn what_is_no_store() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(matches!(refusal(folder.path()), StoreError::Open { .. }));
+    assert!(matches!(refusal(&folder.path().join("no/folder")), StoreError::Open { .. }));
+    let text = folder.path().join("text");
+    std::fs::write(&text, "listen = \"127.0.0.1:0\"\n".repeat(1000)).unwrap();
+    assert!(matches!(refusal(&text), StoreError::Damaged { .. }));
+    assert!(std::fs::read_to_string(&text).unwrap().starts_with("listen"), "and it is left as it was");
+}
+
+#[test]
+fn a_newer_format_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.redb");
+    drop(Embedded::open(&path).unwrap());
+    let database = redb::Database::open(&path).unwrap();
+    let write = database.begin_write().unwrap();
+    let meta = redb::TableDefinition::<&str, &[u8]>::new("meta");
+    write.open_table(meta).unwrap().insert("format", 2_u32.to_le_bytes().as_slice()).unwrap();
+    write.commit().unwrap();
+    drop(database);
+    assert!(matches!(refusal(&path), StoreError::Format { found: 2, known: 1, .. }));
+}
+
+/// Bytes that change under a store are found, not believed: an error, or what was there.
+#[test]
+fn damage_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.redb");
+    let mut store = Embedded::open(&path).unwrap();
+    store.write(&changes()).unwrap();
+    let model = store.read().unwrap();
+    drop(store);
+    let whole = std::fs::read(&path).unwrap();
+    let (mut found, step) = (0, whole.len() / 97);
+    for at in (0..whole.len()).step_by(step.max(1)) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x5a;
+        std::fs::write(&path, &bytes).unwrap();
+        match Embedded::open(&path).and_then(|store| store.read()) {
+            Ok(stored) => assert_eq!(stored, model, "byte {at}"),
+            Err(_) => found += 1,
+        }
+    }
+    // Most of the file is empty pages, whose bytes say nothing.
+    assert!(found > 0);
+}
