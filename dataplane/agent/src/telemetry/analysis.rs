@@ -62,6 +62,11 @@ impl Analysis {
         self.gather();
     }
 
+    /// Whether a verdict on congestion is in the making.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.congestion.is_unsettled()
+    }
+
     /// Nothing more comes: operations and phases that are over are told, though more might have come.
     pub(crate) fn finish(&mut self) {
         self.marks.advance(NEVER_NS);

@@ -8,6 +8,7 @@ use harmonaize_analysis::trace::Record;
 use harmonaize_events::{FlowKey, Protocol};
 use harmonaize_loader::{Collector, Counters, Flows};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Flows that are looked at one by one; the others wait until all are read.
 const MOST: usize = 256;
@@ -31,11 +32,17 @@ pub(crate) fn entry(flow: &FlowKey) -> FlowKey {
 }
 
 impl Looks {
-    /// A packet of a flow has passed.
-    pub(crate) fn wake(&mut self, flow: &FlowKey) {
-        let flow = entry(flow);
-        if self.awake.len() < MOST {
-            self.awake.entry(flow).or_insert(0);
+    /// A packet of a flow has passed. Whether it had rested, and is looked at from now on.
+    pub(crate) fn wake(&mut self, flow: &FlowKey) -> bool {
+        if self.awake.len() >= MOST {
+            return false;
+        }
+        match self.awake.entry(entry(flow)) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(place) => {
+                place.insert(0);
+                true
+            }
         }
     }
 
@@ -170,7 +177,8 @@ mod tests {
         looks.look(&fake, 350 + SILENT_NS, &mut records).unwrap();
         assert!(!looks.any_awake());
         pass(&fake, 1, 400 + SILENT_NS);
-        looks.wake(&FlowKey { direction: Direction::Egress as u8, ..tcp(1) });
+        let packet = FlowKey { direction: Direction::Egress as u8, ..tcp(1) };
+        assert_eq!([looks.wake(&packet), looks.wake(&packet)], [true, false]);
         looks.look(&fake, 410 + SILENT_NS, &mut records).unwrap();
         assert_eq!(told(&mut records), [1]);
         // One that is gone is not looked at any more.

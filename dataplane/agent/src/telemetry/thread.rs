@@ -8,7 +8,7 @@ use crate::telemetry::links::Links;
 use crate::telemetry::looks::Looks;
 use crate::telemetry::names::Names;
 use crate::telemetry::own::{Formed, Own};
-use crate::telemetry::pace::{Credit, Pace};
+use crate::telemetry::pace::{Credit, Pace, nanoseconds};
 use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::tap::{Part, Recording, Tap};
 use crate::telemetry::{Failed, failed};
@@ -33,12 +33,18 @@ const COMMANDS: usize = 256;
 const EVENTS: usize = 4096;
 const MARKS: usize = 16384;
 /// Shares of a core, as one part of so many, that the kinds of work may take: looking at flows under way, reading all
-/// flows, and waking for events (the rest of whose cost nobody can choose). Together 1.7%.
-const LOOKS: u32 = 200;
-const READINGS: u32 = 200;
-const WAKES: u32 = 150;
+/// flows, waking for events (the rest of whose cost nobody can choose), and looking closely. Together 1.7%.
+const LOOKS: u32 = 250;
+const READINGS: u32 = 250;
+const WAKES: u32 = 200;
+const CLOSE_LOOKS: u32 = 250;
 /// Processor time that waking for events may save up, and owe: so long events are acted on at once.
 const SAVED: Duration = Duration::from_micros(500);
+/// Looks are this far apart while traffic has just begun, or a verdict is in the making; the processor time for it that may
+/// be saved up, and how long traffic has just begun.
+const CLOSE: Duration = Duration::from_millis(1);
+const CLOSE_SAVED: Duration = Duration::from_millis(3);
+const BEGINNING_NS: u64 = 20_000_000;
 /// Longer than this events never wait, whatever it costs.
 const GATHER: Duration = Duration::from_millis(10);
 /// How long looks go on after the last sign of traffic.
@@ -202,6 +208,10 @@ struct Thread {
     read_all: Pace,
     round_ns: u64,
     wakes: Credit,
+    close: Credit,
+    looked_ns: u64,
+    /// When a flow that had rested was last seen again.
+    woken_ns: u64,
     begun_ns: u64,
     /// When there was last a sign of traffic.
     busy_ns: u64,
@@ -255,6 +265,9 @@ impl Thread {
             read_all: Pace::new(READINGS, READ_ALL.0, READ_ALL.1),
             round_ns: 0,
             wakes: Credit::new(WAKES, SAVED),
+            close: Credit::new(CLOSE_LOOKS, CLOSE_SAVED),
+            looked_ns: 0,
+            woken_ns: 0,
             begun_ns: now_ns,
             busy_ns: 0,
             accounted: thread_time(),
@@ -287,7 +300,7 @@ impl Thread {
         let now_ns = monotonic_ns();
         let mut until_ns = self.round_ns;
         if self.is_busy(now_ns) {
-            until_ns = until_ns.min(self.look.due_ns()).min(self.read_all.due_ns());
+            until_ns = until_ns.min(self.look_ns(now_ns)).min(self.read_all.due_ns());
         }
         let mut left = Duration::from_nanos(until_ns.saturating_sub(now_ns));
         // While events gather, they do not wake it.
@@ -307,6 +320,14 @@ impl Thread {
         let _ = poll(&mut fds, Some(&left));
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.bell, &mut count);
+    }
+
+    /// When flows under way are looked at next.
+    fn look_ns(&self, now_ns: u64) -> u64 {
+        let begins = now_ns.saturating_sub(self.woken_ns) < BEGINNING_NS;
+        let close = (begins || self.analysis.is_unsettled()) && self.close.rest().is_zero();
+        let close_ns = self.looked_ns.saturating_add(nanoseconds(CLOSE));
+        if close { close_ns.min(self.look.due_ns()) } else { self.look.due_ns() }
     }
 
     fn is_busy(&self, now_ns: u64) -> bool {
@@ -342,9 +363,10 @@ impl Thread {
     /// Takes events and marks out of their queues.
     fn gather(&mut self) {
         self.events.clear();
+        let mut woken = false;
         let Self { source, events, looks, .. } = self;
         let read = source.read_events(EVENTS, &mut |event| {
-            looks.wake(&event.flow);
+            woken |= looks.wake(&event.flow);
             events.push(*event);
         });
         if let Err(error) = read {
@@ -359,6 +381,7 @@ impl Thread {
         }
         if let Some(latest) = self.events.last().map(|event| event.time_ns) {
             self.busy_ns = self.busy_ns.max(latest);
+            self.woken_ns = if woken { latest } else { self.woken_ns };
         }
     }
 
@@ -382,14 +405,20 @@ impl Thread {
 
     /// Reads flows where that is due. What analysis takes for them counts, too.
     fn look_around(&mut self, now_ns: u64) {
-        if self.look.is_due(now_ns) {
+        if now_ns >= self.look_ns(now_ns) {
+            let close = !self.look.is_due(now_ns);
             if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, &mut self.records) {
                 failed("looking at flows", &error);
             }
             self.read_totals(now_ns);
             self.hand_on(now_ns);
             let spent = self.spent();
-            self.look.done(now_ns, spent);
+            self.looked_ns = now_ns;
+            if close {
+                self.close.used(now_ns, spent);
+            } else {
+                self.look.done(now_ns, spent);
+            }
         }
         self.read_if_due(now_ns);
     }

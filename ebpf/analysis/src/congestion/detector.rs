@@ -70,6 +70,7 @@ pub struct Detector {
     looked_ns: u64,
     swept_ns: u64,
     urgent: bool,
+    unsettled: bool,
     unplaced: u64,
     lost: u64,
 }
@@ -93,6 +94,7 @@ impl Detector {
             looked_ns: 0,
             swept_ns: 0,
             urgent: false,
+            unsettled: false,
             unplaced: 0,
             lost: 0,
         }
@@ -182,6 +184,11 @@ impl Detector {
         let place = self.places.get(link)?;
         let monitor = self.monitors.get(*place as usize)?.as_ref()?;
         Some(finding(monitor, self.now_ns))
+    }
+
+    /// Whether a verdict is in the making: who looks at flows more closely now has it sooner.
+    pub fn is_unsettled(&self) -> bool {
+        self.unsettled
     }
 
     /// Snapshots that were left out because too many flows or links are known.
@@ -487,6 +494,7 @@ impl Detector {
 
     /// Judges: interfaces, then paths, whose cause is the interface's where that is congested itself.
     fn decide(&mut self, active: &[u32]) {
+        self.unsettled = false;
         for wholes in [true, false] {
             for place in active {
                 let Some(Some(monitor)) = self.monitors.get(*place as usize) else { continue };
@@ -499,7 +507,9 @@ impl Detector {
                 };
                 let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
                 let pressure = monitor.measure.pressure;
-                if monitor.decide(self.now_ns, pressure, cause, &self.limits) {
+                let changed = monitor.decide(self.now_ns, pressure, cause, &self.limits);
+                self.unsettled |= monitor.is_unsettled();
+                if changed {
                     if self.found.len() >= self.limits.findings.max(1) {
                         self.found.pop_front();
                         self.lost += 1;

@@ -526,6 +526,14 @@ impl Monitor {
         }
     }
 
+    /// Whether there is pressure that is no state yet, or a state whose cause is not settled: more records would decide it.
+    pub(super) fn is_unsettled(&self) -> bool {
+        match self.level.state {
+            State::None => !self.level.rests(),
+            _ => self.turning.is_some(),
+        }
+    }
+
     /// Whether it may be left alone until something crosses it.
     pub(super) fn rests(&self, end_ns: u64) -> bool {
         self.level.rests() && !self.fresh && end_ns.saturating_sub(self.heard_ns) > 3 * OLD_NS
