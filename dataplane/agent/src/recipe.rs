@@ -122,7 +122,8 @@ fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
         initiate: peer.initiate,
         source_ports,
     };
-    Ok(Peer { participant: Participant(peer.participant), introduction })
+    let rate = (peer.rate_bits > 0).then_some(peer.rate_bits);
+    Ok(Peer { participant: Participant(peer.participant), introduction, rate })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::acknowledge::Acknowledgements;
 use crate::channel::{Channel, Segment};
 use crate::departure::Departures;
 use crate::epoch::{Epoch, EpochPlan, MAX_STEP_PEERS, Timeouts};
+use crate::hold::Hold;
 use crate::inquiry::Inquiry;
 use crate::message::{Control, Header, Kind, Message, Payload};
 use crate::operation::{Call, Called, Operations};
@@ -179,6 +180,7 @@ pub struct Communicator {
     /// By participant: what it last called.
     heard: Vec<Option<(u64, Signature)>>,
     pub(crate) departures: Departures,
+    pub(crate) hold: Hold,
     pub(crate) failure: Option<Failure>,
     /// Local ranks of the oldest operation whose completion was reported.
     pub(crate) reported: usize,
@@ -217,6 +219,7 @@ impl Communicator {
             progress: Nanos(0),
             heard: vec![None; participants as usize],
             departures: Departures::new(participants),
+            hold: Hold::default(),
             failure: None,
             reported: 0,
             group,
@@ -488,7 +491,7 @@ impl Communicator {
                 return Some(action);
             }
             let begun = self.begun;
-            while self.begin_segment() {}
+            while self.begin_segment(now) {}
             if let Some(action) = self.issue(now) {
                 return Some(action);
             }

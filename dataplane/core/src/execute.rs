@@ -38,8 +38,8 @@ impl Communicator {
         self.retire_epoch();
     }
 
-    /// Begins the next segment in order, if its operation is called by all, its channel free and its plan known.
-    pub(crate) fn begin_segment(&mut self) -> bool {
+    /// Begins the next segment in order, if its operation is called by all and not held back, its channel free and its plan known.
+    pub(crate) fn begin_segment(&mut self, now: Nanos) -> bool {
         let segment = self.begun;
         let Some(operation) = self.operations.get(self.cursor) else { return false };
         if !self.operations.complete(self.cursor) {
@@ -52,6 +52,9 @@ impl Communicator {
         let Some(new_plan) = self.next.as_ref().map_or(Some(false), |switch| switch.governs(segment)) else {
             return false;
         };
+        if operation.run.is_none() && self.hold.holds(now) {
+            return false;
+        }
         let (signature, in_place) = (operation.signature, operation.in_place);
         let epoch = match &mut self.next {
             Some(switch) if new_plan => &mut switch.epoch,

@@ -18,6 +18,7 @@ mod departure;
 mod epoch;
 mod execute;
 mod failure;
+mod hold;
 mod inquiry;
 mod message;
 mod operation;

@@ -31,6 +31,8 @@ pub struct Peer {
     pub participant: Participant,
     /// Both ends were told this by control.
     pub introduction: Introduction,
+    /// Most that this end may send to it, in bits a second; none: no bound.
+    pub rate: Option<u64>,
 }
 
 /// Everything that a communicator needs at this agent.
@@ -49,6 +51,9 @@ pub struct Formation {
     /// Times.
     pub timeouts: Timeouts,
 }
+
+/// Longest that an operation is held back.
+pub const MAX_HOLD: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// A request to the engine.
 #[derive(Debug)]
@@ -75,6 +80,14 @@ pub enum Command {
         plan: EpochPlan,
         /// Links for it.
         peers: Vec<Peer>,
+    },
+    /// Hold the next operation of a communicator back once: its first segment here begins so much later than it could. Takes the
+    /// place of a hold that waits.
+    Hold {
+        /// Of which communicator.
+        communicator: CommunicatorId,
+        /// By how long, at most [`MAX_HOLD`].
+        hold: std::time::Duration,
     },
     /// Give up a change that is not under way yet.
     Abandon {

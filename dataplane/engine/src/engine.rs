@@ -143,7 +143,8 @@ impl Engine {
     /// How long the loop may sleep for want of events.
     pub fn patience(&self) -> Option<Duration> {
         let timeouts = self.members.iter().filter_map(|member| member.core.next_timeout());
-        let due = timeouts.chain(self.stopping.then(|| self.closed.after(FAREWELL))).min()?;
+        let held = self.members.iter().filter_map(|member| member.core.held_until());
+        let due = timeouts.chain(held).chain(self.stopping.then(|| self.closed.after(FAREWELL))).min()?;
         Some(Duration::from_nanos(due.0.saturating_sub(self.now().0)).max(Duration::from_millis(1)))
     }
 

@@ -56,6 +56,9 @@ fn open_link(
     let memory =
         Memory::private(usize::try_from(bytes).map_err(|error| at(&error))?).map_err(|error| at(&error))?;
     let link = transport.open(peer.introduction).map_err(|error| at(&error))?;
+    if peer.rate.is_some() && !transport.pace(link, peer.rate) {
+        tracing::warn!(participant = participant.0, "this transport bounds no rates");
+    }
     links.set(participant, link, std::sync::Arc::clone(&memory), paths);
     for channel in 0..plan.channels {
         let memory =

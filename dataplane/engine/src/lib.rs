@@ -22,7 +22,7 @@ mod validate;
 
 pub use command::{
     AttachmentId, AttachmentStatus, Command, CommunicatorId, CommunicatorStatus, Formation, LocalRank,
-    Notice, Peer, Status,
+    MAX_HOLD, Notice, Peer, Status,
 };
 pub use engine::Engine;
 pub use marks::{MarkReader, MarkWriter, marks};

@@ -1,13 +1,13 @@
 //! Communicators and attachments coming and going: commands, links up and down, the end.
 
 use crate::attachment::Attachment;
-use crate::command::{Command, CommunicatorId, Formation, Notice, Peer, Status};
+use crate::command::{Command, CommunicatorId, Formation, MAX_HOLD, Notice, Peer, Status};
 use crate::engine::{Engine, watch};
 use crate::formation::{close_links, form, open_links};
 use crate::member::{Links, Member};
 use crate::table::Key;
 use harmonaize_abi::Status as Code;
-use harmonaize_core::{EpochPlan, Failure};
+use harmonaize_core::{EpochPlan, Failure, Nanos};
 use harmonaize_plan::Participant;
 use harmonaize_transport::LinkId;
 
@@ -34,6 +34,12 @@ impl Engine {
             }
             Command::Form(formation) => self.form(*formation),
             Command::Change { communicator, plan, peers } => self.change(communicator, plan, peers),
+            Command::Hold { communicator, hold } => {
+                if let Some(member) = self.member(communicator) {
+                    let hold = hold.min(MAX_HOLD).as_nanos();
+                    member.core.hold(Nanos(u64::try_from(hold).unwrap_or(u64::MAX)));
+                }
+            }
             Command::Abandon { communicator, epoch } => {
                 let Some(member) = self.member(communicator) else { return };
                 if member.core.abandon(epoch) {

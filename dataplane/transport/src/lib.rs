@@ -195,6 +195,13 @@ pub trait Transport {
         None
     }
 
+    /// Bounds what a link sends, headers of the transport included, to so many bits a second, divided evenly among its
+    /// paths; `None` takes the bound off. From the next bytes on. False: the transport cannot, or has no such link.
+    fn pace(&mut self, link: LinkId, bits_per_second: Option<u64>) -> bool {
+        let _ = (link, bits_per_second);
+        false
+    }
+
     /// Does at most about `budget` frames or system calls of work, reports what happened, and says how much was done
     /// (0: nothing to do).
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize;

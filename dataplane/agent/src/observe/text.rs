@@ -2,7 +2,7 @@
 
 use super::Printer;
 use crate::telemetry::{Finding, Found, Late, LinkReading, Names, Reading, realtime_ns};
-use harmonaize_analysis::congestion::{Cause, Congestion, Path, State};
+use harmonaize_analysis::congestion::{Cause, Congestion, State};
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::{Address, Phase};
 use harmonaize_analysis::straggler::{Kind, Subject};

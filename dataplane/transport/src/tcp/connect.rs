@@ -94,6 +94,9 @@ impl TcpTransport {
         }
         link.up = true;
         link.trouble = None;
+        if link.rate.is_some() {
+            link.pace();
+        }
         let paths = link.slots.len() as u16;
         self.next_tick.get_or_insert_with(|| Instant::now() + self.config.tick());
         self.rearm = true;

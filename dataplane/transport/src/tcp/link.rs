@@ -2,6 +2,7 @@
 
 use super::dial::Dial;
 use super::path::Path;
+use super::sys;
 use crate::rings::Rings;
 use crate::{DownReason, Introduction};
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ pub(super) struct Link {
     pub(super) rings: Rings,
     /// Why someone who came was refused, or why our last try failed.
     pub(super) trouble: Option<DownReason>,
+    /// What it may send, in bits a second.
+    pub(super) rate: Option<u64>,
     /// One path was closed by the peer: until then the others may still deliver.
     pub(super) ending: Option<Instant>,
 }
@@ -41,7 +44,7 @@ impl Link {
         let slot = || if introduction.initiate { Slot::Retry(now, FIRST_PAUSE) } else { Slot::Absent };
         let slots = introduction.source_ports.iter().map(|_| slot()).collect();
         let (rings, deadline) = (Rings::default(), now + timeout);
-        Self { introduction, deadline, up: false, slots, rings, trouble: None, ending: None }
+        Self { introduction, deadline, up: false, slots, rings, trouble: None, rate: None, ending: None }
     }
 
     pub(super) fn path(&mut self, path: u16) -> Option<&mut Path> {
@@ -55,6 +58,20 @@ impl Link {
         self.slots.iter_mut().zip(0..).filter_map(|(slot, number)| match slot {
             Slot::Ready(path) => Some((number, &mut **path)),
             _ => None,
+        })
+    }
+
+    /// Divides the link's rate among the connections that it has. False if one of them cannot be paced.
+    pub(super) fn pace(&mut self) -> bool {
+        let paths = self.slots.len().max(1) as u64;
+        // The kernel takes all ones for no bound; a rate of nothing would never let go of a byte.
+        let each = self.rate.map_or(u64::MAX, |bits| (bits / 8 / paths).max(1));
+        self.paths().fold(true, |able, (number, path)| match sys::set_pacing(&path.socket, each) {
+            Ok(()) => able,
+            Err(error) => {
+                tracing::warn!(path = number, %error, "a connection cannot be paced");
+                false
+            }
         })
     }
 

@@ -421,6 +421,12 @@ impl Transport for TcpTransport {
         Ok(())
     }
 
+    fn pace(&mut self, link: LinkId, bits_per_second: Option<u64>) -> bool {
+        let Some(link) = self.links.get_mut(&link) else { return false };
+        link.rate = bits_per_second;
+        link.pace()
+    }
+
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
         let mut done = self.work(budget, sink);
         let events = self.poll.ready();

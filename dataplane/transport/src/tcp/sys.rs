@@ -54,6 +54,17 @@ pub(super) fn receive_bytes(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<u
     unsafe { receive(socket.as_fd(), &mut [piece]) }
 }
 
+/// Bounds the rate at which a connection's segments leave, in bytes a second (SO_MAX_PACING_RATE, socket(7)); `u64::MAX` for no bound.
+/// TCP keeps to it by itself where the interface's queue is none that paces (tcp(7), since Linux 4.20).
+pub(super) fn set_pacing(socket: impl AsFd, bytes_per_second: u64) -> io::Result<()> {
+    let bytes = size_of::<u64>() as libc::socklen_t;
+    let rate: *const u64 = &raw const bytes_per_second;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
+    // SAFETY: the kernel reads `bytes` bytes of `rate`, which is alive and of that size.
+    let result = unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, rate.cast(), bytes) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Throws away what has arrived, without copying it; 0 is the end of the stream.
 pub(super) fn discard(socket: impl AsFd) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;

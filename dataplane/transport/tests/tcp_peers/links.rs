@@ -5,6 +5,7 @@ use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::TcpTransport;
 use harmonaize_transport::{DownReason, Landing, Ring, SendError, Transport};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
@@ -84,4 +85,46 @@ fn a_link_whose_peer_does_not_read_holds_up_no_other() {
         assert!(arrived, "frame {sequence} did not arrive");
     }
     assert!(full);
+}
+
+/// How long frames take over a link of two paths, of which a bound on its rate is set before it is up, or after.
+fn paced(bits_per_second: Option<u64>, early: bool) -> Duration {
+    let (mut a, mut b) = (TcpTransport::bind(config()).unwrap(), TcpTransport::bind(config()).unwrap());
+    let two = |peer, initiate| {
+        let mut introduction = introduction(1, peer, initiate);
+        introduction.source_ports = vec![0, 0];
+        introduction
+    };
+    let at_a = a.open(two(b.local_address(), true)).unwrap();
+    let at_b = b.open(two(a.local_address(), false)).unwrap();
+    let memory = Span::new(&Memory::private(1 << 20).unwrap(), 0, 1 << 20).unwrap();
+    b.attach_ring(at_b, 0, Ring { memory, slot_bytes: 1 << 18, slots: 4 }).unwrap();
+    if early {
+        assert!(a.pace(at_a, bits_per_second));
+    }
+    let (mut from, mut to) = (Log::new(), Log::new());
+    assert!(drive(&mut [(&mut a, &mut from), (&mut b, &mut to)], &|logs| logs
+        .iter()
+        .all(|log| log.len() == 1)));
+    assert!(early || a.pace(at_a, bits_per_second));
+    let payload = Span::new(&Memory::private(1 << 18).unwrap(), 0, 1 << 18).unwrap();
+    let begun = Instant::now();
+    for sequence in 0..16 {
+        let landing = Landing { ring: 0, sequence };
+        a.send(at_a, sequence as u16 % 2, &[], Some((landing, payload.clone(), 0))).unwrap();
+    }
+    assert!(drive(&mut [(&mut a, &mut from), (&mut b, &mut to)], &|logs| logs[1].len() == 17), "{to:?}");
+    begun.elapsed()
+}
+
+#[test]
+fn a_link_keeps_to_its_rate_over_all_its_paths() {
+    // 34 Mbit at 80 Mbit/s: over loopback TCP begins with ten segments of 64 KiB on each connection, unpaced.
+    for early in [true, false] {
+        let took = paced(Some(80_000_000), early);
+        assert!(took >= Duration::from_millis(200), "{took:?}");
+    }
+    paced(None, false);
+    let mut none = TcpTransport::bind(config()).unwrap();
+    assert!(!none.pace(harmonaize_transport::LinkId(7), Some(1)), "there is no such link");
 }
