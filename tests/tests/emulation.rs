@@ -1,14 +1,19 @@
 //! The emulated fabric itself: nodes reach one another, paths are spread, tenants are confined, nothing is left behind.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use harmonaize_tests::{echo, fabric, racks, star};
+use harmonaize_tests::{echo, fabric, racks, racks_and_strangers, star};
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::process::Command;
-use std::time::Instant;
-use xtask::counters::Counters;
+use std::time::{Duration, Instant};
+use xtask::counters::{Carried, Counters};
 use xtask::fabric::{Fabric, standing};
+use xtask::foreign::Foreign;
+use xtask::load::Watch;
 use xtask::process::Process;
+use xtask::route::{Flow, Protocol, switches};
 use xtask::tenant::TenantSpace;
 
 fn up(topology: &str) -> Option<Fabric> {
@@ -58,6 +63,75 @@ fn flows_between_racks_spread_over_the_spines_steadily() {
     assert_eq!(chosen, (40_000..40_032).map(next_hop).collect::<Vec<_>>(), "a flow keeps its spine");
 }
 
+/// What `ip route get` says of a connection, and with it what a traced path says, is what its packets do.
+#[test]
+fn connections_cross_the_spines_that_their_ports_choose() {
+    let Some(fabric) = up(&racks(2, 1, 2, "1Gbit/s")) else { return };
+    let [a, b] = fabric.hosts() else { panic!("two hosts") };
+    let listener = b.namespace.enter(|| TcpListener::bind((b.addresses[0], 0)).unwrap()).unwrap();
+    let target = listener.local_addr().unwrap();
+    for source_port in 30_000..30_008 {
+        let before = ["spine0", "spine1"].map(|spine| counters(&fabric, spine, "port1").sent);
+        // A port of one's own choice: bound by name, as agents do.
+        let socket = a.namespace.enter(|| {
+            let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            bind(&socket, &SocketAddrV4::new(a.addresses[0], source_port)).unwrap();
+            connect(&socket, &target).unwrap();
+            TcpStream::from(socket)
+        });
+        let mut stream = socket.unwrap();
+        let (mut accepted, _) = listener.accept().unwrap();
+        stream.write_all(&[7; 50_000]).unwrap();
+        drop(stream);
+        std::io::copy(&mut accepted, &mut std::io::sink()).unwrap();
+        let after = ["spine0", "spine1"].map(|spine| counters(&fabric, spine, "port1").sent);
+        let carried = [after[0] - before[0], after[1] - before[1]];
+        let flow = Flow {
+            protocol: Protocol::Tcp,
+            from: a.name.clone(),
+            to: b.name.clone(),
+            source_port,
+            destination_port: target.port(),
+        };
+        let switches = switches(&fabric, &flow).unwrap();
+        let [leaf0, spine, leaf1] = switches.as_slice() else { panic!("{switches:?}") };
+        assert_eq!((leaf0.as_str(), leaf1.as_str()), ("leaf0", "leaf1"));
+        let chosen = usize::from(spine == "spine1");
+        assert!(
+            carried[chosen] >= 50_000 && carried[1 - chosen] < 5_000,
+            "{source_port}: {spine}, {carried:?}"
+        );
+    }
+}
+
+#[test]
+fn a_foreign_flow_crosses_the_spine_that_it_is_to() {
+    let Some(fabric) = up(&racks_and_strangers(2, 1, 2, "100Mbit/s")) else { return };
+    for (spine, other) in [("spine0", "spine1"), ("spine1", "spine0")] {
+        let watch = Watch::start(&fabric, &["spine0", "spine1"], Duration::from_millis(1)).unwrap();
+        let flow = Foreign::start(&fabric, "f0", "f1", spine, 20_000_000).unwrap();
+        let deadline = Instant::now() + harmonaize_tests::STEP;
+        while flow.sent() < 100 {
+            assert!(Instant::now() < deadline, "{} packets were sent", flow.sent());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ended = flow.stop().unwrap();
+        let arrived = || counters(&fabric, "f1", "eth0");
+        while arrived().received < 100 * 1500 {
+            assert!(Instant::now() < deadline, "{:?} arrived", arrived());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let loads = watch.finish().unwrap();
+        let over = |switch: &str| {
+            let loads = loads.iter().filter(|load| load.from == switch || load.to == switch);
+            loads.map(|load| load.samples.last().unwrap().1 - load.samples[0].1).sum::<u64>()
+        };
+        assert!(over(spine) >= 2 * 90 * 1500, "{spine} carried {} bytes until {ended}", over(spine));
+        // What neighbours ask each other is no flow.
+        assert!(over(other) < 1500, "{other} carried {} bytes", over(other));
+    }
+}
+
 #[test]
 fn a_host_whose_links_are_down_is_gone_and_comes_back() {
     let Some(fabric) = up(&racks(2, 1, 2, "1Gbit/s")) else { return };
@@ -84,25 +158,25 @@ fn a_spine_that_is_cut_dead_is_gone_around_and_comes_back() {
     let deadline = Instant::now() + harmonaize_tests::STEP;
     while chosen().len() > 1 {
         assert!(Instant::now() < deadline, "a next hop without carrier is still in use");
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     for _ in 0..8 {
         assert_eq!(echo(&a.namespace, &b.namespace, b.addresses[0], "round").unwrap(), "round");
     }
     let carried = |port: &str| counters(&fabric, "spine1", port);
-    assert!(carried("port0") > 0);
+    assert!(carried("port0").sent > 0);
     fabric.set_switch("spine0", true).unwrap();
     while chosen() != both {
         assert!(Instant::now() < deadline, "the spine is not back in use");
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     for _ in 0..8 {
         assert_eq!(echo(&b.namespace, &a.namespace, a.addresses[0], "back").unwrap(), "back");
     }
 }
 
-fn counters(fabric: &Fabric, node: &str, device: &str) -> u64 {
-    Counters::of(&fabric.namespace(node)).unwrap().read().unwrap()[device].sent
+fn counters(fabric: &Fabric, node: &str, device: &str) -> Carried {
+    Counters::of(&fabric.namespace(node)).unwrap().read().unwrap()[device]
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! `cargo xtask bench SUITE`: each bar is one row, measured beside what it is compared with.
 
 pub mod cluster;
+pub mod control;
+mod figures;
 pub mod lab;
 pub mod launcher;
+pub mod part;
 pub mod perftest;
 pub mod rdma;
 pub mod row;
@@ -14,6 +17,7 @@ use crate::packages::{self, Consent};
 use crate::workspace::{Binaries, Profile};
 use anyhow::{Context, Result, bail};
 use lab::Lab;
+use part::Outcome;
 use row::{Row, table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
@@ -38,6 +42,8 @@ pub enum Suite {
     Rdma,
     /// Four hosts: what telemetry costs, and whether what it finds is true, against the log of a training over Gloo and ours
     Telemetry,
+    /// Eight hosts, two racks, two spines: from congestion, drains and failures to better plans for what runs
+    Control,
 }
 
 /// What `cargo xtask bench` takes.
@@ -66,14 +72,14 @@ pub struct Args {
     /// Suite rdma: the file that describes the hosts
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suites rdma and telemetry: how many rounds, or pairs of runs with telemetry and without
+    /// Suites rdma, telemetry and control: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
     /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, thread,
-    /// phases, stragglers, congestion
+    /// phases, stragglers, congestion. Suite control: onset, order, stagger, drain, cut, planner
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suites rdma and telemetry: show that all programs run, in a short round; no bar is held against it
+    /// Suites rdma, telemetry and control: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
@@ -100,9 +106,22 @@ pub fn run(args: &Args) -> Result<()> {
     }
     eprintln!("Building (minutes, the first time)");
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
-    if args.suite == Suite::Telemetry {
-        return telemetry(args, binaries, consent, stop);
-    }
+    let began = Instant::now();
+    let outcome = match args.suite {
+        Suite::Telemetry if args.traces.is_some() => {
+            let folder = args.traces.as_deref().unwrap_or(Path::new(""));
+            return telemetry::record(folder, binaries, consent, stop);
+        }
+        Suite::Telemetry => telemetry::run(telemetry_effort(args), binaries, consent, stop),
+        Suite::Control => control::run(control_effort(args), binaries, stop),
+        _ => return star(args, binaries, consent, stop),
+    };
+    eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
+    finished(args, outcome)
+}
+
+/// The suites that have one star of hosts.
+fn star(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Result<()> {
     let runs = if args.full { FULL_RUNS } else { RUNS };
     let hosts = if args.suite == Suite::Shaped { 4 } else { 1 };
     let began = Instant::now();
@@ -111,7 +130,7 @@ pub fn run(args: &Args) -> Result<()> {
         Suite::Shaped => suites::shaped(&mut lab, runs)?,
         Suite::Service => suites::service(&mut lab, runs)?,
         Suite::Intra => suites::intra(&mut lab, runs, consent)?,
-        Suite::Rdma | Suite::Telemetry => bail!("this suite has other hosts"),
+        Suite::Rdma | Suite::Telemetry | Suite::Control => bail!("this suite has other hosts"),
     };
     drop(lab);
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
@@ -119,24 +138,17 @@ pub fn run(args: &Args) -> Result<()> {
     judged(&rows)
 }
 
-/// The suite that has rows of several kinds, and two fabrics at once.
-fn telemetry(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Result<()> {
-    if let Some(folder) = &args.traces {
-        return telemetry::record(folder, binaries, consent, stop);
-    }
+fn telemetry_effort(args: &Args) -> telemetry::Effort {
     const PAIRS: usize = 20;
     const FULL_PAIRS: usize = 60;
     let pairs = args.rounds.unwrap_or(if args.full { FULL_PAIRS } else { PAIRS }).max(1);
-    let effort =
-        if args.smoke { telemetry::Effort::smoke() } else { telemetry::Effort::new(pairs, &args.only) };
-    let began = Instant::now();
-    let telemetry::Outcome { rows, problems } = telemetry::run(effort, binaries, consent, stop);
-    eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
-    told(args, &rows)?;
-    if !problems.is_empty() {
-        bail!("{}", problems.join("; "));
-    }
-    if args.smoke { Ok(()) } else { judged(&rows) }
+    if args.smoke { telemetry::Effort::smoke() } else { telemetry::Effort::new(pairs, &args.only) }
+}
+
+fn control_effort(args: &Args) -> control::Effort {
+    const ONSETS: usize = 30;
+    let onsets = args.rounds.unwrap_or(ONSETS).max(1);
+    if args.smoke { control::Effort::smoke(&args.only) } else { control::Effort::new(onsets, &args.only) }
 }
 
 /// The suite on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.
@@ -150,13 +162,18 @@ fn rdma(args: &Args) -> Result<()> {
     let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
     let effort = if args.smoke { rdma::Effort::smoke() } else { rdma::Effort::new(rounds, &args.only) };
     let began = Instant::now();
-    let rdma::Outcome { rows, problems } = rdma::run(testbed, effort)?;
+    let outcome = rdma::run(testbed, effort)?;
     eprintln!("{:.0} s", began.elapsed().as_secs_f64());
-    told(args, &rows)?;
-    if !problems.is_empty() {
-        bail!("{}", problems.join("; "));
+    finished(args, outcome)
+}
+
+/// Prints what came of parts; an error where one failed, or where a bar was not reached and bars are held.
+fn finished(args: &Args, outcome: Outcome) -> Result<()> {
+    told(args, &outcome.rows)?;
+    if !outcome.problems.is_empty() {
+        bail!("{}", outcome.problems.join("; "));
     }
-    if args.smoke { Ok(()) } else { judged(&rows) }
+    if args.smoke { Ok(()) } else { judged(&outcome.rows) }
 }
 
 /// Prints the rows, as JSON too where that was asked for.

@@ -172,13 +172,25 @@ impl Deployment {
 
     /// What `harmonaize status --json` says.
     pub fn status(&self) -> Result<Value> {
+        self.ask(&["status"])
+    }
+
+    /// What a command of `harmonaize` says with `--json`.
+    pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
+        let said = self.harmonaize(&[arguments, &["--json"]].concat())?;
+        serde_json::from_str(&said)
+            .with_context(|| format!("harmonaize {arguments:?} did not print JSON: {said}"))
+    }
+
+    /// Runs `harmonaize` beside control, and returns what it printed.
+    pub fn harmonaize(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(self.setup.binaries.path("harmonaize")?);
-        command.arg("--control").arg(format!("http://{}", self.control_address())).args(["status", "--json"]);
+        command.arg("--control").arg(format!("http://{}", self.control_address())).args(arguments);
         let output = self.fabric.control().enter(|| command.stdin(Stdio::null()).output())??;
         if !output.status.success() {
-            bail!("harmonaize status failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+            bail!("harmonaize {arguments:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
         }
-        serde_json::from_slice(&output.stdout).context("harmonaize status did not print JSON")
+        String::from_utf8(output.stdout).context("harmonaize printed what is no text")
     }
 
     /// Waits until control listens, every agent is connected to it and each tenant's socket is there, for twenty

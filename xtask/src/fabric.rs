@@ -459,7 +459,10 @@ fn settle(namespace: &Namespace, forwards: bool, node: usize) -> Result<()> {
         if forwards {
             settings.extend([
                 ("ipv4/ip_forward", "1"),
-                ("ipv4/fib_multipath_hash_policy", "1"),
+                // By both addresses, the protocol and both ports, as packets bear them. Policy 1 would take the hash that the
+                // sender's socket has left in the kernel's buffer, which chooses at random and anew after a timeout.
+                ("ipv4/fib_multipath_hash_policy", "3"),
+                ("ipv4/fib_multipath_hash_fields", "55"),
                 ("ipv4/conf/all/send_redirects", "0"),
                 // A next hop whose carrier is gone is none.
                 ("ipv4/conf/all/ignore_routes_with_linkdown", "1"),

@@ -54,17 +54,23 @@ impl Spaces {
             let log = logs.join(format!("{}-{name}-{rank}.log", self.tenant));
             ranks.push(Process::start(&title, &mut command, &space.namespace, &log)?);
         }
-        Ok(Job { ranks })
+        Ok(Job { name: name.to_owned(), ranks })
     }
 }
 
 /// The running ranks of a job; dropping it ends them.
 #[derive(Debug)]
 pub struct Job {
+    name: String,
     ranks: Vec<Process>,
 }
 
 impl Job {
+    /// The name under which its ranks join.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The ranks' logs, by rank.
     pub fn logs(&self) -> Vec<PathBuf> {
         self.ranks.iter().map(|rank| rank.log().to_path_buf()).collect()

@@ -7,19 +7,25 @@ use harmonaize_bench::tenant::{Member, Seat};
 use harmonaize_client::{ReduceOp, Tensor};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long an operation may take.
 const OPERATION: Duration = Duration::from_secs(60);
 
+/// Elements of each bucket that are written anew and checked in every iteration, further on each time.
+const WINDOW: usize = 64;
+
 /// Sleeps for as long as an accelerator would compute, reduces its gradients by the bucket, and again. Each iteration is a
-/// line of JSON, times in nanoseconds of CLOCK_MONOTONIC.
+/// line of JSON, times in nanoseconds of CLOCK_MONOTONIC. A result that is not the average of what the ranks put in is an error.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
     seat: Seat,
-    /// How many
+    /// How many; SIGTERM to any rank ends all of them after the same iteration, sooner
     #[arg(long, default_value_t = 100)]
     iterations: u64,
     /// AllReduces of an iteration
@@ -48,7 +54,12 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     ensure!(arguments.buckets > 0, "an iteration without AllReduces tells nothing");
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
     let elements = arguments.bytes / 4;
+    ensure!(elements > WINDOW, "a bucket has more than {WINDOW} elements of 4 bytes");
     let room = u64::from(arguments.buckets) * (arguments.bytes as u64 + 4096);
     let member = Member::join(&arguments.seat, room)?;
     let tensors: Vec<Tensor> =
@@ -58,11 +69,13 @@ fn main() -> Result<()> {
     member.barrier()?;
     say(&json!({"connected_ns": now_ns()?}))?;
     for number in 0..arguments.iterations {
+        let window = Window { number, elements, ranks: member.ranks() };
         let began_ns = now_ns()?;
         std::thread::sleep(arguments.forward(member.rank(), number)?);
         let (mut called_ns, mut under_way) = (None, Vec::new());
         for tensor in &tensors {
             std::thread::sleep(duration(arguments.backward_ms / f64::from(arguments.buckets))?);
+            window.write(tensor, member.rank(), stop.load(Ordering::Relaxed))?;
             called_ns = Some(called_ns.map_or_else(now_ns, Ok)?);
             under_way.push(member.start_all_reduce(tensor, ReduceOp::Average)?);
         }
@@ -71,8 +84,53 @@ fn main() -> Result<()> {
         }
         let done_ns = now_ns()?;
         say(&json!({"iteration": number, "began_ns": began_ns, "called_ns": called_ns, "done_ns": done_ns}))?;
+        let wishes = tensors.iter().map(|tensor| window.check(tensor)).collect::<Result<Vec<bool>>>()?;
+        if wishes.contains(&true) {
+            break;
+        }
     }
     member.barrier()
+}
+
+/// The part of each bucket that an iteration writes, and the bucket's last element, by which ranks agree on their end.
+struct Window {
+    number: u64,
+    elements: usize,
+    ranks: usize,
+}
+
+impl Window {
+    fn begins(&self) -> u64 {
+        self.number.wrapping_mul(WINDOW as u64) % (self.elements - WINDOW) as u64
+    }
+
+    fn value(&self, rank: usize, element: usize) -> f32 {
+        ((rank + 1) * (self.number % 1000 + 1) as usize + element) as f32
+    }
+
+    fn write(&self, tensor: &Tensor, rank: usize, stop: bool) -> Result<()> {
+        let values: Vec<f32> = (0..WINDOW).map(|element| self.value(rank, element)).collect();
+        tensor.write(self.begins(), &values)?;
+        tensor.write(self.elements as u64 - 1, &[if stop { 1f32 } else { 0.0 }])?;
+        Ok(())
+    }
+
+    /// Whether the window has the average of all ranks; says whether any of them wants to stop.
+    fn check(&self, tensor: &Tensor) -> Result<bool> {
+        let (mut values, mut wish) = ([0f32; WINDOW], [0f32]);
+        tensor.read(self.begins(), &mut values)?;
+        tensor.read(self.elements as u64 - 1, &mut wish)?;
+        for (element, value) in values.iter().enumerate() {
+            let sum: f32 = (0..self.ranks).map(|rank| self.value(rank, element)).sum();
+            let expected = sum / self.ranks as f32;
+            let number = self.number;
+            ensure!(
+                (value - expected).abs() <= expected * 1e-5,
+                "iteration {number}: an element is {value}, and not {expected}"
+            );
+        }
+        Ok(wish.iter().any(|wish| *wish > 0.0))
+    }
 }
 
 impl Arguments {

@@ -59,6 +59,16 @@ impl Lab {
         stop: Arc<AtomicBool>,
         settings: impl FnOnce(Setup) -> Setup,
     ) -> Result<Self> {
+        Self::on(&topology::star(hosts, rate), binaries, stop, settings)
+    }
+
+    /// On the fabric of a topology file.
+    pub fn on(
+        topology: &str,
+        binaries: Binaries,
+        stop: Arc<AtomicBool>,
+        settings: impl FnOnce(Setup) -> Setup,
+    ) -> Result<Self> {
         let logs = workspace::target().join("bench-logs");
         std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
         let folder = binaries.path("collective")?.parent().map(Path::to_path_buf).unwrap_or_default();
@@ -67,7 +77,7 @@ impl Lab {
             &["bursts", "collective", "direct", "flows", "replay", "rhythm", "stream"],
         )?;
         let tenant = Tenant { name: "a".to_owned(), user: 3001 };
-        let fabric = Fabric::build(&Topology::parse(&topology::star(hosts, rate))?)?;
+        let fabric = Fabric::build(&Topology::parse(topology)?)?;
         let setup = settings(Setup::new(binaries, std::slice::from_ref(&tenant)));
         let deployment = Deployment::start(fabric, setup)?;
         let spaces = Spaces::make(&deployment, &tenant)?;

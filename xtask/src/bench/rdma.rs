@@ -1,6 +1,7 @@
 //! Suite rdma: our links, collectives and attachments beside what the devices give to perftest, on the hosts of a testbed.
 
 use super::cluster::{self, Carrier, Cluster};
+use super::part::Outcome;
 use super::perftest::{self, End, Measure};
 use super::row::{Better, Case, Row, median};
 use super::testbed::{Faults, Testbed};
@@ -105,15 +106,6 @@ struct Figures {
 
 /// The names that ask for a part, what it is, and the part.
 type Part = (&'static [&'static str], &'static str, fn(&mut Suite) -> Result<()>);
-
-/// What came of it.
-#[derive(Debug)]
-pub struct Outcome {
-    /// A row for each bar that was measured.
-    pub rows: Vec<Row>,
-    /// Parts that failed; what they measured before is in the rows.
-    pub problems: Vec<String>,
-}
 
 /// Measures.
 pub fn run(testbed: Testbed, effort: Effort) -> Result<Outcome> {

@@ -1,14 +1,13 @@
 //! Suite telemetry: what measuring costs, and whether what it finds is true, on four emulated hosts with real agents.
 
 mod cost;
-mod figures;
 pub mod found;
 mod training;
 pub mod truth;
 mod verdicts;
 
 use super::lab::Lab;
-use super::row::Row;
+use super::part::{self, Outcome, Part};
 use crate::packages::Consent;
 use crate::workspace::Binaries;
 use anyhow::Result;
@@ -82,15 +81,6 @@ impl Effort {
     }
 }
 
-/// What came of it.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// A row for each bar that was measured.
-    pub rows: Vec<Row>,
-    /// Parts that failed.
-    pub problems: Vec<String>,
-}
-
 /// What all parts work with.
 struct Suite {
     effort: Effort,
@@ -99,10 +89,7 @@ struct Suite {
     stop: Arc<AtomicBool>,
 }
 
-/// A part's name, and the part.
-type Part = (&'static str, fn(&Suite) -> Result<Vec<Row>>);
-
-const PARTS: &[Part] = &[
+const PARTS: &[Part<Suite>] = &[
     ("packet", cost::packet),
     ("busbw", cost::busbw),
     ("thread", cost::thread),
@@ -119,21 +106,7 @@ pub fn record(folder: &Path, binaries: Binaries, consent: Consent, stop: Arc<Ato
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Outcome {
     let suite = Suite { effort, binaries, consent, stop };
-    let mut outcome = Outcome::default();
-    for (name, part) in PARTS {
-        let only = &suite.effort.only;
-        if !only.is_empty() && !only.iter().any(|only| only == name) {
-            continue;
-        }
-        match part(&suite) {
-            Ok(rows) => outcome.rows.extend(rows),
-            Err(error) => {
-                eprintln!("error: {name}: {error:#}");
-                outcome.problems.push(format!("{name}: {error:#}"));
-            }
-        }
-    }
-    outcome
+    part::run(&suite, PARTS, &suite.effort.only)
 }
 
 impl Suite {

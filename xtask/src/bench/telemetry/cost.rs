@@ -1,7 +1,7 @@
 //! What telemetry costs: a packet, a job's bandwidth, the agent's thread.
 
-use super::figures::{summary, upper_bound};
 use super::{HOSTS, Suite, Telemetry};
+use crate::bench::figures::{summary, upper_bound};
 use crate::bench::lab::{Lab, Measured};
 use crate::bench::row::{Better, Case, Row, median};
 use crate::job::printed;

@@ -2,11 +2,11 @@
 
 use super::truth::{Injection, Iteration, Library, Place, Truth, log_of};
 use crate::bench::lab::Lab;
+use crate::clock::monotonic_ns;
 use crate::peers::Gloo;
 use crate::process::Process;
 use crate::workspace::root;
 use anyhow::{Context, Result, bail};
-use rustix::time::{ClockId, clock_gettime};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -85,12 +85,6 @@ impl Course {
     }
 }
 
-/// CLOCK_MONOTONIC, in nanoseconds.
-pub(super) fn now_ns() -> Result<u64> {
-    let now = clock_gettime(ClockId::Monotonic);
-    Ok(u64::try_from(now.tv_sec)? * 1_000_000_000 + u64::try_from(now.tv_nsec)?)
-}
-
 /// Runs it over torch and Gloo, beside the agents.
 pub(super) fn gloo(lab: &mut Lab, gloo: &Gloo, course: &Course) -> Result<Truth> {
     let store = lab.logs().join("gloo-store");
@@ -165,7 +159,7 @@ fn watched(
             && lines(logs.get(narrow.rank).context("no such rank")?)? > narrow.after
         {
             set_rate(lab, narrow.rank, narrow.rate)?;
-            narrowed = Some(now_ns()?);
+            narrowed = Some(monotonic_ns()?);
         }
         std::thread::sleep(Duration::from_millis(2));
     };

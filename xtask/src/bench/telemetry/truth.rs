@@ -187,6 +187,14 @@ pub fn log_of(printed: &str) -> Result<Vec<Iteration>> {
     Ok(log)
 }
 
+/// The iterations of a log that still grows: those whose lines are whole.
+pub fn whole_log_of(log: &Path) -> Result<Vec<Iteration>> {
+    let printed = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let whole = printed.rfind('\n').and_then(|end| printed.get(..=end)).unwrap_or_default();
+    let lines = whole.lines().filter(|line| line.starts_with("{\"") && line.contains("\"called_ns\""));
+    Ok(lines.map(serde_json::from_str).collect::<Result<_, _>>()?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,10 +1,10 @@
 //! Whether what telemetry finds is true: phases, stragglers and congestion, against logs of those who made them.
 
-use super::figures::{magnitudes, summary};
 use super::found::{Found, held, period_error, phases, replay, wrong};
 use super::training::{self, Course, Narrow, Slow};
 use super::truth::{Span, Truth};
 use super::{HOSTS, Suite, Telemetry};
+use crate::bench::figures::{magnitudes, summary};
 use crate::bench::lab::Lab;
 use crate::bench::row::{Better, Case, Row};
 use crate::fabric::Fabric;

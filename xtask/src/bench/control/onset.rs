@@ -1,0 +1,201 @@
+//! A foreign flow takes half of the spine that a job crosses: how long until all participants are on a better plan, what that plan
+//! is worth, and what is left when the flow has ended.
+
+use super::job::{Running, bytes_for};
+use super::{HOSTS, PATIENCE, RATE, Suite, case, spine_of};
+use crate::bench::figures::summary;
+use crate::bench::lab::Lab;
+use crate::bench::row::{Better, Row};
+use crate::foreign::Foreign;
+use crate::plans::{self, Decision};
+use anyhow::{Context, Result, bail};
+use std::time::{Duration, Instant};
+
+/// The most from the flow's first packet until all participants use a better plan, at the median, in milliseconds.
+const SWITCHED_MS: f64 = 100.0;
+/// The most until an agent has found the congestion.
+const FOUND_MS: f64 = 10.0;
+/// What must be had again of the bandwidth: on the better plan, and after the flow.
+const RECOVERED: f64 = 0.9;
+/// Switches of plans an onset.
+const SWITCHES: f64 = 1.0;
+/// The most of all cores' time, in percent, for figures that mean the network.
+const BUSY: f64 = 60.0;
+/// How long an operation takes where the links are the job's own.
+const OPERATION: Duration = Duration::from_millis(30);
+
+/// What was seen of one onset; times in milliseconds after the flow's first packet.
+#[derive(Debug, Default)]
+struct Onset {
+    found: Option<f64>,
+    switched: Option<f64>,
+    /// Bandwidths before, on the new plan, and after the flow, in bytes a second.
+    busbw: [f64; 3],
+    /// Decisions from the flow's first packet to its end.
+    switches: usize,
+}
+
+pub(super) fn onset(suite: &Suite) -> Result<Vec<Row>> {
+    let mut lab = suite.lab("")?;
+    let hosts: Vec<usize> = (0..HOSTS).collect();
+    let mut job = Running::start(&mut lab, &hosts, bytes_for(HOSTS, OPERATION), Duration::ZERO)?;
+    let busy = Busy::now()?;
+    let mut onsets = Vec::new();
+    for number in 1..=suite.effort.onsets {
+        let seen = one(&mut lab, &mut job, suite.effort.span)?;
+        let [before, on_it, after] = seen.busbw.map(|rate| rate / 1e6);
+        eprintln!(
+            "onset {number}: found after {:?} ms, switched after {:?} ms, {} decisions; busbw {before:.1}, {on_it:.1}, \
+             {after:.1} MB/s",
+            seen.found, seen.switched, seen.switches
+        );
+        onsets.push(seen);
+    }
+    let busy = busy.percent()?;
+    let iterations = job.end(&mut lab)?.len();
+    eprintln!("{iterations} operations, every result right; all cores {busy:.0}% busy");
+    rows(&onsets, busy)
+}
+
+fn rows(onsets: &[Onset], busy: f64) -> Result<Vec<Row>> {
+    let all = onsets.len();
+    // One that was not found took as long as was waited for it.
+    let missed = PATIENCE.as_secs_f64() * 1e3;
+    let times = |time: fn(&Onset) -> Option<f64>| -> Vec<f64> {
+        onsets.iter().map(|onset| time(onset).unwrap_or(missed)).collect()
+    };
+    let (found, switched) = (times(|onset| onset.found), times(|onset| onset.switched));
+    eprintln!("found after ms {}; switched after ms {}", summary(&found), summary(&switched));
+    let busbw = |place: usize| -> Vec<f64> {
+        onsets.iter().filter_map(|onset| Some(onset.busbw.get(place)? / 1e6)).collect()
+    };
+    let switches = onsets.iter().map(|onset| onset.switches).max().context("no onset")?;
+    let less = |what: &str, bar| {
+        case(format!("{all} onsets of a foreign flow on a spine: {what}"), Better::Less, bar)
+    };
+    let more = |what: &str, bar| {
+        case(format!("{all} onsets of a foreign flow on a spine: {what}"), Better::More, bar)
+    };
+    Ok(vec![
+        less("ms until all participants are on a better plan", 1.0).limit(&switched, SWITCHED_MS),
+        less("ms until an agent's verdict", 1.0).limit(&found, FOUND_MS),
+        more("busbw MB/s on the new plan", RECOVERED).compare(&busbw(1), &busbw(0), "before the onset"),
+        more("busbw MB/s after the flow", RECOVERED).compare(&busbw(2), &busbw(0), "before the onset"),
+        less("most switches of plans an onset", 1.0).limit(&[switches as f64], SWITCHES),
+        less("all cores busy, %", 1.0).limit(&[busy], BUSY),
+    ])
+}
+
+fn one(lab: &mut Lab, job: &mut Running, span: Duration) -> Result<Onset> {
+    let (_, spine) = spine_of(lab, job.name())?;
+    let before = job.busbw(lab, span)?;
+    let flow = Foreign::start(lab.fabric(), "f0", "f1", &spine, RATE / 2)?;
+    let onset = flow.began_realtime_ns();
+    let decided = switched(lab, onset)?;
+    let on_it = job.busbw(lab, span)?;
+    let switches = decisions_since(lab, onset)?.len();
+    let ended = flow.stop()?;
+    calm(lab)?;
+    let after = job.busbw(lab, span)?;
+    // What is decided while the flow ends belongs to its end.
+    let returned = decisions_since(lab, ended)?.len();
+    if returned > 1 {
+        eprintln!("note: {returned} decisions after the flow's end");
+    }
+    let since = |time: u64| time.saturating_sub(onset) as f64 / 1e6;
+    let noticed = decided.as_ref().and_then(|decision| decision.verdict.as_ref());
+    Ok(Onset {
+        found: noticed.map(|noticed| since(noticed.found_ns)),
+        switched: decided.as_ref().and_then(Decision::switched_ns).map(since),
+        busbw: [before, on_it, after],
+        switches,
+    })
+}
+
+/// The first decision after `onset` that is in use everywhere; none if there is none for long.
+fn switched(lab: &mut Lab, onset: u64) -> Result<Option<Decision>> {
+    let deadline = Instant::now() + PATIENCE / 3;
+    while Instant::now() < deadline {
+        let decisions = decisions_since(lab, onset)?;
+        if let Some(decision) = decisions.into_iter().find(|decision| decision.switched_ns().is_some()) {
+            return Ok(Some(decision));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(None)
+}
+
+fn decisions_since(lab: &mut Lab, time_ns: u64) -> Result<Vec<Decision>> {
+    lab.check()?;
+    let all = plans::decisions(lab.deployment())?;
+    Ok(all.into_iter().filter(|decision| decision.at_ns >= time_ns).collect())
+}
+
+/// Waits until control estimates that no link carries what is foreign.
+fn calm(lab: &mut Lab) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        lab.check()?;
+        let links = plans::links(lab.deployment())?;
+        let taken: Vec<_> = links.iter().filter(|link| link.state == "congested").collect();
+        if taken.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("control still takes links for congested, {PATIENCE:?} after: {taken:?}");
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// All cores' time since a moment.
+#[derive(Debug)]
+struct Busy {
+    idle: u64,
+    all: u64,
+}
+
+impl Busy {
+    fn now() -> Result<Self> {
+        let text = std::fs::read_to_string("/proc/stat")?;
+        let line = text.lines().next().context("an empty /proc/stat")?;
+        Self::read(line).with_context(|| format!("not a line of processors' times: {line}"))
+    }
+
+    /// `cpu user nice system idle iowait ...`.
+    fn read(line: &str) -> Option<Self> {
+        let times: Vec<u64> =
+            line.split_whitespace().skip(1).take(8).map_while(|word| word.parse().ok()).collect();
+        Some(Self { idle: times.get(3)? + times.get(4)?, all: times.iter().sum() })
+    }
+
+    fn percent(&self) -> Result<f64> {
+        let now = Self::now()?;
+        let all = now.all.saturating_sub(self.all).max(1) as f64;
+        Ok(100.0 * (1.0 - now.idle.saturating_sub(self.idle) as f64 / all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_onset_that_is_missed_fails_its_bars() {
+        let fine =
+            || Onset { found: Some(5.0), switched: Some(40.0), busbw: [10e6, 9.5e6, 10e6], switches: 1 };
+        let good = rows(&[fine(), fine()], 40.0).unwrap();
+        assert!(good.iter().all(|row| row.pass), "{good:?}");
+        let missed = || Onset { busbw: [10e6, 5e6, 10e6], ..Onset::default() };
+        let bad = rows(&[missed(), missed()], 90.0).unwrap();
+        let passed: Vec<bool> = bad.iter().map(|row| row.pass).collect();
+        assert_eq!(passed, [false, false, false, true, true, false]);
+    }
+
+    #[test]
+    fn idle_time_is_that_of_idleness_and_of_waiting_for_disks() {
+        let read = Busy::read("cpu  10 0 20 60 10 0 0 0 5 0").unwrap();
+        assert_eq!((read.idle, read.all), (70, 100));
+        assert!(Busy::read("cpu 1 2").is_none());
+    }
+}

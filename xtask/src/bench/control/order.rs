@@ -1,0 +1,100 @@
+//! What control's choice of order and of times is worth: against the tenant's own order of ranks beside another job, and for two
+//! periodic jobs on one spine.
+
+use super::job::{Running, bytes_for};
+use super::{HOSTS, HOSTS_A_RACK, Suite, case, plan_when};
+use crate::bench::lab::Lab;
+use crate::bench::row::{Better, Row};
+use anyhow::Result;
+use std::time::Duration;
+
+/// How many times the bandwidth of the tenant's own order.
+const ORDER: f64 = 1.7;
+/// How many times shorter an iteration is when the jobs take turns.
+const STAGGERED: f64 = 1.2;
+/// How long an operation takes where the links are the job's own.
+const OPERATION: Duration = Duration::from_millis(40);
+/// How long a periodic job computes.
+const COMPUTE: Duration = Duration::from_millis(40);
+/// How long jobs run before their period is taken: control learns it meanwhile.
+const LEARNING: Duration = Duration::from_secs(8);
+
+/// Eight ranks whose neighbours are in different racks, and another job of two hosts a rack: the order that control gives them
+/// against their own, which an operator pins, in turn.
+pub(super) fn order(suite: &Suite) -> Result<Vec<Row>> {
+    let mut lab = suite.lab("")?;
+    let alternating: Vec<usize> = (0..HOSTS_A_RACK).flat_map(|host| [host, host + HOSTS_A_RACK]).collect();
+    let mut other = Running::start(&mut lab, &[2, 3, 6, 7], bytes_for(4, OPERATION), Duration::ZERO)?;
+    let mut job = Running::start(&mut lab, &alternating, bytes_for(HOSTS, OPERATION), Duration::ZERO)?;
+    let name = job.name().to_owned();
+    let own: Vec<String> = alternating.iter().map(|host| format!("h{host}")).collect();
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for round in 1..=suite.effort.rounds {
+        let plan =
+            plan_when(&mut lab, &name, "of control's own order", |plan| !same_ring(&plan.order, &own))?;
+        ours.push(settled(&mut lab, &mut job, suite)?);
+        lab.deployment().harmonaize(&["reorder", &plan.communicator, &own.join(",")])?;
+        plan_when(&mut lab, &name, "of the tenant's order", |plan| same_ring(&plan.order, &own))?;
+        theirs.push(settled(&mut lab, &mut job, suite)?);
+        lab.deployment().harmonaize(&["reorder", &plan.communicator, "--auto"])?;
+        eprintln!("order, round {round}: busbw MB/s {:?}, in rank order {:?}", ours.last(), theirs.last());
+    }
+    job.end(&mut lab)?;
+    other.log()?;
+    other.end(&mut lab)?;
+    let what = "8 ranks in bad order beside another job: busbw MB/s";
+    Ok(vec![case(what.to_owned(), Better::More, ORDER).compare(&ours, &theirs, "ring in rank order")])
+}
+
+/// The bandwidth in MB/s once what the switch left has gone.
+fn settled(lab: &mut Lab, job: &mut Running, suite: &Suite) -> Result<f64> {
+    job.busbw(lab, suite.effort.span / 4)?;
+    Ok(job.busbw(lab, suite.effort.span)? / 1e6)
+}
+
+/// Whether two orders are one ring, wherever it begins.
+fn same_ring(one: &[String], other: &[String]) -> bool {
+    one.len() == other.len()
+        && (0..one.len()).any(|by| one.iter().cycle().skip(by).zip(other).all(|(one, other)| one == other))
+}
+
+/// Two jobs that compute and reduce for as long each, on one spine: with turns given to them, and without.
+pub(super) fn stagger(suite: &Suite) -> Result<Vec<Row>> {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for (control, times) in [("", &mut ours), ("stagger = false\n", &mut theirs)] {
+        let mut lab = suite.lab(control)?;
+        lab.deployment().harmonaize(&["drain", "spine1"])?;
+        for round in 0..suite.effort.rounds {
+            let period = periodic(&mut lab, suite)?;
+            eprintln!("stagger, round {round}, {control:?}: iteration {period:.1} ms");
+            times.push(period);
+        }
+    }
+    let what = "two periodic jobs on one spine: ms an iteration";
+    Ok(vec![case(what.to_owned(), Better::Less, 1.0 / STAGGERED).compare(&ours, &theirs, "without turns")])
+}
+
+/// The mean of both jobs' iterations.
+fn periodic(lab: &mut Lab, suite: &Suite) -> Result<f64> {
+    let bytes = bytes_for(4, OPERATION);
+    let mut one = Running::start(lab, &[0, 1, 4, 5], bytes, COMPUTE)?;
+    let mut other = Running::start(lab, &[2, 3, 6, 7], bytes, COMPUTE)?;
+    one.period_ms(lab, LEARNING)?;
+    let periods = [one.period_ms(lab, suite.effort.span)?, other.period_ms(lab, suite.effort.span)?];
+    one.end(lab)?;
+    other.end(lab)?;
+    Ok(periods.iter().sum::<f64>() / periods.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_the_same_from_wherever_it_begins() {
+        let ring = |names: &str| names.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert!(same_ring(&ring("a b c"), &ring("c a b")));
+        assert!(!same_ring(&ring("a b c"), &ring("c b a")));
+        assert!(!same_ring(&ring("a b"), &ring("a b c")));
+    }
+}

@@ -1,0 +1,114 @@
+//! A flow that is none of the provider's: UDP at a stated rate from one host to another, over a stated switch.
+
+use crate::clock::{monotonic_ns, realtime_ns};
+use crate::fabric::Fabric;
+use crate::route::{self, Flow, Protocol};
+use anyhow::{Context, Result};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Bytes of a datagram: a full packet of 1500 bytes.
+const DATAGRAM: usize = 1472;
+/// What such a packet is on the wire, with the headers that links count.
+const FRAME_BITS: u64 = 8 * 1514;
+/// The first source port that is tried.
+const FIRST_PORT: u16 = 40_000;
+/// How far it catches up when it was kept from sending: beyond, what was missed is missed.
+const CATCH_UP: Duration = Duration::from_millis(10);
+
+/// The flow, until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Foreign {
+    began_ns: u64,
+    began_realtime_ns: u64,
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    sender: Option<JoinHandle<()>>,
+    /// Holds the receiver's port; nobody reads it.
+    _sink: UdpSocket,
+}
+
+impl Foreign {
+    /// Finds a source port whose packets cross the switch `via`, and begins to send `rate` bits a second.
+    pub fn start(fabric: &Fabric, from: &str, to: &str, via: &str, rate: u64) -> Result<Self> {
+        let (sender, receiver) = (fabric.host(from)?, fabric.host(to)?);
+        let target = *receiver.addresses.first().with_context(|| format!("{to} has no address"))?;
+        let source = *sender.addresses.first().with_context(|| format!("{from} has no address"))?;
+        let sink = receiver.namespace.enter(|| UdpSocket::bind((target, 0)))??;
+        let target = sink.local_addr()?;
+        let flow = Flow {
+            protocol: Protocol::Udp,
+            from: from.to_owned(),
+            to: to.to_owned(),
+            source_port: FIRST_PORT,
+            destination_port: target.port(),
+        };
+        let port = route::port_via(fabric, &flow, via)?;
+        let socket = sender.namespace.enter(|| UdpSocket::bind(SocketAddr::from((source, port))))?;
+        let socket = socket.with_context(|| format!("port {port} of {from} is taken"))?;
+        socket.connect(target)?;
+        socket.set_nonblocking(true)?;
+        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ended, counter) = (Arc::clone(&stop), Arc::clone(&sent));
+        let (began_ns, began_realtime_ns) = (monotonic_ns()?, realtime_ns()?);
+        let sender = std::thread::spawn(move || send(&socket, rate, &ended, &counter));
+        Ok(Self { began_ns, began_realtime_ns, stop, sent, sender: Some(sender), _sink: sink })
+    }
+
+    /// When it began, by CLOCK_MONOTONIC.
+    pub fn began_ns(&self) -> u64 {
+        self.began_ns
+    }
+
+    /// When it began, by CLOCK_REALTIME.
+    pub fn began_realtime_ns(&self) -> u64 {
+        self.began_realtime_ns
+    }
+
+    /// Packets sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Ends it; when, by CLOCK_REALTIME.
+    pub fn stop(mut self) -> Result<u64> {
+        self.end();
+        realtime_ns()
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if self.sender.take().is_some_and(|sender| sender.join().is_err()) {
+            eprintln!("warning: a foreign flow's sender has panicked");
+        }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn send(socket: &UdpSocket, rate: u64, stop: &AtomicBool, sent: &AtomicU64) {
+    let packet = [0x5a_u8; DATAGRAM];
+    let gap = Duration::from_secs_f64(FRAME_BITS as f64 / rate.max(1) as f64);
+    let mut due = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        if now.saturating_duration_since(due) > CATCH_UP {
+            due = now - CATCH_UP;
+        }
+        while due <= now {
+            // What a full queue does not take is lost, as on any wire.
+            if socket.send(&packet).is_ok() {
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+            due += gap;
+        }
+        std::thread::sleep(due.saturating_duration_since(Instant::now()).max(Duration::from_micros(200)));
+    }
+}
