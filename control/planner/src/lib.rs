@@ -10,7 +10,6 @@ mod order;
 mod path;
 mod plan;
 mod rhythm;
-mod routes;
 mod stagger;
 mod text;
 mod topology;
@@ -25,7 +24,6 @@ pub use plan::{
     Assignment, CheckError, Current, Hop, Job, Plan, Policy, Request, Routes, Score, check, other_paths, plan,
 };
 pub use rhythm::{Operation, Rhythm};
-pub use routes::Route;
 pub use stagger::{Hold, stagger};
 pub use text::{Position, TextError, parse_toml};
 pub use topology::{Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};

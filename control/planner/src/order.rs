@@ -4,6 +4,7 @@
 //! is a travelling salesman's tour over places; up to [`EXACT_PLACES`] it is solved exactly (Held and Karp 1962), beyond
 //! that by a walk round a minimum spanning tree, optimal where distances form a tree as in a fat tree, and 2-opt.
 
+use crate::path::Ways;
 use crate::topology::{HostId, Topology};
 use std::collections::BTreeMap;
 
@@ -14,12 +15,26 @@ const EXACT_PLACES: usize = 11;
 const PASSES: usize = 32;
 
 /// A link between switches outweighs every difference of racks.
-const LINK_WEIGHT: u64 = 1 << 32;
+pub(crate) const LINK_WEIGHT: u64 = 1 << 32;
+
+/// So many links stand for no way at all.
+pub(crate) const UNREACHED: u64 = 1 << 16;
 
 /// A ring order over hosts: indices into `hosts`, each once, starting with 0. The same input gives the same order.
 pub fn order(topology: &Topology, hosts: &[HostId]) -> Vec<usize> {
+    let mut ways = Ways::new(topology);
+    let crossings = |from, to| ways.crossings(from, to).unwrap_or(UNREACHED).saturating_mul(LINK_WEIGHT);
+    order_by(topology, hosts, crossings)
+}
+
+/// What [`order`] does, with other distances between hosts of different places; they should be symmetric.
+pub(crate) fn order_by(
+    topology: &Topology,
+    hosts: &[HostId],
+    distance: impl FnMut(HostId, HostId) -> u64,
+) -> Vec<usize> {
     let places = places(topology, hosts);
-    let distances = Distances::new(topology, hosts, &places);
+    let distances = Distances::new(topology, hosts, &places, distance);
     let tour = if places.len() <= EXACT_PLACES { exact(&distances) } else { approximate(&distances) };
     let mut ring: Vec<usize> =
         tour.iter().filter_map(|place| places.get(*place)).flatten().copied().collect();
@@ -32,8 +47,9 @@ pub fn ring_crossings(topology: &Topology, ring: &[HostId]) -> u64 {
     if ring.len() < 2 {
         return 0;
     }
+    let mut ways = Ways::new(topology);
     let next = ring.iter().cycle().skip(1);
-    ring.iter().zip(next).map(|(from, to)| topology.crossings(*from).get(to).copied().unwrap_or(0)).sum()
+    ring.iter().zip(next).map(|(from, to)| ways.crossings(*from, *to).unwrap_or(0)).sum()
 }
 
 /// Hosts by what they hang on, each list ascending; the first place has host 0.
@@ -61,16 +77,20 @@ struct Distances {
 }
 
 impl Distances {
-    fn new(topology: &Topology, hosts: &[HostId], places: &[Vec<usize>]) -> Self {
+    fn new(
+        topology: &Topology,
+        hosts: &[HostId],
+        places: &[Vec<usize>],
+        mut distance: impl FnMut(HostId, HostId) -> u64,
+    ) -> Self {
         let first: Vec<HostId> =
             places.iter().filter_map(|place| hosts.get(*place.first()?)).copied().collect();
         let rack = |host: HostId| topology.hosts().get(host.0).and_then(|host| host.rack.as_deref());
         let mut cells = Vec::with_capacity(first.len() * first.len());
         for from in &first {
-            let crossings = topology.crossings(*from);
             for to in &first {
-                let links = crossings.get(to).copied().unwrap_or(1 << 16);
-                cells.push(links * LINK_WEIGHT + u64::from(rack(*from) != rack(*to)));
+                let far = distance(*from, *to).min(UNREACHED * LINK_WEIGHT);
+                cells.push(far + u64::from(rack(*from) != rack(*to)));
             }
         }
         Self { size: first.len(), cells }

@@ -2,15 +2,15 @@
 
 use crate::topology::{HostId, LinkId, Node, SwitchId, Topology};
 use crate::units::{Nanos, Rate};
-use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+mod ways;
+
+pub(crate) use ways::Ways;
+
 /// Most equal-cost paths between two hosts that are looked at.
 pub const MOST_PATHS: usize = 64;
-
-/// Most links of a path.
-const MOST_LINKS: usize = 64;
 
 /// A link, one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,76 +131,7 @@ impl Topology {
     /// All paths between two hosts with the fewest links, in the links' order, at most [`MOST_PATHS`]: those among which
     /// switches choose by hash. None from a host to itself.
     pub fn equal_cost_paths(&self, from: HostId, to: HostId) -> Vec<Path> {
-        self.equal_cost_paths_avoiding(from, to, &|_| false)
-    }
-
-    /// The same in the topology without some directed links.
-    pub(crate) fn equal_cost_paths_avoiding(
-        &self,
-        from: HostId,
-        to: HostId,
-        gone: &dyn Fn(DirectedLink) -> bool,
-    ) -> Vec<Path> {
-        let left = self.links_left(Node::Host(to), Node::Host(from), gone);
-        let mut found = Vec::new();
-        let mut links = Vec::new();
-        if from != to && from.0 < self.hosts().len() {
-            self.extend(Node::Host(from), &left, gone, &mut links, &mut found);
-        }
-        found
-    }
-
-    /// How many links each node is from `target`, as far out as `source`.
-    fn links_left(
-        &self,
-        target: Node,
-        source: Node,
-        gone: &dyn Fn(DirectedLink) -> bool,
-    ) -> BTreeMap<Node, usize> {
-        let mut left = BTreeMap::from([(target, 0)]);
-        let mut open = VecDeque::from([(target, 0)]);
-        while let Some((node, count)) = open.pop_front() {
-            if left.get(&source).is_some_and(|most| count >= *most) {
-                break;
-            }
-            if matches!(node, Node::Host(_)) && node != target {
-                continue;
-            }
-            for link in self.links_at(node).iter().filter_map(|link| self.directed(*link, node)) {
-                let Some((_, next)) = self.ends(link) else { continue };
-                if !gone(link.reversed()) && !left.contains_key(&next) {
-                    left.insert(next, count + 1);
-                    open.push_back((next, count + 1));
-                }
-            }
-        }
-        left
-    }
-
-    fn extend(
-        &self,
-        node: Node,
-        left: &BTreeMap<Node, usize>,
-        gone: &dyn Fn(DirectedLink) -> bool,
-        links: &mut Vec<DirectedLink>,
-        found: &mut Vec<Path>,
-    ) {
-        let Some(count) = left.get(&node).copied() else { return };
-        if count == 0 {
-            found.push(Path(links.as_slice().into()));
-            return;
-        }
-        for link in self.links_at(node).iter().filter_map(|link| self.directed(*link, node)) {
-            let Some((_, next)) = self.ends(link) else { continue };
-            let nearer = left.get(&next).is_some_and(|next| *next + 1 == count);
-            let through = count == 1 || matches!(next, Node::Switch(_));
-            if found.len() >= MOST_PATHS || links.len() >= MOST_LINKS || gone(link) || !nearer || !through {
-                continue;
-            }
-            links.push(link);
-            self.extend(next, left, gone, links, found);
-            links.pop();
-        }
+        Ways::new(self).between(from, to)
     }
 
     /// The path that a trace took: the address of each switch on the way, none for one that kept silent.
@@ -235,3 +166,6 @@ impl Topology {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,31 @@
 //! Plans: for all communicators together the order of each ring, the paths of its connections, and their shares.
 
 use crate::conditions::Conditions;
-use crate::order::order;
-use crate::path::Path;
+use crate::path::{DirectedLink, Path};
 use crate::rhythm::Rhythm;
 use crate::topology::{HostId, Topology};
 use crate::units::{Bytes, Nanos, Rate};
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+mod change;
+mod check;
+mod model;
+mod polish;
+mod search;
+mod shares;
+mod words;
+
+pub use check::check;
+
+use change::{Verdict, weigh};
+use model::{Local, Model, Ring, ring_bits};
+use polish::polish;
+use search::Search;
+use words::{reason, summary};
+
+/// Of the effort, the last stretch may take one part in so many.
+const POLISH: u64 = 64;
 
 /// A communicator that is to be planned for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +110,7 @@ pub struct Request<'a> {
     pub policy: Policy,
 }
 
-/// How good a plan is predicted to be: times of operations, relative to the same job alone on an idle and whole fabric.
+/// How good a plan is predicted to be: times of operations, relative to the same job where only its hosts' own links are a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Score {
     /// Mean over the jobs, by weight; 1 is best.
@@ -117,9 +136,9 @@ pub struct Assignment {
     pub share: Rate,
     /// What each participant's links shall be held to so that shares come out as planned; none where that is not needed.
     pub pace: Option<Rate>,
-    /// Predicted time of the job's typical operation (of 1 MiB where it is not known), an AllReduce.
+    /// Predicted time of the job's typical operation (of 1 MiB where it is not known), an AllReduce; the largest where stuck.
     pub time: Nanos,
-    /// That time relative to the job alone on an idle and whole fabric.
+    /// That time relative to the job where only its hosts' own links are a limit; infinite where stuck.
     pub slowdown: f64,
     /// Why, in words, where it changes; else why it stays, where something better was not worth it; else empty.
     pub reason: String,
@@ -185,53 +204,106 @@ pub enum CheckError {
     },
 }
 
-/// Plans for all communicators together.
+/// Plans for all communicators together. The same request gives the same plan. Time: bounded by [`Policy::effort`] and by one
+/// look at each path of each hop.
 pub fn plan(request: &Request<'_>) -> Plan {
-    let assignments = request.jobs.iter().map(|job| {
-        let ring: Vec<u32> = match &job.current {
-            Some(current) => current.order.clone(),
-            None => order(request.topology, &job.hosts).into_iter().map(|at| at as u32).collect(),
-        };
-        let host = |at: &u32| job.hosts.get(*at as usize).copied().unwrap_or(HostId(0));
-        let hops = ring.iter().zip(ring.iter().cycle().skip(1)).map(|(from, to)| {
-            let paths = paths(request, host(from), host(to));
-            Hop { paths: paths.iter().cycle().take(job.connections as usize).cloned().collect() }
-        });
-        let hops = if ring.len() < 2 { Vec::new() } else { hops.collect() };
-        Assignment {
-            communicator: job.communicator,
-            changed: true,
-            hops,
-            order: ring,
-            share: Rate(0),
-            pace: None,
-            time: Nanos(0),
-            slowdown: 1.0,
-            reason: String::new(),
+    let mut model = Model::new(request);
+    let mut search = Search::new(&mut model);
+    let running: Vec<Option<Ring>> =
+        search.rings.iter().map(|ring| (!ring.order.is_empty()).then(|| ring.clone())).collect();
+    let runs = |index: usize| running.get(index).is_some_and(Option::is_some);
+    let (old, before) = search.predict(&runs);
+    let loads_before = search.loads();
+    search.run();
+    let budget = search.left().min(request.policy.effort) / POLISH;
+    polish(&mut search, budget);
+    let mut verdicts = weigh(&mut search, &running, request.policy.effort / 8);
+    let (mut each, mut after) = search.predict(&|_| true);
+    let voluntary = !verdicts.iter().any(|verdict| matches!(verdict, Verdict::Forms | Verdict::Forced));
+    if voluntary && (after.stuck, after.slowdown) > (before.stuck, before.slowdown) {
+        // What the fullest links promised did not come out: nothing changes.
+        for (index, ring) in running.iter().enumerate() {
+            search.replace(index, ring.clone().unwrap_or_default());
         }
-    });
-    Plan { assignments: assignments.collect(), ..Plan::default() }
+        verdicts.fill(Verdict::Same);
+        (each, after) = search.predict(&|_| true);
+    }
+    let paces = paces(&search, &each);
+    let mut assignments = Vec::with_capacity(request.jobs.len());
+    for (index, job) in request.jobs.iter().enumerate() {
+        let (Some(ring), Some((share, slowdown)), Some(verdict)) =
+            (search.rings.get(index), each.get(index).copied(), verdicts.get(index).copied())
+        else {
+            continue;
+        };
+        let load = |link: Local| loads_before.get(link as usize).copied().unwrap_or(0.0);
+        let slow_before = old.get(index).map_or(1.0, |(_, slowdown)| *slowdown);
+        let was = running.get(index).and_then(Option::as_ref).map(|ring| (ring, slow_before));
+        let bytes = if job.operation == Bytes(0) { 1 << 20 } else { job.operation.0 };
+        let seconds = ring_bits(bytes, job.hosts.len()) / search.model.line_rate(job) * slowdown;
+        assignments.push(Assignment {
+            communicator: job.communicator,
+            order: ring.order.clone(),
+            hops: search.model.hops(ring),
+            changed: matches!(verdict, Verdict::Forms | Verdict::Forced | Verdict::Gains(_)),
+            share: Rate(share as u64),
+            pace: paces.get(index).copied().flatten(),
+            time: Nanos((seconds * 1e9).min(1e18) as u64),
+            slowdown,
+            reason: reason(search.model, verdict, was, (ring, slowdown), &load),
+        });
+    }
+    let reason = summary(&assignments, &verdicts, before, after);
+    Plan { assignments, before, after, reason }
 }
 
-fn paths(request: &Request<'_>, from: HostId, to: HostId) -> Vec<Path> {
-    match request.routes {
-        Routes::All => request.topology.equal_cost_paths(from, to),
-        Routes::Known(known) => known.get(&(from, to)).cloned().unwrap_or_default(),
-        Routes::Hashed => Vec::new(),
+/// What links are to be held to: those of limited jobs, and of jobs that share a full link with one of another weight, for
+/// connections share alike by themselves.
+fn paces(search: &Search<'_, '_>, each: &[(f64, f64)]) -> Vec<Option<Rate>> {
+    let jobs = search.model.jobs();
+    let mut links: BTreeMap<Local, (f64, BTreeSet<u32>)> = BTreeMap::new();
+    let crossing = |index: usize| search.rings.get(index).map(Ring::usage).unwrap_or_default();
+    if jobs.iter().any(|job| Some(job.weight.max(1)) != jobs.first().map(|first| first.weight.max(1))) {
+        for ((index, job), (share, slowdown)) in jobs.iter().enumerate().zip(each) {
+            for (link, part) in crossing(index) {
+                let entry = links.entry(link).or_default();
+                entry.0 += part * share;
+                // Who has all that it asks for contends with nobody.
+                entry.1.extend((*slowdown > 1.001).then_some(job.weight.max(1)));
+            }
+        }
+        let capacity = &search.model.capacity;
+        links.retain(|link, (load, weights)| {
+            weights.len() > 1 && capacity.get(*link as usize).is_some_and(|capacity| *load >= capacity * 0.99)
+        });
     }
+    let pace = |(index, (job, (share, _))): (usize, (&Job, &(f64, f64)))| {
+        let unequal = !links.is_empty() && crossing(index).iter().any(|(link, _)| links.contains_key(link));
+        let share = (unequal && *share >= 1.0 && job.rhythm.is_none()).then_some(Rate(*share as u64));
+        let held = [share, job.limit].into_iter().flatten().min();
+        held.filter(|_| job.hosts.len() > 1)
+    };
+    jobs.iter().zip(each).enumerate().map(pace).collect()
 }
 
 /// Paths for the connections between two participants that are not next to each other in the ring (acknowledgements, AllToAll):
-/// open ones, spread; empty where none is known.
+/// those with the most left, each once before any twice; empty where none is known.
 pub fn other_paths(request: &Request<'_>, from: HostId, to: HostId, connections: u32) -> Vec<Path> {
-    paths(request, from, to).iter().cycle().take(connections as usize).cloned().collect()
+    let request = Request { jobs: &[], ..*request };
+    let mut model = Model::new(&request);
+    let options = model.options(from, to, true);
+    let available = |link: &DirectedLink| request.conditions.available(*link);
+    let left = |path: &Path| {
+        let links = path.links().iter().flat_map(|link| [*link, link.reversed()]);
+        links.map(|link| available(&link)).min().unwrap_or_default()
+    };
+    let mut paths: Vec<Path> = options.candidates.iter().map(|candidate| candidate.path.clone()).collect();
+    let most = paths.iter().map(left).max().unwrap_or_default();
+    // Half of the best is still worth a connection of its own.
+    paths.retain(|path| left(path).0 >= most.0 / 2);
+    paths.sort_by_key(|path| Reverse(left(path)));
+    paths.iter().cycle().take(if paths.is_empty() { 0 } else { connections as usize }).cloned().collect()
 }
 
-/// Proves a plan: orders are permutations, paths lead where they should and avoid what passes nothing, shares fit.
-///
-/// # Errors
-/// The first thing that is wrong.
-pub fn check(request: &Request<'_>, plan: &Plan) -> Result<(), CheckError> {
-    let _ = (request, plan);
-    Ok(())
-}
+#[cfg(test)]
+mod tests;

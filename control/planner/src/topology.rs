@@ -91,6 +91,7 @@ pub struct Topology {
     by_address: BTreeMap<IpAddr, SwitchId>,
     host_links: Vec<Vec<LinkId>>,
     switch_links: Vec<Vec<LinkId>>,
+    between_switches: Vec<Vec<LinkId>>,
 }
 
 /// What is wrong with a topology, and where.
@@ -218,7 +219,15 @@ impl Topology {
                 }
             }
         }
-        Self { hosts, switches, links, by_name, by_address, host_links, switch_links }
+        let between = |id: &LinkId| {
+            let ends = links.get(id.0).map(|link| (link.from, link.to));
+            matches!(ends, Some((Node::Switch(_), Node::Switch(_))))
+        };
+        let between_switches = switch_links
+            .iter()
+            .map(|at: &Vec<LinkId>| at.iter().copied().filter(between).collect())
+            .collect();
+        Self { hosts, switches, links, by_name, by_address, host_links, switch_links, between_switches }
     }
 
     /// Hosts, in the file's order.
@@ -272,6 +281,11 @@ impl Topology {
             Node::Switch(id) => self.switch_links.get(id.0),
         };
         list.map_or(&[], Vec::as_slice)
+    }
+
+    /// Links from a switch to other switches.
+    pub(crate) fn links_between_switches(&self, switch: SwitchId) -> &[LinkId] {
+        self.between_switches.get(switch.0).map_or(&[], Vec::as_slice)
     }
 
     /// What a host hangs on, ascending.

@@ -1,8 +1,10 @@
 //! Sizes of segments, messages and rings for a group of hosts.
 
 use crate::order::order;
+use crate::path::Ways;
 use crate::topology::{HostId, Topology};
 use crate::units::{Bytes, Nanos, Rate};
+use std::cmp::Reverse;
 
 /// How long a segment may last at the planned rate: the time in which a change of plan takes effect.
 const SEGMENT_TIME: Nanos = Nanos(10_000_000);
@@ -41,11 +43,17 @@ pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
     let ring: Vec<HostId> =
         order(topology, hosts).iter().filter_map(|index| hosts.get(*index)).copied().collect();
     let hops = ring.iter().zip(ring.iter().cycle().skip(1));
-    let routes: Vec<_> = hops.filter_map(|(from, to)| topology.route(*from, *to)).collect();
-    let Some(rate) = routes.iter().map(|route| route.rate).min() else {
+    let mut ways = Ways::new(topology);
+    let widest = |(from, to): (&HostId, &HostId)| {
+        let paths = ways.between(*from, *to).into_iter();
+        let kinds = paths.map(|path| (topology.path_rate(&path), Reverse(topology.path_delay(&path))));
+        kinds.max()
+    };
+    let paths: Vec<(Rate, Reverse<Nanos>)> = hops.filter_map(widest).collect();
+    let Some(rate) = paths.iter().map(|(rate, _)| *rate).min() else {
         return Tuning::ONE_HOST;
     };
-    let delay = routes.iter().map(|route| route.delay).max().unwrap_or_default();
+    let delay = paths.iter().map(|(_, delay)| delay.0).max().unwrap_or_default();
     let allowed = segment_at(rate, count);
     let chunk = previous_power_of_two(allowed / count).clamp(16 << 10, 256 << 10);
     let segment = (chunk * count).min(allowed.max(16 << 10)) & !4095;

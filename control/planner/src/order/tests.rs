@@ -63,7 +63,9 @@ fn least(topology: &Topology, hosts: &[HostId]) -> u64 {
             }
         }
     }
-    let rows: Vec<_> = hosts.iter().map(|host| topology.crossings(*host)).collect();
+    let mut ways = Ways::new(topology);
+    let mut row = |from: &HostId| hosts.iter().map(|to| (*to, ways.crossings(*from, *to).unwrap())).collect();
+    let rows: Vec<BTreeMap<HostId, u64>> = hosts.iter().map(&mut row).collect();
     let mut best = u64::MAX;
     extend(&rows, hosts, &mut vec![0], 0, &mut best);
     best

@@ -39,11 +39,13 @@ fn reads_a_good_file() {
     assert_eq!(topology.switches()[1].kind, SwitchKind::Spine);
     assert_eq!(topology.host("h1"), Some(HostId(1)));
     assert_eq!(topology.host("leaf"), None);
-    let route = topology.route(HostId(0), HostId(1)).unwrap();
-    assert_eq!(route.links, [LinkId(0), LinkId(2), LinkId(1)]);
-    assert_eq!((route.switch_links, route.rate, route.delay), (1, Rate(400_000_000), Nanos(1_050_000)));
-    assert_eq!(topology.route(HostId(0), HostId(0)), None);
-    assert_eq!(topology.route(HostId(0), HostId(7)), None);
+    let paths = topology.equal_cost_paths(HostId(0), HostId(1));
+    let links: Vec<LinkId> = paths[0].links().iter().map(|link| link.link).collect();
+    assert_eq!((paths.len(), links), (1, vec![LinkId(0), LinkId(2), LinkId(1)]));
+    assert_eq!(topology.path_rate(&paths[0]), Rate(400_000_000));
+    assert_eq!(topology.path_delay(&paths[0]), Nanos(1_050_000));
+    assert!(topology.equal_cost_paths(HostId(0), HostId(0)).is_empty());
+    assert!(topology.equal_cost_paths(HostId(0), HostId(7)).is_empty());
     assert_eq!(topology.node_name(Node::Switch(SwitchId(9))), "");
 }
 

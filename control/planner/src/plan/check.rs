@@ -1,0 +1,86 @@
+//! Proves a plan before it leaves, from the request alone: nothing of how it was found.
+
+use super::model::{is_order, leads};
+use super::{Assignment, CheckError, Job, Plan, Request, Routes};
+use crate::conditions::Use;
+use crate::path::{DirectedLink, Path, Ways};
+use crate::topology::HostId;
+use crate::units::Rate;
+use std::collections::BTreeMap;
+
+/// Proves a plan: orders are permutations, paths lead where they should and avoid what passes nothing, shares fit.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn check(request: &Request<'_>, plan: &Plan) -> Result<(), CheckError> {
+    let (jobs, found) = (request.jobs.len(), plan.assignments.len());
+    let pairs = || request.jobs.iter().zip(&plan.assignments);
+    if jobs != found || pairs().any(|(job, assignment)| job.communicator != assignment.communicator) {
+        return Err(CheckError::Jobs { jobs, found });
+    }
+    let mut ways = Ways::new(request.topology);
+    let mut load: BTreeMap<DirectedLink, f64> = BTreeMap::new();
+    for (job, assignment) in pairs() {
+        check_one(request, &mut ways, job, assignment)?;
+        let share = assignment.share.0 as f64;
+        for hop in &assignment.hops {
+            let part = share / hop.paths.len().max(1) as f64;
+            hop.paths.iter().flat_map(Path::links).for_each(|link| *load.entry(*link).or_default() += part);
+        }
+    }
+    for (link, shares) in load {
+        let available = request.conditions.available(link);
+        if shares > available.0 as f64 * 1.000_001 + 1000.0 {
+            let link = request.topology.link_name(link);
+            return Err(CheckError::Overfull { link, shares: Rate(shares as u64), available });
+        }
+    }
+    Ok(())
+}
+
+fn check_one(
+    request: &Request<'_>,
+    ways: &mut Ways<'_>,
+    job: &Job,
+    assignment: &Assignment,
+) -> Result<(), CheckError> {
+    let communicator = job.communicator;
+    if !is_order(&assignment.order, job.hosts.len()) {
+        return Err(CheckError::Order(communicator));
+    }
+    let count = if job.hosts.len() < 2 { 0 } else { job.hosts.len() };
+    let mirrored = match assignment.hops.as_slice() {
+        [there, back] => there.paths.iter().map(Path::reversed).eq(back.paths.iter().cloned()),
+        _ => true,
+    };
+    if assignment.hops.len() != count || !mirrored {
+        return Err(CheckError::Hops(communicator));
+    }
+    let host = |at: &u32| job.hosts.get(*at as usize).copied().unwrap_or(HostId(usize::MAX));
+    let next = assignment.order.iter().cycle().skip(1);
+    for (hop, ((from, to), paths)) in assignment.order.iter().zip(next).zip(&assignment.hops).enumerate() {
+        let (from, to) = (host(from), host(to));
+        if !paths.paths.iter().all(|path| leads(request, path, from, to)) {
+            return Err(CheckError::Path { communicator, hop });
+        }
+        let worst = paths.paths.iter().map(|path| (request.conditions.path(path), path)).max();
+        if let Some((usable, path)) = worst.filter(|(usable, _)| assignment.changed && *usable > Use::Open) {
+            let other = match request.routes {
+                Routes::All => ways.between(from, to),
+                Routes::Known(known) => known.get(&(from, to)).cloned().unwrap_or_default(),
+                Routes::Hashed => Vec::new(),
+            };
+            let better = |other: &Path| {
+                // Of two participants one link carries both ways, so both must be better.
+                let back = if count == 2 { request.conditions.path(&other.reversed()) } else { Use::Open };
+                request.conditions.path(other).max(back) < usable
+            };
+            if other.iter().any(better) {
+                let at = path.links().iter().find(|link| request.conditions.usable(**link) == usable);
+                let link = at.map_or_else(String::new, |link| request.topology.link_name(*link));
+                return Err(CheckError::Forbidden { communicator, hop, link });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! Plans: known situations, properties from printed seeds, and the exact optimum as a yardstick.
+
+mod scenarios;
+mod world;

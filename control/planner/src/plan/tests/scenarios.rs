@@ -1,0 +1,128 @@
+//! Two racks, two spines: what happens there, and what the plan must say.
+
+use super::super::*;
+use super::world::*;
+use crate::conditions::Use;
+
+#[test]
+fn connections_spread_over_spines_and_leave_a_congested_one() {
+    let topology = leaf_spine(2, 2, 4, 1000, 1000);
+    let mut conditions = Conditions::clear(&topology);
+    let forming = [job(1, &[0, 1, 2, 3, 4, 5, 6, 7], 2)];
+    let first = planned(&request(&topology, &conditions, &forming));
+    assert_eq!(first.assignments[0].order, [0, 1, 2, 3, 4, 5, 6, 7]);
+    let on = |plan: &Plan, spine| crossing(&topology, &plan.assignments[0], spine);
+    assert_eq!((on(&first, "spine0"), on(&first, "spine1")), (2, 2));
+    assert_eq!(first.assignments[0].share, mbit(1000));
+    assert_eq!(first.assignments[0].reason, "it forms");
+
+    let jobs = run(&forming, &first);
+    let calm = planned(&request(&topology, &conditions, &jobs));
+    assert!(!calm.assignments[0].changed);
+    assert_eq!(calm.reason, "no change: nothing better was found; mean slowdown 1.00, worst 1.00");
+
+    // A foreign flow takes 700 Mbit/s from leaf0 to spine0: one connection there is too many.
+    conditions.set_available(link(&topology, "leaf0", "spine0"), mbit(300));
+    let moved = planned(&request(&topology, &conditions, &jobs));
+    assert!(moved.assignments[0].changed);
+    assert_eq!(moved.assignments[0].share, mbit(1000));
+    assert_eq!(
+        moved.assignments[0].reason,
+        "leaf0 -> spine0 has 300Mbit/s of 1Gbit/s left: 1 of 16 connections take another path, \
+         predicted slowdown 1.00 instead of 1.67"
+    );
+    let jobs = run(&jobs, &moved);
+    assert!(!planned(&request(&topology, &conditions, &jobs)).assignments[0].changed);
+    // It ends: there is nothing to gain, so nothing moves back.
+    let conditions = Conditions::clear(&topology);
+    assert!(!planned(&request(&topology, &conditions, &jobs)).assignments[0].changed);
+}
+
+#[test]
+fn back_again_where_that_gains() {
+    let topology = leaf_spine(2, 2, 4, 1000, 500);
+    let clear = Conditions::clear(&topology);
+    let forming = [job(1, &[0, 1, 2, 3, 4, 5, 6, 7], 4)];
+    let jobs = run(&forming, &planned(&request(&topology, &clear, &forming)));
+    let mut congested = clear.clone();
+    congested.set_available(link(&topology, "leaf0", "spine1"), mbit(100));
+    congested.set_available(link(&topology, "spine1", "leaf1"), mbit(100));
+    let away = planned(&request(&topology, &congested, &jobs));
+    assert_eq!(away.assignments[0].share, mbit(500));
+    assert_eq!(away.before.slowdown, 5.0);
+    let jobs = run(&jobs, &away);
+    let back = planned(&request(&topology, &clear, &jobs));
+    assert_eq!((back.assignments[0].changed, back.assignments[0].share), (true, mbit(1000)));
+}
+
+#[test]
+fn rank_order_that_zigzags_is_put_right_beside_a_competitor() {
+    let topology = leaf_spine(2, 2, 4, 1000, 1000);
+    let conditions = Conditions::clear(&topology);
+    let bad = [job(1, &[0, 4, 1, 5, 2, 6], 2), job(2, &[3, 7], 2)];
+    let plan = planned(&request(&topology, &conditions, &bad));
+    assert_eq!(plan.assignments[0].order, [0, 2, 4, 1, 3, 5]);
+    assert_eq!(plan.after, Score { slowdown: 1.0, worst: 1.0, stuck: 0 });
+    // The ways of a pair mirror each other.
+    let pair = &plan.assignments[1];
+    assert_eq!(pair.hops[0].paths[0].reversed(), pair.hops[1].paths[0]);
+}
+
+#[test]
+fn a_drained_spine_is_left_even_for_a_slower_way_and_a_dead_one_too() {
+    let topology = leaf_spine(2, 2, 2, 1000, 500);
+    for usable in [Use::Avoid, Use::Failed] {
+        let mut conditions = Conditions::clear(&topology);
+        let forming = [job(1, &[0, 1, 2, 3], 2)];
+        let jobs = run(&forming, &planned(&request(&topology, &conditions, &forming)));
+        conditions.restrict(link(&topology, "leaf1", "spine0").link, usable);
+        let plan = planned(&request(&topology, &conditions, &jobs));
+        assert!(plan.assignments[0].changed, "{plan:?}");
+        assert_eq!(crossing(&topology, &plan.assignments[0], "spine0"), 0);
+        assert_eq!(plan.assignments[0].share, mbit(500));
+        let jobs = run(&jobs, &plan);
+        // The other goes too: drained links serve where there is no other way, dead ones do not.
+        conditions.restrict(link(&topology, "leaf0", "spine1").link, usable);
+        let plan = planned(&request(&topology, &conditions, &jobs));
+        let expected = if usable == Use::Failed { (1, false, Rate(0)) } else { (0, true, mbit(1000)) };
+        assert_eq!((plan.after.stuck, plan.assignments[0].changed, plan.assignments[0].share), expected);
+    }
+}
+
+#[test]
+fn many_changes_ask_for_more_gain() {
+    let topology = leaf_spine(2, 2, 1, 1000, 1000);
+    let mut conditions = Conditions::clear(&topology);
+    let forming = [job(1, &[0, 1], 1)];
+    let mut jobs = run(&forming, &planned(&request(&topology, &conditions, &forming)));
+    let path = jobs[0].current.as_ref().unwrap().hops[0].paths[0].clone();
+    conditions.set_available(path.links()[1], mbit(770));
+    for (recent, changed) in [(0, true), (2, true), (3, true), (4, false), (40, false)] {
+        jobs[0].current.as_mut().unwrap().recent_changes = recent;
+        let plan = planned(&request(&topology, &conditions, &jobs));
+        assert_eq!(plan.assignments[0].changed, changed, "{recent}: {plan:?}");
+        if !changed {
+            assert_eq!(
+                plan.assignments[0].reason,
+                "stays: another plan would gain 30%, too little for a change"
+            );
+        }
+    }
+}
+
+#[test]
+fn weights_split_a_link_and_are_paced() {
+    let topology = leaf_spine(2, 1, 2, 1000, 900);
+    let conditions = Conditions::clear(&topology);
+    let mut jobs = [job(1, &[0, 2], 1), job(2, &[1, 3], 1)];
+    let plan = planned(&request(&topology, &conditions, &jobs));
+    assert_eq!([0, 1].map(|job| plan.assignments[job].share), [mbit(450); 2]);
+    assert_eq!([0, 1].map(|job| plan.assignments[job].pace), [None; 2]);
+    jobs[1].weight = 2;
+    let plan = planned(&request(&topology, &conditions, &jobs));
+    assert_eq!([0, 1].map(|job| plan.assignments[job].pace), [Some(mbit(300)), Some(mbit(600))]);
+    jobs[1].limit = Some(mbit(100));
+    let plan = planned(&request(&topology, &conditions, &jobs));
+    assert_eq!([0, 1].map(|job| plan.assignments[job].share), [mbit(800), mbit(100)]);
+    assert_eq!([0, 1].map(|job| plan.assignments[job].pace), [None, Some(mbit(100))]);
+}
