@@ -27,8 +27,18 @@ const AROUND: Duration = Duration::from_secs(60);
 /// How long a machine without a job may take when it is tried whether the processor can run guests.
 const PROBE: Duration = Duration::from_secs(10);
 
-const MODULES: &[&str] =
-    &["rdma_rxe", "ib_uverbs", "rdma_ucm", "veth", "bridge", "sch_netem", "sch_tbf", "sch_red"];
+const MODULES: &[&str] = &[
+    "rdma_rxe",
+    "ib_uverbs",
+    "rdma_ucm",
+    "veth",
+    "bridge",
+    "sch_netem",
+    "sch_tbf",
+    "sch_red",
+    "sch_ingress",
+    "cls_bpf",
+];
 const PROGRAMS: &[&str] = &[
     "busybox",
     "ip",
@@ -86,7 +96,7 @@ pub struct Guest {
 pub struct TestArgs {
     #[command(flatten)]
     guest: Guest,
-    /// Run the steps alone whose names begin with one of these, for example machine, smoke, bench, verbs, transport, loss
+    /// Run the steps alone whose names begin with one of these, for example machine, smoke, bench, verbs, transport, telemetry, loss
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     only: Vec<String>,
 }
@@ -129,7 +139,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<()> {
         bench::add(&mut tree, args.guest.hosts)?;
         steps.push(bench::smoke());
     }
-    steps.extend(suites::project(&mut tree, args.guest.hosts)?);
+    steps.extend(suites::project(&mut tree, args.guest.hosts, |step| args.wants(step))?);
     steps.retain(|step| args.wants(&step.name));
     if steps.is_empty() {
         if args.wants("machine") {
@@ -160,7 +170,7 @@ fn shell(guest: &Guest) -> Result<()> {
         bail!("{reason}");
     }
     let (kernel, mut tree) = prepare(guest)?;
-    suites::project(&mut tree, guest.hosts)?;
+    suites::project(&mut tree, guest.hosts, |_| true)?;
     let job = Job { hosts: guest.hosts, shell: true, ..Job::default() };
     let image = Image::write(&mut tree, &job, "shell")?;
     machine(&kernel, image.path(), guest.kvm).interact()

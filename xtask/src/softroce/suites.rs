@@ -46,6 +46,14 @@ const SUITES: &[Suite] = &[
         deploys: false,
     },
     Suite {
+        name: "telemetry",
+        package: "harmonaize-loader",
+        target: "guest",
+        limit: Duration::from_secs(120),
+        with_loss: None,
+        deploys: false,
+    },
+    Suite {
         name: "collectives",
         package: "harmonaize-tests",
         target: "softroce",
@@ -79,13 +87,14 @@ fn strs(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// Builds the project's tests that need a device into the tree, and returns their steps.
-pub(super) fn project(tree: &mut Initramfs, hosts: u32) -> Result<Vec<Step>> {
+/// Builds the project's tests that need a device into the tree, those with a step that is wanted, and returns their steps.
+pub(super) fn project(tree: &mut Initramfs, hosts: u32, wanted: impl Fn(&str) -> bool) -> Result<Vec<Step>> {
     let there = test_targets()?;
     let exists = |suite: &&Suite| {
         there.iter().any(|(package, target)| package == suite.package && target == suite.target)
     };
-    let suites: Vec<&Suite> = SUITES.iter().filter(exists).collect();
+    let wanted = |suite: &&Suite| wanted(suite.name) || wanted(&format!("loss-{}", suite.name));
+    let suites: Vec<&Suite> = SUITES.iter().filter(exists).filter(wanted).collect();
     if suites.is_empty() {
         return Ok(Vec::new());
     }

@@ -29,7 +29,7 @@ impl Key {
         [0, 0xffff_0000 | u64::from(address) << 32]
     }
 
-    /// A copy on the stack of who asks: kernels before Linux 6.2 (?) look up no key in memory that a function was handed.
+    /// A copy on the stack of who asks: kernels before 6.2 look up no key in memory that a function was handed.
     #[inline(always)]
     pub fn apart(&self) -> Self {
         *self
