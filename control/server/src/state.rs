@@ -2,22 +2,32 @@
 
 mod change;
 mod communicator;
+mod decisions;
+mod failures;
 mod form;
 mod join;
+pub(crate) mod operator;
 mod ports;
+mod probes;
 mod recover;
+mod replan;
+mod rhythms;
 mod session;
 mod status;
 mod telemetry;
+mod trace;
+mod verdicts;
 
 #[cfg(test)]
 mod tests;
 
 pub use change::ReorderError;
 use communicator::Communicator;
+pub use decisions::{Changed, Counts, Decision, Noticed, Outcome, Trigger};
 use harmonaize_api::v1::{self, FailureKind, from_agent, to_agent};
-use harmonaize_planner::{HostId, Topology};
+use harmonaize_planner::{Estimates, HostId, Topology};
 use join::Waiting;
+pub use operator::{Instruction, InstructionError};
 use ports::Ports;
 use rand::SeedableRng;
 use rand_chacha::ChaCha20Rng;
@@ -51,6 +61,8 @@ pub enum Fact {
     AgentConnected { host: String, listen: String },
     /// An agent's session ended.
     AgentGone { host: String },
+    /// An agent cannot do all that agents can, and says why.
+    AgentLacks { host: String, what: String },
     /// A session was refused or ended by control.
     SessionRefused { reason: String },
     /// All ranks have joined.
@@ -63,6 +75,12 @@ pub enum Fact {
     Closed { communicator: u64, tenant: String, name: String },
     /// An agent's telemetry was refused or dropped: so often by now.
     TelemetryRefused { host: String, count: u64, why: String },
+    /// Control decided on new plans: for which communicators, and their new epochs.
+    Decided { decision: u64, trigger: String, reason: String, changes: Vec<(u64, u64)> },
+    /// A plan did not pass the check, and is not used: so often by now.
+    PlanUnfit { count: u64, why: String },
+    /// A communicator's next operation is held back once, so that it takes turns with others.
+    Held { communicator: u64, tenant: String, name: String, hold: Duration, reason: String },
     /// A communicator ended otherwise.
     Ended {
         communicator: u64,
@@ -101,6 +119,8 @@ pub struct Settings {
     pub most_communicators: usize,
     /// How often agents are asked to report what they measure; zero for never.
     pub telemetry_interval: Duration,
+    /// Whether control makes new plans while communicators run; else only operators do.
+    pub replan: bool,
 }
 
 /// Everything that control knows.
@@ -122,6 +142,17 @@ pub struct State {
     questions: BTreeMap<u64, Question>,
     asked: u64,
     telemetry: telemetry::Telemetry,
+    traces: trace::Traces,
+    verdicts: verdicts::Verdicts,
+    failures: failures::Failures,
+    probes: probes::Probes,
+    estimates: Estimates,
+    rhythms: BTreeMap<u64, rhythms::Operations>,
+    /// When it was last looked at who may take turns.
+    staggered: Duration,
+    decisions: decisions::Decisions,
+    wanted: replan::Wanted,
+    operator: operator::Operator,
     outputs: Vec<Output>,
 }
 
@@ -148,6 +179,16 @@ impl State {
             questions: BTreeMap::new(),
             asked: 0,
             telemetry: telemetry::Telemetry::default(),
+            traces: trace::Traces::default(),
+            verdicts: verdicts::Verdicts::default(),
+            failures: failures::Failures::default(),
+            probes: probes::Probes::default(),
+            estimates: Estimates::default(),
+            rhythms: BTreeMap::new(),
+            staggered: Duration::ZERO,
+            decisions: decisions::Decisions::default(),
+            wanted: replan::Wanted::default(),
+            operator: operator::Operator::default(),
             outputs: Vec::new(),
         }
     }
@@ -157,41 +198,53 @@ impl State {
         std::mem::take(&mut self.outputs)
     }
 
-    /// A message of an agent. Whatever it holds, it costs at most that agent's session.
+    /// A message of an agent. Whatever it holds, it costs at most that agent's session. A verdict that makes another plan better
+    /// leads to that plan's messages within this call.
     pub fn message(&mut self, now: Duration, from: SessionId, message: v1::FromAgent) {
         use from_agent::Message;
         let Some(message) = message.message else {
             return self.breach(now, from, "a message without content");
         };
-        if !self.sessions.contains_key(&from) {
-            return match message {
-                Message::Hello(hello) => self.hello(now, from, &hello),
-                _ => self.breach(now, from, "a message before Hello"),
-            };
-        }
-        let outcome = match message {
-            Message::Hello(_) => Err("a second Hello"),
-            Message::Join(join) => self.join(now, from, join),
-            Message::Leave(leave) => self.leave(from, &leave),
-            Message::Prepared(prepared) => self.prepared(from, prepared.communicator, prepared.epoch),
-            Message::PrepareFailed(failed) => self.prepare_failed(now, from, &failed),
-            Message::Switched(switched) => self.switched(from, switched.communicator, switched.epoch),
-            Message::Failed(failed) => self.failed(now, from, failed),
-            Message::Closed(closed) => self.closed(from, closed.communicator),
-            Message::Report(report) => {
-                self.report(now, from, report);
-                Ok(())
+        match message {
+            Message::Hello(hello) if !self.sessions.contains_key(&from) => self.hello(now, from, &hello),
+            _ if !self.sessions.contains_key(&from) => self.breach(now, from, "a message before Hello"),
+            message => {
+                if let Err(breach) = self.message_of(now, from, message) {
+                    self.breach(now, from, breach);
+                }
             }
-            Message::Telemetry(report) => {
-                self.telemetry(now, from, report);
-                Ok(())
-            }
-            // Nobody was asked for any.
-            Message::PathCongestion(_) | Message::PathsTraced(_) | Message::PathProbed(_) => Ok(()),
-        };
-        if let Err(breach) = outcome {
-            self.breach(now, from, breach);
         }
+        self.act(now);
+    }
+
+    /// A message of an agent that has a session. An error is a breach of protocol.
+    fn message_of(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        message: from_agent::Message,
+    ) -> Result<(), &'static str> {
+        use from_agent::Message;
+        match message {
+            Message::Hello(_) => return Err("a second Hello"),
+            Message::Join(join) => return self.join(now, from, join),
+            Message::Leave(leave) => return self.leave(now, from, &leave),
+            Message::Prepared(prepared) => {
+                return self.prepared(now, from, prepared.communicator, prepared.epoch);
+            }
+            Message::PrepareFailed(failed) => return self.prepare_failed(now, from, &failed),
+            Message::Switched(switched) => {
+                return self.switched(now, from, switched.communicator, switched.epoch);
+            }
+            Message::Failed(failed) => return self.failed(now, from, failed),
+            Message::Closed(closed) => return self.closed(now, from, closed.communicator),
+            Message::Report(report) => self.report(now, from, report),
+            Message::Telemetry(report) => self.telemetry(now, from, report),
+            Message::PathCongestion(told) => self.path_congestion(now, from, told),
+            Message::PathsTraced(answer) => self.traced(now, from, &answer),
+            Message::PathProbed(answer) => self.probed(now, from, &answer),
+        }
+        Ok(())
     }
 
     /// The next time at which [`State::expire`] has something to do.
@@ -199,7 +252,9 @@ impl State {
         let waiting = self.waiting.values().map(join::Waiting::next_deadline);
         let communicators = self.communicators.values().filter_map(Communicator::deadline);
         let questions = self.questions.values().map(|question| question.deadline);
-        waiting.chain(communicators).chain(questions).min()
+        let plans =
+            [self.operator.deadline(), self.traces.deadline(), self.probes.deadline(), self.plan_deadline()];
+        waiting.chain(communicators).chain(questions).chain(plans.into_iter().flatten()).min()
     }
 
     /// Ends what has waited long enough.
@@ -207,6 +262,10 @@ impl State {
         self.expire_joins(now);
         self.expire_communicators(now);
         self.expire_questions(now);
+        self.look_at_windows(now);
+        self.expire_traces(now);
+        self.expire_plans(now);
+        self.act(now);
     }
 
     fn send(&mut self, to: SessionId, message: to_agent::Message) {

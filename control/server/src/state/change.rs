@@ -1,6 +1,8 @@
 //! Epochs: prepared by all, then in use by all, or given up.
 
 use super::communicator::EndCause;
+use super::decisions::Trigger;
+use super::form::Proposal;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use std::time::Duration;
@@ -55,10 +57,33 @@ impl State {
         if order.len() != known.len() {
             return Err(wrong(format!("{} hosts are given, not {}", order.len(), known.len())));
         }
-        Ok(self.propose(now, id, order))
+        if let Some(communicator) = self.communicators.get_mut(&id) {
+            communicator.pinned = true;
+        }
+        let proposal = Proposal { order, ..Proposal::default() };
+        Ok(self.propose(now, id, proposal))
     }
 
-    pub(super) fn prepared(&mut self, from: SessionId, id: u64, epoch: u64) -> Result<(), &'static str> {
+    /// Gives an order that an operator chose back to control: it may change it, at once if another is better.
+    ///
+    /// # Errors
+    /// Where there is no such communicator.
+    pub fn unpin(&mut self, now: Duration, id: u64) -> Result<u64, ReorderError> {
+        let communicator = self.communicators.get_mut(&id).ok_or(ReorderError::Unknown)?;
+        communicator.pinned = false;
+        self.want_plan(Trigger::Unpinned);
+        self.act(now);
+        let known = self.communicators.get(&id).ok_or(ReorderError::Unknown)?;
+        Ok(known.pending.as_ref().map_or(known.epoch, |pending| pending.epoch))
+    }
+
+    pub(super) fn prepared(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        id: u64,
+        epoch: u64,
+    ) -> Result<(), &'static str> {
         let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
         let members = communicator.members.len();
         let Some(pending) = communicator.pending.as_mut().filter(|pending| pending.epoch == epoch) else {
@@ -68,32 +93,49 @@ impl State {
         if pending.prepared.len() < members || pending.deadline.take().is_none() {
             return Ok(());
         }
+        let decision = pending.decision;
         if communicator.epoch == 0
             && let Some(pending) = communicator.pending.take()
         {
             communicator.epoch = epoch;
             communicator.order = pending.order;
             communicator.ports = pending.ports;
+            communicator.links = pending.links;
+            communicator.plan = pending.plan;
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+            self.want_plan(Trigger::Communicators);
+        }
+        if let Some(changed) = self.decisions.changed(decision, id) {
+            changed.prepared = Some(now);
         }
         self.tell_all(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
         Ok(())
     }
 
-    pub(super) fn switched(&mut self, from: SessionId, id: u64, epoch: u64) -> Result<(), &'static str> {
+    pub(super) fn switched(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        id: u64,
+        epoch: u64,
+    ) -> Result<(), &'static str> {
         let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
         if let Some(pending) = communicator.pending.as_mut().filter(|pending| pending.epoch == epoch)
             && communicator.epoch != 0
         {
             pending.switched.insert(index);
-            self.switch_if_complete(id);
+            let decision = pending.decision;
+            if let Some(changed) = self.decisions.changed(decision, id) {
+                changed.first_switched.get_or_insert(now);
+            }
+            self.switch_if_complete(now, id);
         }
         Ok(())
     }
 
     /// Makes an epoch current once every participant that is still there uses it.
-    pub(super) fn switch_if_complete(&mut self, id: u64) {
+    pub(super) fn switch_if_complete(&mut self, now: Duration, id: u64) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let Some(pending) = communicator.pending.take_if(|pending| {
             let mut members = communicator.members.iter().enumerate();
@@ -104,11 +146,19 @@ impl State {
         };
         communicator.epoch = pending.epoch;
         communicator.order = pending.order;
+        communicator.links = pending.links;
+        communicator.plan = pending.plan;
+        communicator.failures = 0;
+        if pending.decision.is_some() {
+            communicator.changes_now(now);
+        }
         communicator.last_change.clear();
         let (tenant, name, epoch) = (communicator.tenant.clone(), communicator.name.clone(), pending.epoch);
         let mut old = std::mem::replace(&mut communicator.ports, pending.ports);
         self.ports.release(&mut old);
+        self.decisions.switched(now, pending.decision, id);
         self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+        self.want_plan(Trigger::Settled);
     }
 
     pub(super) fn prepare_failed(
@@ -142,7 +192,10 @@ impl State {
         communicator.last_change = format!("epoch {epoch} was given up: {why}");
         if let Some(mut pending) = communicator.pending.take() {
             self.ports.release(&mut pending.ports);
+            self.decisions.given_up(pending.decision, id, &why);
+            self.hold_off(now, id);
         }
+        let Some(communicator) = self.communicators.get(&id) else { return };
         let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
         self.fact(Fact::EpochAbandoned { communicator: id, tenant, name, epoch, why: why.clone() });
         self.tell_all(id, &to_agent::Message::Abandon(v1::Abandon { communicator: id, epoch, reason: why }));

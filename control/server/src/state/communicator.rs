@@ -1,10 +1,12 @@
 //! A communicator's life from its recipe to its end.
 
+use super::decisions::Trigger;
+use super::replan::{MOST_RECENT, Planned};
 use super::status::Ended;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_planner::{HostId, Tuning};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Most ends that are remembered.
@@ -34,6 +36,19 @@ pub(super) struct Communicator {
     /// Until when participants may come back after a restart of control.
     pub recovering: Option<Duration>,
     pub last_change: String,
+    /// Ports of each link between two participants, the lower first: what its two hosts' pool says of them is their paths.
+    /// Together with `ports` to be found again after a restart.
+    pub links: BTreeMap<(u32, u32), Vec<u16>>,
+    /// Why it runs by this order and these links.
+    pub plan: Option<Planned>,
+    /// Whether an operator chose the order: then it is no longer control's to choose.
+    pub pinned: bool,
+    /// When its plan changed lately, oldest first.
+    pub changes: VecDeque<Duration>,
+    /// Until when it is left alone because changes were given up.
+    pub held_off: Option<Duration>,
+    /// Changes given up in a row.
+    pub failures: u32,
 }
 
 /// A participant.
@@ -56,6 +71,10 @@ pub(super) struct Pending {
     pub epoch: u64,
     pub order: Vec<u32>,
     pub ports: Vec<(HostId, u16)>,
+    pub links: BTreeMap<(u32, u32), Vec<u16>>,
+    pub plan: Option<Planned>,
+    /// The decision that it comes from.
+    pub decision: Option<u64>,
     pub prepared: BTreeSet<usize>,
     pub switched: BTreeSet<usize>,
     /// Until when all must have prepared it; none once they have.
@@ -78,6 +97,14 @@ impl Pending {
 }
 
 impl Communicator {
+    /// Takes note of a change of plan.
+    pub(super) fn changes_now(&mut self, now: Duration) {
+        if self.changes.len() >= MOST_RECENT {
+            self.changes.pop_front();
+        }
+        self.changes.push_back(now);
+    }
+
     pub(super) fn deadline(&self) -> Option<Duration> {
         let prepare = self.pending.as_ref().and_then(|pending| pending.deadline);
         prepare.into_iter().chain(self.recovering).min()
@@ -125,7 +152,12 @@ impl State {
         Ok(Some((communicator, index)))
     }
 
-    pub(super) fn leave(&mut self, from: SessionId, leave: &v1::Leave) -> Result<(), &'static str> {
+    pub(super) fn leave(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        leave: &v1::Leave,
+    ) -> Result<(), &'static str> {
         if leave.communicator == 0 {
             if let Some((key, rank)) = self.forget_join(from, leave.request) {
                 self.withdraw(&key, rank);
@@ -139,26 +171,26 @@ impl State {
         }
         member.left.insert(leave.rank);
         member.closed |= member.left.len() == member.ranks.len();
-        self.close_if_over(leave.communicator);
+        self.close_if_over(now, leave.communicator);
         Ok(())
     }
 
-    pub(super) fn closed(&mut self, from: SessionId, id: u64) -> Result<(), &'static str> {
+    pub(super) fn closed(&mut self, now: Duration, from: SessionId, id: u64) -> Result<(), &'static str> {
         let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
         if let Some(member) = communicator.members.get_mut(index) {
             member.closed = true;
         }
-        self.close_if_over(id);
+        self.close_if_over(now, id);
         Ok(())
     }
 
-    fn close_if_over(&mut self, id: u64) {
+    fn close_if_over(&mut self, now: Duration, id: u64) {
         let over =
             self.communicators.get(&id).is_some_and(|known| known.members.iter().all(|member| member.closed));
         if over && let Some(Communicator { tenant, name, .. }) = self.remove(id) {
             self.fact(Fact::Closed { communicator: id, tenant, name });
         } else {
-            self.switch_if_complete(id);
+            self.switch_if_complete(now, id);
         }
     }
 
@@ -221,7 +253,10 @@ impl State {
         self.ports.release(&mut communicator.ports);
         if let Some(pending) = &mut communicator.pending {
             self.ports.release(&mut pending.ports);
+            self.decisions.ended(pending.decision, id);
         }
+        self.rhythms.remove(&id);
+        self.want_plan(Trigger::Communicators);
         Some(communicator)
     }
 
@@ -254,6 +289,7 @@ impl State {
         let known = self.communicators.contains_key(&id);
         let detail = reason.to_owned();
         self.end(now, id, EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }, None);
+        self.act(now);
         known
     }
 }

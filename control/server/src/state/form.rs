@@ -2,13 +2,34 @@
 
 use super::communicator::{Communicator, Member, Pending};
 use super::join::Waiting;
+use super::ports::{Pair, Port};
+use super::replan::Planned;
+use super::trace::pair_of;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_api::{LINK_BYTES, SECRET_BYTES};
-use harmonaize_planner::{HostId, Tuning, order, tuning};
+use harmonaize_planner::{
+    Bytes, Hop, HostId, Job, Path, Policy, Request, Routes, Tuning, Use, order, other_paths, tuning,
+};
 use rand::Rng;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
+
+/// Up to so many hosts of a communicator all their pairs are traced.
+const MOST_PAIRED: usize = 64;
+
+/// What the next epoch of a communicator is to be.
+#[derive(Debug, Default)]
+pub(super) struct Proposal {
+    /// Participants along the ring.
+    pub order: Vec<u32>,
+    /// Paths of its hops; empty where any will do.
+    pub hops: Vec<Hop>,
+    /// Why.
+    pub plan: Option<Planned>,
+    /// The decision that it is part of.
+    pub decision: Option<u64>,
+}
 
 impl State {
     /// All ranks have joined.
@@ -28,7 +49,6 @@ impl State {
             .collect();
         members.sort_by_key(|member| member.ranks.first().copied());
         let hosts: Vec<HostId> = members.iter().map(|member| member.host).collect();
-        let ring = order(&self.settings.topology, &hosts).into_iter().map(|index| index as u32).collect();
         self.formed = self.formed.wrapping_add(1);
         let id = u64::from(self.boot) << 32 | u64::from(self.formed);
         self.fact(Fact::Formed {
@@ -51,19 +71,80 @@ impl State {
             next_epoch: 1,
             recovering: None,
             last_change: String::new(),
+            links: BTreeMap::new(),
+            plan: None,
+            pinned: false,
+            changes: VecDeque::new(),
+            held_off: None,
+            failures: 0,
         };
+        let proposal = self.first_plan(now, id, &hosts);
         self.communicators.insert(id, communicator);
-        self.propose(now, id, ring);
+        self.propose(now, id, proposal);
+        self.trace_communicator(now, id);
     }
 
-    /// Starts the next epoch of a communicator with this order; its number.
-    pub(super) fn propose(&mut self, now: Duration, id: u64, order: Vec<u32>) -> u64 {
+    /// What a communicator that forms begins with: planned beside all others, who stay as they are for now.
+    fn first_plan(&mut self, now: Duration, id: u64, hosts: &[HostId]) -> Proposal {
+        let mut jobs = self.jobs(now);
+        jobs.iter_mut().for_each(|job| job.movable = false);
+        jobs.push(Job {
+            communicator: id,
+            hosts: hosts.to_vec(),
+            connections: self.settings.paths,
+            weight: 1,
+            limit: None,
+            operation: Bytes(0),
+            rhythm: None,
+            current: None,
+            movable: true,
+        });
+        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+        let plan = if self.settings.replan { self.fit_plan(&jobs, &conditions) } else { None };
+        match plan.and_then(|plan| plan.assignments.into_iter().find(|part| part.communicator == id)) {
+            Some(part) => {
+                let plan = Some(Planned::from(&part));
+                Proposal { order: part.order, hops: part.hops, plan, decision: None }
+            }
+            None => {
+                let ring = order(&self.settings.topology, hosts).into_iter().map(|index| index as u32);
+                Proposal { order: ring.collect(), ..Proposal::default() }
+            }
+        }
+    }
+
+    /// Has the paths between a communicator's hosts traced: all pairs where those are few, else those next to each other in its ring.
+    pub(super) fn trace_communicator(&mut self, now: Duration, id: u64) {
+        let Some(known) = self.communicators.get(&id) else { return };
+        let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+        let pairs: Vec<Pair> = if hosts.len() <= MOST_PAIRED {
+            let from = |at: usize| hosts.iter().skip(at + 1);
+            hosts
+                .iter()
+                .enumerate()
+                .flat_map(|(at, one)| from(at).map(|other| pair_of(*one, *other)))
+                .collect()
+        } else {
+            let order = known.pending.as_ref().map_or(&known.order, |pending| &pending.order);
+            let ring: Vec<HostId> = order.iter().filter_map(|at| hosts.get(*at as usize)).copied().collect();
+            ring.iter().zip(ring.iter().cycle().skip(1)).map(|(one, other)| pair_of(*one, *other)).collect()
+        };
+        self.want_traced(now, pairs.into_iter());
+        self.ask_traces(now);
+    }
+
+    /// Starts the next epoch of a communicator; its number.
+    pub(super) fn propose(&mut self, now: Duration, id: u64, proposal: Proposal) -> u64 {
+        let Proposal { order, hops, plan, decision } = proposal;
         let Some(communicator) = self.communicators.get(&id) else { return 0 };
         let epoch = communicator.next_epoch;
         let addresses: Vec<String> = communicator.members.iter().map(|member| self.address(member)).collect();
         let hosts: Vec<HostId> = communicator.members.iter().map(|member| member.host).collect();
+        let wanted = self.wanted_paths(&hosts, &order, &hops);
         let mut ports = Vec::new();
-        let links = self.introduce(&hosts, &addresses, &mut ports);
+        let numbers = self.take_ports(&hosts, wanted, &mut ports);
+        let paces = self.paces(id, &order, plan.as_ref());
+        let links = self.introduce(&hosts, &addresses, &numbers, &paces);
         let Some(communicator) = self.communicators.get(&id) else { return 0 };
         let participants: Vec<v1::Participant> = communicator
             .members
@@ -95,7 +176,17 @@ impl State {
         let (prepared, switched) = (BTreeSet::new(), BTreeSet::new());
         if let Some(communicator) = self.communicators.get_mut(&id) {
             communicator.next_epoch += 1;
-            communicator.pending = Some(Pending { epoch, order, ports, prepared, switched, deadline });
+            communicator.pending = Some(Pending {
+                epoch,
+                order,
+                ports,
+                links: numbers,
+                plan,
+                decision,
+                prepared,
+                switched,
+                deadline,
+            });
         }
         for (session, recipe) in recipes {
             let first = epoch == 1;
@@ -106,32 +197,120 @@ impl State {
         epoch
     }
 
+    /// Which paths the connections between each two participants shall take, from the lower: as planned along the ring, as the planner
+    /// has it for others; empty where any will do.
+    fn wanted_paths(
+        &mut self,
+        hosts: &[HostId],
+        order: &[u32],
+        hops: &[Hop],
+    ) -> BTreeMap<(u32, u32), Vec<Path>> {
+        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+        let mut wanted = BTreeMap::new();
+        let ring = order.iter().zip(order.iter().cycle().skip(1)).zip(hops);
+        for ((from, to), hop) in ring.filter(|((from, to), hop)| from != to && !hop.paths.is_empty()) {
+            let paths = hop.paths.iter().map(|path| if from < to { path.clone() } else { path.reversed() });
+            wanted.entry((*from.min(to), *from.max(to))).or_insert_with(|| paths.collect());
+        }
+        let paths = self.settings.paths;
+        self.ports.refresh(paths as usize);
+        let request = Request {
+            topology: &self.settings.topology,
+            conditions: &conditions,
+            jobs: &[],
+            routes: Routes::Known(self.ports.known()),
+            policy: Policy::default(),
+        };
+        for (low, from) in hosts.iter().enumerate() {
+            for (high, to) in hosts.iter().enumerate().skip(low + 1) {
+                let others = || other_paths(&request, *from, *to, paths);
+                wanted.entry((low as u32, high as u32)).or_insert_with(others);
+            }
+        }
+        wanted
+    }
+
+    /// Source ports for all connections: of those that lead the wanted way both ways, else any that leads over open links alone,
+    /// else one whose way is not known.
+    fn take_ports(
+        &mut self,
+        hosts: &[HostId],
+        wanted: BTreeMap<(u32, u32), Vec<Path>>,
+        held: &mut Vec<(HostId, u16)>,
+    ) -> BTreeMap<(u32, u32), Vec<u16>> {
+        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+        let mut numbers = BTreeMap::new();
+        for ((low, high), paths) in wanted {
+            let host = |index: u32| hosts.get(index as usize).copied();
+            let Some((low_host, high_host)) = host(low).zip(host(high)) else { continue };
+            let pair = pair_of(low_host, high_host);
+            let ports = (0..self.settings.paths as usize).map(|connection| {
+                let path = paths.get(connection % paths.len().max(1));
+                let path = path.map(|path| if pair.0 == low_host { path.clone() } else { path.reversed() });
+                let cost = |port: &Port| {
+                    let uses =
+                        [&port.there, &port.back].map(|leg| leg.as_ref().map(|path| conditions.path(path)));
+                    let fits = path.is_some() && port.there == path;
+                    match (fits, port.is_same_both_ways(), uses) {
+                        (true, true, _) => Some(0),
+                        (true, false, [Some(Use::Open), Some(Use::Open)]) => Some(1),
+                        (_, same, [Some(Use::Open), Some(Use::Open)]) => Some(if same { 2 } else { 3 }),
+                        _ => None,
+                    }
+                };
+                self.ports.take_traced(pair, held, cost).unwrap_or_else(|| self.ports.take(pair.0, held))
+            });
+            let ports: Vec<u16> = ports.collect();
+            numbers.insert((low, high), ports);
+        }
+        numbers
+    }
+
+    /// By sender and receiver: what is sent along the ring is held to, where that is planned and the sender can.
+    fn paces(&self, id: u64, order: &[u32], plan: Option<&Planned>) -> BTreeMap<(u32, u32), u64> {
+        let Some(pace) = plan.and_then(|plan| plan.pace) else { return BTreeMap::new() };
+        let Some(known) = self.communicators.get(&id) else { return BTreeMap::new() };
+        let can = |index: u32| {
+            let member = known.members.get(index as usize).and_then(|member| member.session);
+            member
+                .and_then(|session| self.sessions.get(&session))
+                .is_some_and(|session| session.abilities.pace)
+        };
+        let hops = order.iter().zip(order.iter().cycle().skip(1));
+        hops.filter(|(from, to)| from != to && can(**from)).map(|(from, to)| ((*from, *to), pace.0)).collect()
+    }
+
     /// Fresh links between all participants: for each its peers, in ascending order.
     fn introduce(
         &mut self,
         hosts: &[HostId],
         addresses: &[String],
-        held: &mut Vec<(HostId, u16)>,
+        numbers: &BTreeMap<(u32, u32), Vec<u16>>,
+        paces: &BTreeMap<(u32, u32), u64>,
     ) -> Vec<Vec<v1::Peer>> {
         let mut links: Vec<Vec<v1::Peer>> = hosts.iter().map(|_| Vec::new()).collect();
-        for (low, (host, low_address)) in hosts.iter().zip(addresses).enumerate() {
-            for (high, high_address) in addresses.iter().enumerate().skip(low + 1) {
+        for (low, (low_host, low_address)) in hosts.iter().zip(addresses).enumerate() {
+            for (high, (high_host, high_address)) in hosts.iter().zip(addresses).enumerate().skip(low + 1) {
                 let mut link = [0; LINK_BYTES];
                 let mut secret = [0; SECRET_BYTES];
                 self.random.fill_bytes(&mut link);
                 self.random.fill_bytes(&mut secret);
-                let source_ports: Vec<u32> =
-                    (0..self.settings.paths).map(|_| u32::from(self.ports.take(*host, held))).collect();
-                let peer = |participant: usize, address: &String, initiate| v1::Peer {
+                let ports = numbers.get(&(low as u32, high as u32)).into_iter().flatten();
+                let source_ports: Vec<u32> = ports.map(|port| u32::from(*port)).collect();
+                let peer = |me: usize, participant: usize, address: &String, initiate| v1::Peer {
                     participant: participant as u32,
                     address: address.clone(),
                     link: link.to_vec(),
                     secret: secret.to_vec(),
                     initiate,
                     source_ports: source_ports.clone(),
-                    rate_bits: 0,
+                    rate_bits: paces.get(&(me as u32, participant as u32)).copied().unwrap_or(0),
                 };
-                let ends = [(low, peer(high, high_address, true)), (high, peer(low, low_address, false))];
+                let low_connects = low_host < high_host;
+                let ends = [
+                    (low, peer(low, high, high_address, low_connects)),
+                    (high, peer(high, low, low_address, !low_connects)),
+                ];
                 for (at, peer) in ends {
                     if let Some(peers) = links.get_mut(at) {
                         peers.push(peer);

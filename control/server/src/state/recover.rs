@@ -4,7 +4,7 @@ use super::communicator::{Communicator, EndCause, Member, dissolved};
 use super::{SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_planner::{Bytes, HostId, Tuning};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Epochs that an earlier control may have handed out beyond the one in use.
@@ -91,6 +91,8 @@ impl State {
             communicator.order.clone_from(&recipe.order);
             communicator.next_epoch = recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1);
         }
+        self.take_up_plan(id);
+        let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         if all_back {
             communicator.recovering = None;
             // Whoever missed it when control went down learns that the epoch may be used.
@@ -129,6 +131,12 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         next_epoch: recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1),
         recovering: Some(until),
         last_change: String::new(),
+        links: BTreeMap::new(),
+        plan: None,
+        pinned: false,
+        changes: VecDeque::new(),
+        held_off: None,
+        failures: 0,
     }
 }
 

@@ -12,6 +12,10 @@ use std::time::Duration;
 /// Longest build text that is kept.
 const BUILD_BYTES: usize = 128;
 
+/// Most that an agent may lack, and characters of each, that are kept.
+const MOST_MISSING: usize = 8;
+const MISSING_CHARS: usize = 200;
+
 /// A session that said Hello and was welcomed.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -19,8 +23,39 @@ pub(super) struct Session {
     pub listen: SocketAddr,
     pub build: String,
     pub since: Duration,
+    pub abilities: Abilities,
     /// Open joins by the agent's number: tenant and name, and the rank.
     pub joins: BTreeMap<u64, ((String, String), u32)>,
+}
+
+/// What an agent can do beyond what every agent can.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Abilities {
+    pub trace: bool,
+    /// Where its answers to trains are, if it sends and answers any.
+    pub probe: Option<SocketAddr>,
+    pub hold: bool,
+    pub pace: bool,
+    pub verdicts: bool,
+    /// What is missing and why.
+    pub missing: Vec<String>,
+}
+
+impl Abilities {
+    /// What an agent says of itself, within bounds.
+    fn new(said: Option<&v1::Abilities>) -> Self {
+        let Some(said) = said else { return Self::default() };
+        let probe = said.probe_address.parse::<SocketAddr>().ok().filter(|_| said.probe);
+        let text = |text: &String| text.chars().filter(|c| !c.is_control()).take(MISSING_CHARS).collect();
+        Self {
+            trace: said.trace,
+            probe: probe.filter(|probe| probe.port() != 0 && !probe.ip().is_unspecified()),
+            hold: said.hold,
+            pace: said.pace,
+            verdicts: said.path_verdicts,
+            missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
+        }
+    }
 }
 
 impl State {
@@ -49,7 +84,8 @@ impl State {
             return self.refuse(from, RefusedKind::HostInUse, text);
         }
         let build = hello.build.chars().take(BUILD_BYTES).collect();
-        let session = Session { host, listen, build, since: now, joins: BTreeMap::new() };
+        let abilities = Abilities::new(hello.abilities.as_ref());
+        let session = Session { host, listen, build, since: now, abilities, joins: BTreeMap::new() };
         self.sessions.insert(from, session);
         self.hosts.insert(host, from);
         self.forget_telemetry(host);
@@ -59,13 +95,19 @@ impl State {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             tenants: self.settings.tenants.clone(),
             telemetry_interval_ns: interval,
-            path_verdicts_per_second: 0,
+            path_verdicts_per_second: super::verdicts::MOST_A_SECOND,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });
-        if let Err(breach) = self.recover(now, from, host, &hello.running) {
-            self.breach(now, from, breach);
+        let missing = self.sessions.get(&from).map(|session| session.abilities.missing.join("; "));
+        if let Some(what) = missing.filter(|what| !what.is_empty()) {
+            self.fact(Fact::AgentLacks { host: hello.host.clone(), what });
         }
+        if let Err(breach) = self.recover(now, from, host, &hello.running) {
+            return self.breach(now, from, breach);
+        }
+        self.trace_host(now, host);
+        self.ask_traces(now);
     }
 
     /// A connection has ended, whoever ended it.
@@ -90,6 +132,7 @@ impl State {
             self.end(now, id, EndCause { kind: v1::FailureKind::RanksLost, ranks, detail }, None);
         }
         self.answer_lost(now, session);
+        self.act(now);
     }
 
     /// Ends a session whose agent broke the protocol.

@@ -3,6 +3,8 @@
 mod check;
 mod merge;
 
+pub(super) use check::congestion as check_congestion;
+
 use super::communicator::Communicator;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, verdict_change::Verdict};
@@ -118,7 +120,7 @@ impl State {
     }
 
     /// For the log: the first of a kind, and then ever more rarely.
-    fn unusual(&mut self, host: HostId, count: u64, why: &str) {
+    pub(super) fn unusual(&mut self, host: HostId, count: u64, why: &str) {
         if count.is_power_of_two() {
             let host = self.host_name(host);
             self.fact(Fact::TelemetryRefused { host, count, why: why.to_owned() });
@@ -154,6 +156,7 @@ impl State {
         let known = &self.communicators;
         self.telemetry.communicators.retain(|id, _| known.contains_key(id));
         for operation in report.operations {
+            self.operation_told(now, from, &operation);
             let Some(communicator) = self.communicators.get(&operation.communicator) else { continue };
             let id = operation.communicator;
             let merging = self.telemetry.communicators.entry(id).or_insert_with(|| Merging::new(id));
@@ -162,6 +165,13 @@ impl State {
                 remember(&mut self.telemetry.changes, now, Verdict::Straggler(found));
             }
         }
+        self.take_turns(now);
+    }
+
+    /// What own communicators send from a host, on its busiest link, as its agent told last; 0 where it told nothing.
+    pub(super) fn own_bits(&self, host: HostId) -> u64 {
+        let links = self.telemetry.hosts.get(&host).map_or(&[][..], |heard| &heard.links);
+        links.iter().map(|link| link.own_egress_bits).max().unwrap_or(0)
     }
 
     /// A new session of a host begins anew.

@@ -51,7 +51,7 @@ fn link(link: &Link) -> Result<(), String> {
     link.congestion.as_ref().map_or(Ok(()), congestion)
 }
 
-fn congestion(found: &Congestion) -> Result<(), String> {
+pub(in crate::state) fn congestion(found: &Congestion) -> Result<(), String> {
     name("link", &found.interface)?;
     name("path", &found.path)?;
     CongestionLevel::try_from(found.level).map_err(|_| format!("congestion of level {}", found.level))?;

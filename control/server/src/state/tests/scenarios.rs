@@ -108,7 +108,7 @@ fn forms_when_all_ranks_have_joined() {
     assert_eq!((&near.link, &near.secret, &near.source_ports), (&far.link, &far.secret, &far.source_ports));
     assert_eq!((near.initiate, far.initiate), (true, false));
     assert_eq!((near.address.as_str(), far.address.as_str()), ("10.0.0.2:4000", "10.0.0.1:4000"));
-    assert_eq!(near.source_ports, [20002, 20003], "the first two go to the other peer");
+    assert_eq!(near.source_ports, [20000, 20001], "the first host in the topology's order connects");
 }
 
 #[test]

@@ -27,8 +27,13 @@ pub(super) fn settings(hosts: usize) -> Settings {
     for host in 0..hosts {
         text += &format!("[[host]]\nname = \"h{host}\"\n");
     }
+    settings_of(&text)
+}
+
+/// The same for a topology.
+pub(super) fn settings_of(topology: &str) -> Settings {
     Settings {
-        topology: Topology::parse(&text).unwrap(),
+        topology: Topology::parse(topology).unwrap(),
         tenants: vec!["a".to_owned(), "b".to_owned()],
         join_timeout: SECOND * 60,
         prepare_timeout: SECOND * 10,
@@ -40,6 +45,7 @@ pub(super) fn settings(hosts: usize) -> Settings {
         most_ranks: 64,
         most_communicators: 6,
         telemetry_interval: SECOND,
+        replan: true,
     }
 }
 

@@ -1,0 +1,46 @@
+//! Facts as lines of the operator's log.
+
+use crate::state::Fact;
+use harmonaize_api::communicator_text;
+
+/// Writes a fact.
+pub(crate) fn log(fact: &Fact) {
+    let id = communicator_text;
+    match fact {
+        Fact::AgentConnected { host, listen } => tracing::info!(%host, %listen, "agent connected"),
+        Fact::AgentGone { host } => tracing::warn!(%host, "agent gone"),
+        Fact::AgentLacks { host, what } => tracing::warn!(%host, %what, "agent lacks abilities"),
+        Fact::SessionRefused { reason } => tracing::warn!(%reason, "session refused"),
+        Fact::Formed { communicator, tenant, name, ranks, hosts } => {
+            let (communicator, hosts) = (id(*communicator), hosts.join(","));
+            tracing::info!(%tenant, %communicator, %name, ranks, %hosts, "communicator formed");
+        }
+        Fact::EpochCurrent { communicator, tenant, name, epoch } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, epoch, "epoch in use");
+        }
+        Fact::EpochAbandoned { communicator, tenant, name, epoch, why } => {
+            tracing::warn!(%tenant, communicator = %id(*communicator), %name, epoch, %why, "epoch given up");
+        }
+        Fact::Closed { communicator, tenant, name } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, "communicator closed");
+        }
+        Fact::TelemetryRefused { host, count, why } => {
+            tracing::warn!(%host, count, %why, "telemetry refused or dropped");
+        }
+        Fact::Decided { decision, trigger, reason, changes } => {
+            let changes: Vec<String> = changes
+                .iter()
+                .map(|(communicator, epoch)| format!("{}:{epoch}", id(*communicator)))
+                .collect();
+            tracing::info!(decision, %trigger, %reason, changes = %changes.join(","), "new plan");
+        }
+        Fact::PlanUnfit { count, why } => tracing::error!(count, %why, "a plan did not pass the check"),
+        Fact::Held { communicator, tenant, name, hold, reason } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, ?hold, %reason, "operation held back");
+        }
+        Fact::Ended { communicator, tenant, name, kind, ranks, detail } => {
+            let communicator = id(*communicator);
+            tracing::warn!(%tenant, %communicator, %name, ?kind, ?ranks, %detail, "communicator ended");
+        }
+    }
+}
