@@ -10,6 +10,7 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod loopback;
+pub mod paths;
 mod rings;
 pub mod tcp;
 mod timer;

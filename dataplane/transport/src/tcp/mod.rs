@@ -19,6 +19,8 @@ mod poll;
 mod sys;
 
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
+pub(crate) use sys::random;
+
 use closing::Closing;
 use guest::Guest;
 use harmonaize_shm::Span;

@@ -73,7 +73,7 @@ pub(super) fn discard(socket: impl AsFd) -> io::Result<usize> {
 }
 
 /// Fills `bytes` from the kernel's generator.
-pub(super) fn random(bytes: &mut [u8; 32]) -> io::Result<()> {
+pub(crate) fn random(bytes: &mut [u8; 32]) -> io::Result<()> {
     // SAFETY: the buffer is borrowed mutably and as long as said; up to 256 bytes come whole (getrandom(2)).
     let got = retry(|| unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) })?;
     if got == bytes.len() { Ok(()) } else { Err(io::Error::other("getrandom came short")) }

@@ -1,0 +1,234 @@
+//! Probing: a source port whose packets cross given switches, and a train over that way.
+
+use super::packet::Protocol;
+use super::trace::{Question, Traced};
+use super::tracer::Tracer;
+use super::train::{BESIDE, Head, Kind, MOST, PAYLOAD};
+use crate::tcp::random;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Source ports that are tried at a time, and how often others are.
+const PORTS: usize = 8;
+const ROUNDS: usize = 8;
+/// How long the tracing of some ports may take.
+const TRACE: Duration = Duration::from_millis(150);
+/// How long a train may take to leave, and its answer to come.
+const LEAVE: Duration = Duration::from_millis(500);
+const ANSWER: Duration = Duration::from_millis(400);
+/// How often is asked.
+const ASK: Duration = Duration::from_millis(20);
+/// Bytes of a train of which no length is asked for.
+const USUAL: u32 = 64 << 10;
+
+/// What came of a train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probed {
+    /// The source port that it left from.
+    pub source_port: u16,
+    /// At which rate its second half arrived, in bits on the wire (with Ethernet's header) a second; 0 where fewer than two
+    /// packets did, or all at one moment.
+    pub received_bits: u64,
+    /// At which rate it was handed to the kernel, likewise.
+    pub sent_bits: u64,
+    /// How many packets left.
+    pub sent: u32,
+    /// How many arrived.
+    pub received: u32,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// No port was found whose packets cross the switches.
+    #[error("of {tried} source ports none leads over these switches")]
+    Unreachable {
+        /// How many were tried.
+        tried: usize,
+    },
+    /// Nobody answered.
+    #[error("{0} did not answer; {1} packets were sent to it")]
+    Silent(SocketAddrV4, u32),
+    /// The kernel refused something.
+    #[error("{0}: {1}")]
+    Kernel(&'static str, #[source] io::Error),
+}
+
+/// Sends a train of `bytes` (0 for 64 KiB, at most [`super::MAX_TRAIN`]) from `source` to an [`super::Answerer`] over exactly the
+/// switches that `via` names in order, each by the addresses that its ICMP may come from. Blocks for up to some two seconds.
+///
+/// # Errors
+/// If no port leads there, nobody answers, or the kernel refuses a socket (raw ones need CAP_NET_RAW).
+pub fn probe(
+    source: Ipv4Addr,
+    to: SocketAddrV4,
+    via: &[Vec<Ipv4Addr>],
+    bytes: u32,
+) -> Result<Probed, ProbeError> {
+    let socket = find(source, to, via)?;
+    let kernel = |what| move |error| ProbeError::Kernel(what, error);
+    let source_port = socket.local_addr().map_err(kernel("no local address"))?.port();
+    socket.connect(to).map_err(kernel("cannot send there"))?;
+    socket.set_nonblocking(true).map_err(kernel("cannot wait for room"))?;
+    let mut seed = [0; 32];
+    random(&mut seed).map_err(kernel("no random numbers"))?;
+    let name = seed.first_chunk().copied().unwrap_or_default();
+    let bytes = if bytes == 0 { USUAL } else { bytes };
+    let count = bytes.div_ceil(PAYLOAD as u32).clamp(2, MOST);
+    let (sent, took) = send(&socket, name, count).map_err(kernel("sending"))?;
+    let wire = u128::from(sent.saturating_sub(1)) * u128::from(PAYLOAD as u64 + BESIDE) * 8_000_000_000;
+    let sent_bits = wire.checked_div(took.as_nanos()).unwrap_or_default();
+    let answer = ask(&socket, name, count).map_err(kernel("asking"))?;
+    let Some(answer) = answer else { return Err(ProbeError::Silent(to, sent)) };
+    Ok(Probed {
+        source_port,
+        received_bits: answer.bits.get(),
+        sent_bits: u64::try_from(sent_bits).unwrap_or(u64::MAX),
+        sent,
+        received: answer.received.get().min(sent),
+    })
+}
+
+/// A socket whose packets to `to` cross the switches.
+fn find(source: Ipv4Addr, to: SocketAddrV4, via: &[Vec<Ipv4Addr>]) -> Result<UdpSocket, ProbeError> {
+    let kernel = |what| move |error| ProbeError::Kernel(what, error);
+    let bind = || UdpSocket::bind(SocketAddr::from((source, 0))).map_err(kernel("no socket"));
+    if via.is_empty() {
+        return bind();
+    }
+    let mut tracer = Tracer::open(source).map_err(kernel("no raw socket"))?;
+    let mut tried = 0;
+    // Those that did not fit are kept, so that the kernel gives out others.
+    let mut kept = Vec::new();
+    for _ in 0..ROUNDS {
+        let sockets = (0..PORTS).map(|_| bind()).collect::<Result<Vec<_>, _>>()?;
+        let ports = |socket: &UdpSocket| Some((socket.local_addr().ok()?.port(), to.port()));
+        let question = Question {
+            protocol: Protocol::Udp,
+            source,
+            destination: *to.ip(),
+            pairs: sockets.iter().filter_map(ports).collect(),
+            hops: u8::try_from(via.len()).unwrap_or(u8::MAX),
+        };
+        let ways = tracer.trace(question, TRACE).map_err(kernel("tracing"))?;
+        tried += ways.len();
+        let fitting = ways.iter().find(|way| crosses(way, via)).map(|way| way.ports.0);
+        for socket in sockets {
+            if fitting.is_some() && socket.local_addr().ok().map(|local| local.port()) == fitting {
+                return Ok(socket);
+            }
+            kept.push(socket);
+        }
+        // Nobody says anything: other ports would not change that.
+        if ways.iter().all(|way| way.hops.iter().all(Option::is_none)) {
+            break;
+        }
+    }
+    Err(ProbeError::Unreachable { tried })
+}
+
+fn crosses(way: &Traced, via: &[Vec<Ipv4Addr>]) -> bool {
+    way.hops.len() == via.len()
+        && way.hops.iter().zip(via).all(|(hop, switch)| hop.is_some_and(|hop| switch.contains(&hop)))
+}
+
+/// Sends the train; how many of it left, and in which time.
+fn send(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<(u32, Duration)> {
+    let mut datagram = [0; PAYLOAD];
+    let head = Head::new(Kind::Wagon, name, count);
+    let _ = head.write_to_prefix(&mut datagram);
+    let begun = Instant::now();
+    let (mut sent, mut last) = (0, begun);
+    while sent < count && begun.elapsed() < LEAVE {
+        match socket.send(&datagram) {
+            Ok(_) => {
+                sent += 1;
+                last = Instant::now();
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait(socket, PollFlags::OUT, Duration::from_millis(5));
+            }
+            // The queue of the interface is full; or what an earlier one met on its way is told here.
+            Err(error)
+                if error.raw_os_error() == Some(libc::ENOBUFS)
+                    || error.kind() == io::ErrorKind::Interrupted
+                    || error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((sent, last.saturating_duration_since(begun)))
+}
+
+/// Asks until there is an answer; none if none came in time.
+fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<Head>> {
+    let question = Head::new(Kind::Ask, name, count);
+    let deadline = Instant::now() + ANSWER;
+    let mut datagram = [0; PAYLOAD];
+    while Instant::now() < deadline {
+        // Lost, or too much: it is asked again.
+        let _ = socket.send(question.as_bytes());
+        let again = Instant::now() + ASK;
+        while let Some(left) = again.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            wait(socket, PollFlags::IN, left);
+            let bytes = match socket.recv(&mut datagram) {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => break,
+                Err(error) => return Err(error),
+            };
+            let answer = Head::read(datagram.get(..bytes).unwrap_or_default());
+            let ours = answer.filter(|(kind, head)| *kind == Kind::Answer && head.name == name);
+            if let Some((_, head)) = ours {
+                return Ok(Some(head));
+            }
+        }
+        if let Some(left) = again.checked_duration_since(Instant::now()) {
+            std::thread::sleep(left);
+        }
+    }
+    Ok(None)
+}
+
+fn wait(socket: &UdpSocket, what: PollFlags, left: Duration) {
+    let left = Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    // An interrupted sleep is a short one.
+    let _ = poll(&mut [PollFd::from_borrowed_fd(socket.as_fd(), what)], Some(&left));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Answerer;
+    use super::*;
+
+    const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+    #[test]
+    fn a_train_is_answered() {
+        let answerer = Answerer::bind(SocketAddrV4::new(HERE, 0)).unwrap();
+        let probed = probe(HERE, answerer.address(), &[], 100_000).unwrap();
+        assert_eq!((probed.sent, probed.received), (68, 68));
+        assert!(probed.received_bits > 0 && probed.sent_bits > 0 && probed.source_port > 0, "{probed:?}");
+        assert_eq!(probe(HERE, answerer.address(), &[], 0).unwrap().sent, 45);
+        assert_eq!(probe(HERE, answerer.address(), &[], 1).unwrap().sent, 2);
+    }
+
+    #[test]
+    fn silence_and_ways_that_are_not_there_are_told() {
+        let silent = UdpSocket::bind((HERE, 0)).unwrap();
+        let SocketAddr::V4(address) = silent.local_addr().unwrap() else { panic!("another family") };
+        assert!(matches!(probe(HERE, address, &[], 3000), Err(ProbeError::Silent(_, 3))));
+        drop(silent);
+        assert!(matches!(probe(HERE, address, &[], 3000), Err(ProbeError::Silent(..))));
+        if rustix::process::geteuid().is_root() {
+            let error = probe(HERE, address, &[vec![Ipv4Addr::new(10, 0, 0, 1)]], 0).unwrap_err();
+            assert!(matches!(error, ProbeError::Unreachable { tried: 8 }), "{error}");
+        }
+    }
+}
