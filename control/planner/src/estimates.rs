@@ -1,10 +1,38 @@
 //! Estimates of links from verdicts on paths: who congests what, how much is left, and when to look again.
 
-use crate::conditions::{Conditions, Drains};
+use crate::conditions::{Conditions, Drains, Use};
 use crate::path::{DirectedLink, Path};
 use crate::topology::{HostId, LinkId, Topology};
 use crate::units::{Nanos, Rate};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+mod blame;
+
+use blame::{Blame, Suspicion, blame};
+
+/// Most verdicts that are kept.
+const MOST_VERDICTS: usize = 16_384;
+
+/// How long a link is left alone before it is first looked at again.
+const FIRST_PROBE: Nanos = Nanos(250_000_000);
+
+/// The longest time between two looks.
+const LONGEST_PROBE: Nanos = Nanos(10_000_000_000);
+
+/// After a good probe the next comes this soon.
+const SECOND_PROBE: Nanos = Nanos(50_000_000);
+
+/// A probe that lost more, of a million packets, is not good.
+const LOSSY_PPM: u32 = 50_000;
+
+/// So many good probes in a row make a link as good as new.
+const GOOD_PROBES: u32 = 2;
+
+/// With own traffic on it and no word against it, an estimate halves this often.
+const FADE_CROSSED: Nanos = Nanos(1_000_000_000);
+
+/// With none, nobody looking: as long it stays.
+const FADE_ALONE: Nanos = Nanos(60_000_000_000);
 
 /// One direction of an own connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,97 +116,382 @@ pub struct Estimate {
     pub evidence: String,
 }
 
+/// An estimate, and when to look at it again.
+#[derive(Clone, Debug)]
+struct Kept {
+    estimate: Estimate,
+    /// Whether a verdict that still stands speaks for it.
+    supported: bool,
+    /// Whose verdicts did last.
+    by: BTreeSet<Connection>,
+    /// Whether own traffic crosses it.
+    crossed: bool,
+    probe_at: Nanos,
+    probe_every: Nanos,
+    good: u32,
+    fade_at: Nanos,
+}
+
+/// Own traffic on a directed link.
+#[derive(Clone, Copy, Debug, Default)]
+struct Crossing {
+    connections: u32,
+    rate: u64,
+}
+
 /// What is known of all links. Times are those of one steady clock; they come with each call.
+///
+/// A verdict speaks against its path, not against a link. Blamed are the fewest links that explain all verdicts that stand; a
+/// link that other own connections cross without complaint is blamed last, so an agent that complains of everything harms
+/// its own links alone. What has been estimated stays when the traffic has gone elsewhere, until probes find the link free.
 #[derive(Clone, Debug, Default)]
 pub struct Estimates {
-    links: BTreeMap<DirectedLink, Estimate>,
+    links: BTreeMap<DirectedLink, Kept>,
+    active: BTreeMap<Connection, (Path, Rate)>,
+    crossing: HashMap<DirectedLink, Crossing>,
+    /// Verdicts that stand: others congest the path.
+    standing: BTreeMap<Connection, Verdict>,
 }
 
 impl Estimates {
     /// Which own connections carry traffic now, with their path and rate (0 where not known): all of them, instead of those
-    /// told before. Those without a verdict speak for their links.
+    /// told before; whether an estimate moved. Those without a verdict speak for their links. Verdicts on others are dropped.
     pub fn active(
         &mut self,
         topology: &Topology,
         now: Nanos,
         connections: Vec<(Connection, Path, Rate)>,
     ) -> bool {
-        let _ = (topology, now, connections);
-        false
+        self.crossing.clear();
+        self.active.clear();
+        for (connection, path, rate) in connections {
+            for link in path.links() {
+                let crossing = self.crossing.entry(*link).or_default();
+                crossing.connections += 1;
+                crossing.rate = crossing.rate.saturating_add(rate.0);
+            }
+            self.active.insert(connection, (path, rate));
+        }
+        let active = &self.active;
+        self.standing.retain(|connection, _| active.contains_key(connection));
+        for (link, kept) in &mut self.links {
+            let crossed = self.crossing.contains_key(link);
+            if kept.crossed != crossed {
+                kept.crossed = crossed;
+                kept.look_again(now);
+            }
+        }
+        self.infer(topology, now)
     }
 
-    /// Takes a verdict; whether an estimate moved so that planning anew may be worth it.
+    /// Takes a verdict; whether an estimate moved so that planning anew may be worth it. A path that is not of the topology is
+    /// left alone.
     pub fn verdict(&mut self, topology: &Topology, now: Nanos, verdict: Verdict) -> bool {
-        if verdict.level == Level::None || verdict.cause == Cause::Own {
+        let whole = verdict.path.links().iter().all(|link| topology.ends(*link).is_some());
+        let by_others = match verdict.cause {
+            Cause::Own => false,
+            Cause::Unknown => verdict.level == Level::Severe,
+            Cause::Others => verdict.level != Level::None,
+        };
+        if !whole {
             return false;
         }
-        for link in verdict.path.links() {
-            let rate = topology.links().get(link.link.0).map_or(0, |link| link.rate.0);
-            self.links.insert(
-                *link,
-                Estimate {
-                    foreign: Rate(rate / 2),
-                    failed: false,
-                    since: now,
-                    seen: now,
-                    confidence_ppm: 1_000_000 / verdict.path.links().len().max(1) as u32,
-                    evidence: String::new(),
-                },
-            );
+        if by_others {
+            if self.standing.len() >= MOST_VERDICTS && !self.standing.contains_key(&verdict.connection) {
+                return false;
+            }
+            self.standing.insert(verdict.connection, verdict);
+        } else if self.standing.remove(&verdict.connection).is_none() {
+            return false;
         }
-        true
+        self.infer(topology, now)
+    }
+
+    /// Blames links for the verdicts that stand, and reckons what others take there.
+    fn infer(&mut self, topology: &Topology, now: Nanos) -> bool {
+        let suspicions: Vec<Suspicion<'_>> = self
+            .standing
+            .values()
+            .map(|verdict| Suspicion {
+                path: &verdict.path,
+                active: self.active.contains_key(&verdict.connection),
+            })
+            .collect();
+        let clear = |link: DirectedLink| self.crossing.get(&link).map_or(0, |crossing| crossing.connections);
+        let known = |link: DirectedLink| self.links.contains_key(&link);
+        let blamed = blame(&suspicions, &clear, &known);
+        let verdicts: Vec<Verdict> = self.standing.values().cloned().collect();
+        let mut moved = false;
+        self.links.retain(|link, kept| {
+            if !kept.supported || blamed.contains_key(link) {
+                return true;
+            }
+            kept.supported = false;
+            kept.look_again(now);
+            // Those who spoke against it still do, and are explained better by another link: it was never this one.
+            let mistaken = !kept.estimate.failed && kept.by.iter().any(|by| self.standing.contains_key(by));
+            moved |= mistaken;
+            !mistaken
+        });
+        for (link, blame) in &blamed {
+            moved |= self.support(topology, now, *link, blame, &verdicts);
+        }
+        moved
+    }
+
+    fn support(
+        &mut self,
+        topology: &Topology,
+        now: Nanos,
+        link: DirectedLink,
+        blame: &Blame,
+        verdicts: &[Verdict],
+    ) -> bool {
+        let rate = capacity(topology, link);
+        let against = blame.verdicts.iter().filter_map(|index| verdicts.get(*index));
+        let by: BTreeSet<Connection> = against.clone().map(|verdict| verdict.connection).collect();
+        let level = against.clone().map(|verdict| verdict.level).max().unwrap_or_default();
+        let own = self.own(link, against.clone());
+        let foreign = foreign_share(rate, own, level);
+        let mut hosts: Vec<HostId> = against.map(|verdict| verdict.connection.from).collect();
+        let paths = hosts.len();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let estimate = Estimate {
+            foreign: Rate(foreign),
+            failed: false,
+            since: now,
+            seen: now,
+            confidence_ppm: 1_000_000 / blame.alike.max(1),
+            evidence: format!("{paths} paths of {} hosts are congested there", hosts.len()),
+        };
+        let crossed = self.crossing.contains_key(&link);
+        let Some(kept) = self.links.get_mut(&link) else {
+            let mut kept = Kept::new(estimate, crossed, now);
+            (kept.supported, kept.by) = (true, by);
+            self.links.insert(link, kept);
+            return true;
+        };
+        let (old, fresh) = (kept.estimate.clone(), !kept.supported);
+        kept.estimate = Estimate { failed: old.failed, since: old.since, ..estimate };
+        // What was found before, by a probe too, is not worth less than a guess of the same size.
+        if old.foreign.0.abs_diff(foreign) <= rate / 20 {
+            kept.estimate.foreign = old.foreign;
+        }
+        (kept.supported, kept.by) = (true, by);
+        if fresh {
+            kept.look_again(now);
+        }
+        kept.estimate.foreign != old.foreign
+    }
+
+    /// What own connections move on a link: as the verdicts say, else as was told.
+    fn own<'a>(&self, link: DirectedLink, verdicts: impl Iterator<Item = &'a Verdict>) -> u64 {
+        let mut own = self.crossing.get(&link).map_or(0, |crossing| crossing.rate);
+        for verdict in verdicts.filter(|verdict| verdict.own.0 > 0) {
+            let told = self.active.get(&verdict.connection).map_or(0, |(_, rate)| rate.0);
+            own = own.saturating_sub(told).saturating_add(verdict.own.0);
+        }
+        own
     }
 
     /// Takes what a probe told; whether an estimate moved.
+    ///
+    /// A train of packets that comes to a link of capacity C back to back at rate r comes out at r C / (r + f), where f is what
+    /// others send into it meanwhile (direct probing: Strauss, Katabi and Kaashoek, "A measurement study of available
+    /// bandwidth estimation tools", IMC 2003).
     pub fn probed(&mut self, topology: &Topology, now: Nanos, probe: &Probe) -> bool {
-        let _ = (topology, now, probe);
-        false
+        let mut moved = false;
+        let mut into = u64::MAX;
+        for link in probe.path.links() {
+            let rate = capacity(topology, *link);
+            into = into.min(rate);
+            let Some(kept) = self.links.get_mut(link) else { continue };
+            let received = probe.received.0.min(into);
+            let good = probe.lost_ppm < LOSSY_PPM && u128::from(received) * 100 >= u128::from(into) * 85;
+            kept.good = if good { kept.good + 1 } else { 0 };
+            kept.estimate.seen = now;
+            if good && kept.good >= GOOD_PROBES {
+                self.links.remove(link);
+                moved = true;
+                continue;
+            }
+            if good {
+                kept.probe_at = later(now, SECOND_PROBE);
+            } else if received > 0 && !kept.estimate.failed {
+                let sum = u128::from(into) * u128::from(rate) / u128::from(received);
+                let foreign =
+                    u64::try_from(sum).unwrap_or(u64::MAX).saturating_sub(into).min(most_foreign(rate));
+                // What was lost did not come out later: the rest may seem quicker than it was.
+                let foreign =
+                    if probe.lost_ppm < LOSSY_PPM { foreign } else { foreign.max(kept.estimate.foreign.0) };
+                moved |= kept.estimate.foreign.0.abs_diff(foreign) > rate / 20;
+                kept.estimate.foreign = Rate(foreign);
+                kept.estimate.evidence = format!("of a probe at {}, {} came out", Rate(into), Rate(received));
+                kept.fade_at = later(now, FADE_ALONE);
+            }
+        }
+        moved
     }
 
     /// A link passes nothing any more, in either direction; whether that is new.
     pub fn fail(&mut self, topology: &Topology, now: Nanos, link: LinkId) -> bool {
-        let _ = (topology, now, link);
-        false
+        let mut new = false;
+        for link in [true, false].map(|forward| DirectedLink { link, forward }) {
+            if topology.ends(link).is_none() {
+                return false;
+            }
+            let estimate = Estimate {
+                foreign: Rate(capacity(topology, link)),
+                failed: true,
+                since: now,
+                seen: now,
+                confidence_ppm: 1_000_000,
+                evidence: "nothing passes".to_owned(),
+            };
+            let crossed = self.crossing.contains_key(&link);
+            if !self.links.get(&link).is_some_and(|kept| kept.estimate.failed) {
+                self.links.insert(link, Kept::new(estimate, crossed, now));
+                new = true;
+            }
+        }
+        new
     }
 
     /// A failed link passes again; whether that is new.
     pub fn restore(&mut self, now: Nanos, link: LinkId) -> bool {
-        let _ = (now, link);
-        false
+        let _ = now;
+        let mut new = false;
+        for link in [true, false].map(|forward| DirectedLink { link, forward }) {
+            if self.links.get(&link).is_some_and(|kept| kept.estimate.failed) {
+                self.links.remove(&link);
+                new = true;
+            }
+        }
+        new
     }
 
     /// Links that a probe should look at now: congested or failed, crossed by no traffic of ours, and due. Each told counts
-    /// as looked at: it is due again after its interval, which doubles from 250 ms to 10 s while probes find it congested.
+    /// as looked at: it is due again after its interval, which doubles from 250 ms to 10 s.
     pub fn probes_due(&mut self, now: Nanos) -> Vec<DirectedLink> {
-        let _ = now;
-        Vec::new()
+        let mut due = Vec::new();
+        for (link, kept) in
+            self.links.iter_mut().filter(|(_, kept)| kept.wants_probe() && kept.probe_at <= now)
+        {
+            kept.probe_every = Nanos(kept.probe_every.0.saturating_mul(2)).min(LONGEST_PROBE);
+            kept.probe_at = later(now, kept.probe_every);
+            due.push(*link);
+        }
+        due
     }
 
     /// When [`Estimates::probes_due`] or [`Estimates::settle`] next has something to do; none while nothing is congested.
     pub fn next_due(&self) -> Option<Nanos> {
-        None
+        let probes = self.links.values().filter(|kept| kept.wants_probe()).map(|kept| kept.probe_at);
+        probes.chain(self.links.values().filter(|kept| kept.fades()).map(|kept| kept.fade_at)).min()
     }
 
-    /// Lets estimates that nothing has spoken for fade; whether one moved. To be called when due, and may be at any time.
+    /// Lets estimates that nothing speaks for any more fade; whether one moved. To be called when due, and may be at any time.
     pub fn settle(&mut self, topology: &Topology, now: Nanos) -> bool {
-        let _ = (topology, now);
-        false
+        let mut moved = false;
+        self.links.retain(|link, kept| {
+            let rate = capacity(topology, *link);
+            while kept.fades() && kept.fade_at <= now && kept.estimate.foreign.0 >= rate / 16 && rate > 0 {
+                kept.estimate.foreign.0 /= 2;
+                kept.fade_at = later(kept.fade_at, if kept.crossed { FADE_CROSSED } else { FADE_ALONE });
+                moved = true;
+            }
+            !kept.fades() || kept.estimate.foreign.0 >= (rate / 16).max(1)
+        });
+        moved
     }
 
     /// What is thought of each link that is not as the topology says.
     pub fn links(&self) -> impl Iterator<Item = (DirectedLink, &Estimate)> {
-        self.links.iter().map(|(link, estimate)| (*link, estimate))
+        self.links.iter().map(|(link, kept)| (*link, &kept.estimate))
     }
 
-    /// The fabric as it is thought to be, with what operators drain.
+    /// The fabric as it is thought to be, with what operators drain. Links that share a risk with a failed one are to be avoided.
     pub fn conditions(&self, topology: &Topology, drains: &Drains) -> Conditions {
         let mut conditions = Conditions::clear(topology);
-        for (link, estimate) in &self.links {
-            let rate = topology.links().get(link.link.0).map_or(0, |link| link.rate.0);
-            conditions.set_available(*link, Rate(rate.saturating_sub(estimate.foreign.0)));
+        let mut risks = BTreeSet::new();
+        for (link, kept) in &self.links {
+            let left = capacity(topology, *link).saturating_sub(kept.estimate.foreign.0);
+            conditions.set_available(*link, Rate(left));
+            if kept.estimate.failed {
+                conditions.restrict(link.link, Use::Failed);
+                risks.extend(topology.links().get(link.link.0).into_iter().flat_map(|link| &link.risk));
+            }
         }
-        let drained: BTreeSet<LinkId> = drains.all_links(topology);
-        drained.into_iter().for_each(|link| conditions.restrict(link, crate::conditions::Use::Avoid));
+        if !risks.is_empty() {
+            for (index, link) in topology.links().iter().enumerate() {
+                if !link.risk.iter().all(|risk| !risks.contains(risk)) {
+                    conditions.restrict(LinkId(index), Use::Avoid);
+                }
+            }
+        }
+        drains.all_links(topology).into_iter().for_each(|link| conditions.restrict(link, Use::Avoid));
         conditions
     }
 }
+
+impl Kept {
+    fn new(estimate: Estimate, crossed: bool, now: Nanos) -> Self {
+        let (probe_at, fade_at) = (Nanos(0), Nanos(0));
+        let mut kept = Self {
+            estimate,
+            supported: false,
+            by: BTreeSet::new(),
+            crossed,
+            probe_at,
+            probe_every: FIRST_PROBE,
+            good: 0,
+            fade_at,
+        };
+        kept.look_again(now);
+        kept
+    }
+
+    /// Things have changed: intervals begin anew.
+    fn look_again(&mut self, now: Nanos) {
+        self.good = 0;
+        self.probe_every = FIRST_PROBE;
+        self.probe_at = later(now, FIRST_PROBE);
+        self.fade_at = later(now, if self.crossed { FADE_CROSSED } else { FADE_ALONE });
+    }
+
+    fn wants_probe(&self) -> bool {
+        !self.crossed || self.estimate.failed
+    }
+
+    fn fades(&self) -> bool {
+        !self.supported && !self.estimate.failed
+    }
+}
+
+fn capacity(topology: &Topology, link: DirectedLink) -> u64 {
+    topology.links().get(link.link.0).map_or(0, |link| link.rate.0)
+}
+
+/// However much others take, something is thought to be left.
+fn most_foreign(rate: u64) -> u64 {
+    rate - rate / 10
+}
+
+/// What others take of a link that carries `own` of ours: what we do not, within what such a verdict can mean. Where ours is
+/// not known, half.
+fn foreign_share(rate: u64, own: u64, level: Level) -> u64 {
+    let left = rate.saturating_sub(own);
+    match level {
+        _ if own == 0 => rate / 2,
+        Level::Severe => left.clamp(rate / 2, most_foreign(rate)),
+        _ => left.clamp(rate / 4, rate / 2),
+    }
+}
+
+fn later(now: Nanos, by: Nanos) -> Nanos {
+    Nanos(now.0.saturating_add(by.0))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! Verdicts in, estimates out: who is blamed, how much is left, when to look again.
+
+use super::*;
+use crate::topology::Node;
+
+const MS: u64 = 1_000_000;
+
+fn at(ms: u64) -> Nanos {
+    Nanos(ms * MS)
+}
+
+/// Two racks of four hosts (h0 to h3, h4 to h7), two spines, 1 Gbit/s everywhere.
+fn fabric() -> Topology {
+    let mut text = String::new();
+    for switch in ["spine0", "spine1", "leaf0", "leaf1"] {
+        text += &format!("[[switch]]\nname = \"{switch}\"\n");
+    }
+    let mut join = |from: &str, to: &str, risk: &str| {
+        text += &format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\nrisk = [{risk}]\n");
+    };
+    join("leaf0", "spine0", "\"duct\"");
+    join("leaf0", "spine1", "");
+    join("leaf1", "spine0", "\"duct\", \"bridge\"");
+    join("leaf1", "spine1", "");
+    for host in 0..8 {
+        join(&format!("h{host}"), &format!("leaf{}", host / 4), "");
+    }
+    for host in 0..8 {
+        text += &format!("[[host]]\nname = \"h{host}\"\n");
+    }
+    Topology::parse(&text).unwrap()
+}
+
+fn path(topology: &Topology, names: &[&str]) -> Path {
+    let node = |name: &&str| {
+        let switch = topology.switch(name).map(Node::Switch);
+        switch.or_else(|| topology.host(name).map(Node::Host)).unwrap()
+    };
+    topology.path_along(&names.iter().map(node).collect::<Vec<_>>()).unwrap()
+}
+
+fn over(topology: &Topology, from: usize, to: usize, spine: usize) -> Path {
+    let (from, to) = ((format!("h{from}"), from / 4), (format!("h{to}"), to / 4));
+    let leaves = [format!("leaf{}", from.1), format!("leaf{}", to.1)];
+    path(topology, &[&from.0, &leaves[0], &format!("spine{spine}"), &leaves[1], &to.0])
+}
+
+fn connection(from: usize, to: usize, port: u16) -> Connection {
+    Connection { communicator: 1, epoch: 1, from: HostId(from), to: HostId(to), port }
+}
+
+fn verdict(topology: &Topology, from: usize, to: usize, spine: usize, level: Level, own: u64) -> Verdict {
+    let (connection, path) = (connection(from, to, spine as u16), over(topology, from, to, spine));
+    Verdict { connection, path, level, cause: Cause::Others, own: Rate(own * 1_000_000) }
+}
+
+/// Each host to the one opposite, over both spines, both ways.
+fn all(topology: &Topology) -> Vec<(Connection, Path, Rate)> {
+    let pairs = (0..4).flat_map(|low| [(low, low + 4), (low + 4, low)]);
+    let each = pairs.flat_map(|(from, to)| [0, 1].map(|spine| (from, to, spine)));
+    each.map(|(from, to, spine)| {
+        (connection(from, to, spine as u16), over(topology, from, to, spine), Rate(0))
+    })
+    .collect()
+}
+
+/// What is estimated, by name: Mbit/s of others.
+fn thought(topology: &Topology, estimates: &Estimates) -> Vec<(String, u64)> {
+    estimates
+        .links()
+        .map(|(link, estimate)| (topology.link_name(link), estimate.foreign.0 / 1_000_000))
+        .collect()
+}
+
+#[test]
+fn one_path_blames_what_no_other_speaks_for() {
+    let topology = fabric();
+    let mut estimates = Estimates::default();
+    estimates.active(&topology, at(0), all(&topology));
+    assert!(estimates.verdict(&topology, at(1), verdict(&topology, 0, 4, 0, Level::Severe, 300)));
+    // Three others cross both links of the spine; the access links are crossed by one each, on the other spine.
+    assert_eq!(
+        thought(&topology, &estimates),
+        [("h0 -> leaf0".to_owned(), 700), ("leaf1 -> h4".to_owned(), 700)]
+    );
+    // The others complain as well: it is the spine, either end of it.
+    for host in 1..4 {
+        estimates.verdict(&topology, at(2), verdict(&topology, host, host + 4, 0, Level::Severe, 100));
+    }
+    let links: Vec<(String, u32, bool)> = estimates
+        .links
+        .iter()
+        .map(|(link, kept)| (topology.link_name(*link), kept.estimate.confidence_ppm, kept.supported))
+        .collect();
+    let expected = [("leaf0 -> spine0", 500_000, true), ("spine0 -> leaf1", 500_000, true)];
+    assert_eq!(links, expected.map(|(name, confidence, supported)| (name.to_owned(), confidence, supported)));
+}
+
+#[test]
+fn several_hosts_blame_the_link_they_share() {
+    let topology = fabric();
+    let mut estimates = Estimates::default();
+    let rack = [(0, 4, 0), (1, 5, 0), (0, 4, 1), (1, 5, 1), (2, 3, 9)];
+    let active = rack.iter().map(|(from, to, spine)| {
+        let path = if *spine == 9 {
+            path(&topology, &["h2", "leaf0", "h3"])
+        } else {
+            over(&topology, *from, *to, *spine)
+        };
+        (connection(*from, *to, *spine as u16), path, Rate(0))
+    });
+    estimates.active(&topology, at(0), active.collect());
+    estimates.verdict(&topology, at(1), verdict(&topology, 0, 4, 0, Level::Mild, 250));
+    estimates.verdict(&topology, at(1), verdict(&topology, 1, 5, 0, Level::Mild, 250));
+    let spine = [("leaf0 -> spine0".to_owned(), 500), ("spine0 -> leaf1".to_owned(), 500)];
+    assert_eq!(thought(&topology, &estimates), spine);
+    let (_, estimate) = estimates.links().next().unwrap();
+    assert_eq!(estimate.evidence, "2 paths of 2 hosts are congested there");
+    let conditions = estimates.conditions(&topology, &Drains::default());
+    assert_eq!(conditions.available(over(&topology, 0, 4, 0).links()[1]), Rate(500_000_000));
+    assert_eq!(conditions.available(over(&topology, 4, 0, 0).links()[1]), Rate(1_000_000_000));
+}
+
+#[test]
+fn a_liar_harms_its_own_links_alone() {
+    let topology = fabric();
+    let mut estimates = Estimates::default();
+    estimates.active(&topology, at(0), all(&topology));
+    for spine in [0, 1] {
+        estimates.verdict(&topology, at(1), verdict(&topology, 2, 6, spine, Level::Severe, 1));
+    }
+    let expected = [("h2 -> leaf0".to_owned(), 900), ("leaf1 -> h6".to_owned(), 900)];
+    assert_eq!(thought(&topology, &estimates), expected);
+}
+
+#[test]
+fn our_own_filling_is_no_congestion() {
+    let topology = fabric();
+    let mut estimates = Estimates::default();
+    let mut own = verdict(&topology, 0, 4, 0, Level::Severe, 900);
+    own.cause = Cause::Own;
+    assert!(!estimates.verdict(&topology, at(1), own.clone()));
+    let vague = Verdict { cause: Cause::Unknown, level: Level::Mild, ..own.clone() };
+    assert!(!estimates.verdict(&topology, at(1), vague.clone()));
+    assert_eq!(estimates.next_due(), None);
+    assert!(estimates.verdict(&topology, at(1), Verdict { level: Level::Severe, ..vague }));
+    let away = Topology::parse("host = [{ name = \"a\" }]").unwrap();
+    assert!(!Estimates::default().verdict(&away, at(1), Verdict { cause: Cause::Others, ..own }));
+}
+
+#[test]
+fn probes_find_the_link_free_again() {
+    let topology = fabric();
+    let mut estimates = Estimates::default();
+    let path = over(&topology, 0, 4, 0);
+    estimates.active(&topology, at(0), vec![(connection(0, 4, 0), path.clone(), Rate(0))]);
+    estimates.verdict(&topology, at(1), verdict(&topology, 0, 4, 0, Level::Severe, 0));
+    assert!(estimates.probes_due(at(500)).is_empty(), "own traffic crosses it");
+    // The traffic goes elsewhere.
+    assert!(!estimates.active(&topology, at(500), Vec::new()));
+    assert_eq!(estimates.next_due(), Some(at(750)));
+    assert!(estimates.probes_due(at(749)).is_empty());
+    let mut asked = Vec::new();
+    for ms in 750..40_000 {
+        let due = estimates.probes_due(at(ms));
+        if !due.is_empty() {
+            assert_eq!(due.len(), path.links().len());
+            asked.push(ms);
+            let probe = Probe { path: path.clone(), received: Rate(500_000_000), lost_ppm: 0 };
+            assert_eq!(estimates.probed(&topology, at(ms), &probe), asked.len() == 1);
+        }
+    }
+    assert_eq!(asked, [750, 1250, 2250, 4250, 8250, 16_250, 26_250, 36_250]);
+    // C C / (C + f): at 500 of 1000 the others take 1000 at least, and something is left all the same.
+    assert!(thought(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 900));
+    let mut probe = Probe { path, received: Rate(800_000_000), lost_ppm: 0 };
+    assert!(estimates.probed(&topology, at(40_000), &probe));
+    assert!(thought(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 250));
+    probe.received = Rate(940_000_000);
+    assert!(!estimates.probed(&topology, at(40_100), &probe));
+    assert_eq!(estimates.next_due(), Some(at(40_150)));
+    probe.lost_ppm = 60_000;
+    assert!(!estimates.probed(&topology, at(40_150), &probe));
+    probe.lost_ppm = 0;
+    assert!(!estimates.probed(&topology, at(40_200), &probe));
+    assert!(estimates.probed(&topology, at(40_250), &probe));
+    assert_eq!((thought(&topology, &estimates), estimates.next_due()), (Vec::new(), None));
+}
+
+#[test]
+fn estimates_fade_with_traffic_soon_and_without_late() {
+    let topology = fabric();
+    let mut estimates = Estimates::default();
+    let active = vec![(connection(0, 4, 0), over(&topology, 0, 4, 0), Rate(0))];
+    estimates.active(&topology, at(0), active.clone());
+    estimates.verdict(&topology, at(1), verdict(&topology, 0, 4, 0, Level::Severe, 0));
+    assert!(!estimates.settle(&topology, at(100_000)), "a verdict stands for as long as it does");
+    let clear = verdict(&topology, 0, 4, 0, Level::None, 400);
+    assert!(!estimates.verdict(&topology, at(200_000), clear.clone()));
+    assert_eq!(estimates.next_due(), Some(at(201_000)));
+    assert!(estimates.settle(&topology, at(201_000)));
+    assert!(thought(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 250));
+    assert!(estimates.settle(&topology, at(204_000)));
+    assert!(thought(&topology, &estimates).is_empty());
+    // Without traffic and without probes it takes minutes.
+    estimates.verdict(&topology, at(300_000), verdict(&topology, 0, 4, 0, Level::Severe, 0));
+    estimates.active(&topology, at(300_000), Vec::new());
+    assert!(!estimates.settle(&topology, at(359_999)));
+    assert!(estimates.settle(&topology, at(360_000)));
+    assert!(estimates.settle(&topology, at(3_600_000)));
+    assert!(thought(&topology, &estimates).is_empty());
+}
+
+#[test]
+fn failures_hold_until_restored_and_warn_of_shared_risks() {
+    let topology = fabric();
+    let mut estimates = Estimates::default();
+    let dead = LinkId(0);
+    assert!(estimates.fail(&topology, at(1), dead));
+    assert!(!estimates.fail(&topology, at(2), dead));
+    assert!(!estimates.fail(&topology, at(2), LinkId(99)));
+    let conditions = estimates.conditions(&topology, &Drains::default());
+    assert_eq!(conditions.path(&over(&topology, 0, 4, 0)), Use::Failed);
+    assert_eq!(conditions.path(&over(&topology, 0, 4, 1)), Use::Open);
+    assert_eq!(conditions.usable(over(&topology, 0, 4, 0).links()[2]), Use::Avoid, "the same duct");
+    assert!(!estimates.settle(&topology, at(10_000_000)));
+    assert_eq!(estimates.probes_due(at(251)).len(), 2);
+    let probe = Probe { path: over(&topology, 0, 4, 0), received: Rate(950_000_000), lost_ppm: 0 };
+    estimates.probed(&topology, at(252), &probe);
+    estimates.probed(&topology, at(302), &probe);
+    assert!(estimates.restore(at(303), dead), "the way back is still thought dead");
+    assert!(!estimates.restore(at(303), dead));
+    assert_eq!(estimates.links().count(), 0);
+}
+
+#[test]
+fn drains_are_avoided() {
+    let topology = fabric();
+    let spine = topology.switch("spine1").unwrap();
+    let drains = Drains { switches: [spine].into(), links: [LinkId(5)].into(), ..Drains::default() };
+    let conditions = Estimates::default().conditions(&topology, &drains);
+    assert_eq!(conditions.path(&over(&topology, 2, 6, 1)), Use::Avoid);
+    assert_eq!(conditions.path(&over(&topology, 2, 6, 0)), Use::Open);
+    assert_eq!(conditions.path(&over(&topology, 1, 6, 0)), Use::Avoid);
+}
