@@ -58,6 +58,11 @@ pub enum JoinFailure {
         /// Most that it may have.
         most: usize,
     },
+    /// The rank's place takes no new communicators now.
+    Maintenance {
+        /// Who is refused.
+        rank: Rank,
+    },
     /// The provider cannot form communicators now.
     Unavailable {
         /// For the operator.
@@ -104,6 +109,10 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
         JoinFailure::TooManyCommunicators { most } => {
             (vec![], format!("the tenant has {most} communicators, the most that the provider allows"))
         }
+        JoinFailure::Maintenance { rank } => (
+            vec![*rank],
+            format!("the provider takes no new communicators where rank {rank} runs: maintenance"),
+        ),
         JoinFailure::Unavailable { detail: _ } => {
             (vec![], "the provider cannot form communicators now; try again later".to_owned())
         }

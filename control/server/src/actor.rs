@@ -1,9 +1,12 @@
 //! The one task that owns the state: feeds it messages, calls and the time, and carries out what it decides.
 
-use crate::state::{Fact, Output, ReorderError, SessionId, Settings, State};
-use harmonaize_api::communicator_text;
+use crate::keeper::{Keeper, Kept};
+use crate::log::log;
+use crate::state::operator::touched;
+use crate::state::{Instruction, InstructionError, Output, ReorderError, SessionId, Settings, State};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
-use std::collections::BTreeMap;
+use harmonaize_store::{Change, Stored};
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, oneshot};
@@ -12,8 +15,20 @@ use tokio::time::Instant;
 /// Most messages that wait for one agent; one that reads slower than that loses its session.
 pub(crate) const SESSION_QUEUE: usize = 4096;
 
+/// How long changes of plans are gathered before they are written: a switch is several, and none of it waits for the disk.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// Most instructions that wait for the disk.
+const MOST_INSTRUCTIONS: usize = 1024;
+
+/// How long the last changes may take to be written when control goes down.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
 /// What an agent's stream carries.
 pub(crate) type Downstream = Result<ToAgent, tonic::Status>;
+
+/// A look at the state at this time of it.
+pub(crate) type Look = Box<dyn FnOnce(&mut State, Duration) + Send>;
 
 /// What the gRPC layer asks for.
 pub(crate) enum Command {
@@ -29,8 +44,29 @@ pub(crate) enum Command {
     Reorder(u64, Vec<String>, oneshot::Sender<Result<u64, ReorderError>>),
     /// `harmonaize top`.
     Fabric(oneshot::Sender<FabricSnapshot>),
+    /// What an operator looks at.
+    Look(Look),
+    /// Something that an operator wants changed, and kept. The answer comes once it is, and is in effect.
+    Instruct(Instruction, oneshot::Sender<Result<(), Refusal>>),
     /// `harmonaize dissolve`; the answer is whether there was one.
     Dissolve(u64, String, oneshot::Sender<bool>),
+}
+
+/// Why an instruction is not followed.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// It makes no sense, or not now.
+    Senseless(InstructionError),
+    /// Too many wait.
+    Busy,
+    /// It could not be stored, and has no effect.
+    NotStored(String),
+}
+
+/// An instruction that waits for the disk.
+struct Waiting {
+    changes: Vec<Change>,
+    answer: oneshot::Sender<Result<(), Refusal>>,
 }
 
 /// An open stream. Dropping it ends the stream after what is queued.
@@ -46,13 +82,45 @@ pub(crate) struct Actor {
     most_streams: usize,
     streams: BTreeMap<SessionId, Stream>,
     status: BTreeMap<u64, oneshot::Sender<StatusReply>>,
+    keeper: Keeper,
+    kept: mpsc::UnboundedReceiver<Kept>,
+    /// By the keeper's number.
+    waiting: BTreeMap<u64, Waiting>,
+    plans: Plans,
+}
+
+/// Plans that are to be written.
+#[derive(Default)]
+struct Plans {
+    changed: BTreeSet<u64>,
+    /// When they will be.
+    at: Option<Instant>,
+    /// The keeper's number of those that are being written.
+    writing: Option<u64>,
 }
 
 impl Actor {
-    pub(crate) fn new(settings: Settings, seed: [u8; 32]) -> Self {
+    /// With what an earlier start left, and who keeps what this one decides.
+    pub(crate) fn new(
+        settings: Settings,
+        seed: [u8; 32],
+        stored: Stored,
+        (keeper, kept): (Keeper, mpsc::UnboundedReceiver<Kept>),
+    ) -> Self {
         let most_streams = settings.topology.hosts().len() * 2 + 16;
-        let state = State::new(settings, seed);
-        Self { state, start: Instant::now(), most_streams, streams: BTreeMap::new(), status: BTreeMap::new() }
+        let mut state = State::new(settings, seed);
+        state.restore(stored, realtime());
+        Self {
+            state,
+            start: Instant::now(),
+            most_streams,
+            streams: BTreeMap::new(),
+            status: BTreeMap::new(),
+            keeper,
+            kept,
+            waiting: BTreeMap::new(),
+            plans: Plans::default(),
+        }
     }
 
     /// Runs until `shutdown`, then tells the agents and ends their streams.
@@ -62,8 +130,11 @@ impl Actor {
         shutdown: impl Future<Output = ()>,
     ) {
         tokio::pin!(shutdown);
+        // What was taken up from the store may have something to say.
+        self.carry_out();
         loop {
             let wake = self.state.next_deadline().and_then(|deadline| self.start.checked_add(deadline));
+            let wake = wake.into_iter().chain(self.plans.at).min();
             let timer = async {
                 match wake {
                     Some(wake) => tokio::time::sleep_until(wake).await,
@@ -75,13 +146,95 @@ impl Actor {
                     Some(command) => self.command(command),
                     None => break,
                 },
-                () = timer => self.state.expire(self.start.elapsed()),
+                Some(kept) = self.kept.recv() => self.kept(kept),
+                () = timer => self.expire(),
                 () = &mut shutdown => break,
             }
             self.carry_out();
         }
         self.state.shut_down();
         self.carry_out();
+        self.last_words().await;
+    }
+
+    fn expire(&mut self) {
+        let now = self.start.elapsed();
+        self.state.expire(now);
+        for id in self.state.lost_plans(now) {
+            self.plans.changed.insert(id);
+        }
+        let over = self.state.expired_withdrawals(now);
+        if !over.is_empty() {
+            self.state.carry_out(now, &over);
+            self.keeper.keep(over);
+        }
+        if self.plans.at.is_some_and(|at| at <= Instant::now()) {
+            self.write_plans();
+        }
+    }
+
+    /// Writes the plans that have changed, as they are now; agents wait for none of it.
+    fn write_plans(&mut self) {
+        self.plans.at = None;
+        if self.plans.writing.is_none() && !self.plans.changed.is_empty() {
+            let changed = std::mem::take(&mut self.plans.changed);
+            let changes = changed.into_iter().map(|id| self.state.plan_change(id)).collect();
+            self.plans.writing = Some(self.keeper.keep(changes));
+        }
+    }
+
+    /// Something is stored, or cannot be.
+    fn kept(&mut self, Kept { number, outcome }: Kept) {
+        if let Some(Waiting { changes, answer }) = self.waiting.remove(&number) {
+            let outcome = outcome.map_err(Refusal::NotStored);
+            if outcome.is_ok() {
+                self.state.carry_out(self.start.elapsed(), &changes);
+            }
+            // Who asked may have gone; what was asked is done all the same.
+            let _ = answer.send(outcome);
+            return;
+        }
+        if let Err(error) = outcome {
+            tracing::error!(%error, "plans are not stored; after a restart control knows less of what runs");
+        }
+        if self.plans.writing == Some(number) {
+            self.plans.writing = None;
+            self.plans.at = (!self.plans.changed.is_empty()).then(|| Instant::now() + GATHER);
+        }
+    }
+
+    fn instruct(&mut self, instruction: &Instruction, answer: oneshot::Sender<Result<(), Refusal>>) {
+        let considered = match self.waiting.len() {
+            MOST_INSTRUCTIONS.. => Err(Refusal::Busy),
+            _ => self.state.consider(self.start.elapsed(), instruction).map_err(Refusal::Senseless),
+        };
+        match considered {
+            Ok(changes) => {
+                tracing::info!(?instruction, "an operator's instruction");
+                let number = self.keeper.keep(changes.clone());
+                self.waiting.insert(number, Waiting { changes, answer });
+            }
+            Err(refusal) => drop(answer.send(Err(refusal))),
+        }
+    }
+
+    /// Has everything written that is to be kept.
+    async fn last_words(mut self) {
+        self.plans.writing = None;
+        self.write_plans();
+        let Self { keeper, mut kept, waiting, .. } = self;
+        // The thread ends after what is queued, and the answers with it.
+        drop((keeper, waiting));
+        let last = async {
+            while let Some(Kept { outcome, .. }) = kept.recv().await {
+                if let Err(error) = outcome {
+                    tracing::error!(%error, "not all is stored");
+                }
+            }
+        };
+        if tokio::time::timeout(LAST_WORDS, last).await.is_err() {
+            tracing::error!("not all is stored: the disk takes too long");
+        }
     }
 
     fn command(&mut self, command: Command) {
@@ -108,10 +261,10 @@ impl Actor {
                 self.status.insert(id, answer);
             }
             Command::Fabric(answer) => {
-                let realtime = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                let realtime = u64::try_from(realtime.as_nanos()).unwrap_or(u64::MAX);
-                let _ = answer.send(self.state.fabric(now, realtime));
+                let _ = answer.send(self.state.fabric(now, realtime()));
             }
+            Command::Look(look) => look(&mut self.state, now),
+            Command::Instruct(instruction, answer) => self.instruct(&instruction, answer),
             Command::Reorder(id, hosts, answer) => {
                 let _ = answer.send(self.state.reorder(now, id, &hosts));
             }
@@ -128,6 +281,12 @@ impl Actor {
                 return;
             }
             for output in outputs {
+                if let Some(id) = touched(&output)
+                    && self.plans.changed.insert(id)
+                    && self.plans.writing.is_none()
+                {
+                    self.plans.at = self.plans.at.or_else(|| Some(Instant::now() + GATHER));
+                }
                 match output {
                     Output::Send(session, message) => self.send(session, message.into()),
                     Output::End(session) => drop(self.streams.remove(&session)),
@@ -152,31 +311,8 @@ impl Actor {
     }
 }
 
-fn log(fact: &Fact) {
-    let id = communicator_text;
-    match fact {
-        Fact::AgentConnected { host, listen } => tracing::info!(%host, %listen, "agent connected"),
-        Fact::AgentGone { host } => tracing::warn!(%host, "agent gone"),
-        Fact::SessionRefused { reason } => tracing::warn!(%reason, "session refused"),
-        Fact::Formed { communicator, tenant, name, ranks, hosts } => {
-            let (communicator, hosts) = (id(*communicator), hosts.join(","));
-            tracing::info!(%tenant, %communicator, %name, ranks, %hosts, "communicator formed");
-        }
-        Fact::EpochCurrent { communicator, tenant, name, epoch } => {
-            tracing::info!(%tenant, communicator = %id(*communicator), %name, epoch, "epoch in use");
-        }
-        Fact::EpochAbandoned { communicator, tenant, name, epoch, why } => {
-            tracing::warn!(%tenant, communicator = %id(*communicator), %name, epoch, %why, "epoch given up");
-        }
-        Fact::Closed { communicator, tenant, name } => {
-            tracing::info!(%tenant, communicator = %id(*communicator), %name, "communicator closed");
-        }
-        Fact::TelemetryRefused { host, count, why } => {
-            tracing::warn!(%host, count, %why, "telemetry refused or dropped");
-        }
-        Fact::Ended { communicator, tenant, name, kind, ranks, detail } => {
-            let communicator = id(*communicator);
-            tracing::warn!(%tenant, %communicator, %name, ?kind, ?ranks, %detail, "communicator ended");
-        }
-    }
+/// CLOCK_REALTIME in nanoseconds.
+pub(crate) fn realtime() -> u64 {
+    let realtime = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(realtime.as_nanos()).unwrap_or(u64::MAX)
 }

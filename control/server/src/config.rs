@@ -16,6 +16,17 @@ pub struct Config {
     pub session_timeout: Duration,
     /// Everything that steers decisions.
     pub settings: Settings,
+    /// What outlives a restart, and where; nothing does where absent.
+    pub store: Option<StoreConfig>,
+}
+
+/// Where control keeps what must outlive it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// The file.
+    pub path: PathBuf,
+    /// Text of the topology's file, which is kept too: after a restart control says what has changed.
+    pub topology: String,
 }
 
 /// What is wrong with a configuration.
@@ -52,6 +63,7 @@ pub enum ConfigError {
 struct File {
     listen: SocketAddr,
     topology: PathBuf,
+    store: Option<PathBuf>,
     #[serde(default)]
     tenant: Vec<FileTenant>,
     #[serde(default = "seconds::<60>")]
@@ -75,6 +87,8 @@ struct File {
     most_communicators: usize,
     #[serde(default = "seconds::<1>")]
     telemetry_interval: Nanos,
+    #[serde(default = "yes")]
+    replan: bool,
 }
 
 #[derive(Deserialize)]
@@ -91,6 +105,10 @@ fn paths() -> toml::Spanned<u32> {
     toml::Spanned::new(0..0, 1)
 }
 
+const fn yes() -> bool {
+    true
+}
+
 const fn most_ranks() -> u32 {
     1024
 }
@@ -104,6 +122,7 @@ impl Config {
     /// ```toml
     /// listen = "10.0.0.1:7000"
     /// topology = "topology.toml"
+    /// store = "control.redb"        # drains, added tenants and plans outlive a restart here; relative to this file
     /// join_timeout = "60s"          # how long the first rank to join waits for the last
     /// prepare_timeout = "10s"       # how long agents may take to connect for a new epoch
     /// recovery_timeout = "30s"      # how long agents may take to come back after control restarted
@@ -115,6 +134,7 @@ impl Config {
     /// most_ranks = 1024             # of a communicator
     /// most_communicators = 64       # of a tenant
     /// telemetry_interval = "1s"     # how often agents report what they measure; "0s" for never
+    /// replan = true                 # whether control changes plans while communicators run
     /// [[tenant]]
     /// name = "a"
     /// ```
@@ -129,15 +149,19 @@ impl Config {
         let text = read(path)?;
         let wrong = |error| ConfigError::Text { path: path.to_owned(), error };
         let file: File = parse_toml(&text).map_err(wrong)?;
-        let topology_path = path.parent().unwrap_or(Path::new("")).join(&file.topology);
-        let topology = Topology::parse(&read(&topology_path)?)
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let topology_path = folder.join(&file.topology);
+        let topology_text = read(&topology_path)?;
+        let topology = Topology::parse(&topology_text)
             .map_err(|error| ConfigError::Topology { path: topology_path, error })?;
-        file.settle(&text, topology).map_err(wrong)
+        let store = file.store.as_ref().map(|store| folder.join(store));
+        let store = store.map(|path| StoreConfig { path, topology: topology_text });
+        file.settle(&text, topology, store).map_err(wrong)
     }
 }
 
 impl File {
-    fn settle(self, text: &str, topology: Topology) -> Result<Config, TextError> {
+    fn settle(self, text: &str, topology: Topology, store: Option<StoreConfig>) -> Result<Config, TextError> {
         let wrong = |byte: usize, message: String| TextError { at: Position::of(text, byte), message };
         let mut tenants: Vec<String> = Vec::new();
         for tenant in self.tenant {
@@ -179,8 +203,9 @@ impl File {
             most_ranks: self.most_ranks,
             most_communicators: self.most_communicators,
             telemetry_interval: self.telemetry_interval.into(),
+            replan: self.replan,
         };
-        Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings })
+        Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings, store })
     }
 }
 
@@ -213,6 +238,10 @@ name = "a"
         assert_eq!(config.settings.prepare_timeout, Duration::from_secs(10));
         assert_eq!(config.settings.source_ports, Some((20000, 29999)));
         assert_eq!(config.settings.tenants, ["a"]);
+        assert_eq!(config.store, None);
+        let kept = load(&format!("store = \"state/control.redb\"\n{GOOD}")).unwrap().store.unwrap();
+        assert!(kept.path.ends_with("state/control.redb") && kept.path.is_absolute(), "{kept:?}");
+        assert_eq!(kept.topology, "[[host]]\nname = \"h0\"\n");
     }
 
     #[test]

@@ -5,8 +5,11 @@
 
 mod actor;
 mod config;
+mod keeper;
+mod log;
+mod operators;
 mod service;
 pub mod state;
 
-pub use config::{Config, ConfigError};
-pub use service::Server;
+pub use config::{Config, ConfigError, StoreConfig};
+pub use service::{RunError, Server, StartError};

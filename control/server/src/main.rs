@@ -66,8 +66,7 @@ fn start_log(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let wanted = config.listen;
-    let server = Server::bind(config).await.with_context(|| format!("cannot listen on {wanted}"))?;
+    let server = Server::bind(config).await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tracing::info!(listen = %server.local_address(), "control serves");
@@ -78,5 +77,5 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         }
         tracing::info!("control goes down");
     };
-    server.run(stop).await.context("serving")
+    Ok(server.run(stop).await?)
 }

@@ -1,13 +1,17 @@
 //! The gRPC layer: streams and calls become commands to the actor.
 
-use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE};
-use crate::config::Config;
+use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
+use crate::config::{Config, StoreConfig};
+use crate::keeper::Keeper;
+use crate::operators::Operators;
 use crate::state::{ReorderError, SessionId};
+use harmonaize_api::v1::operator_server::OperatorServer;
 use harmonaize_api::v1::provider_server::{Provider, ProviderServer};
 use harmonaize_api::v1::{
     DissolveReply, DissolveRequest, FabricSnapshot, FromAgent, ReorderReply, ReorderRequest, StatusReply,
     StatusRequest, WatchTelemetryRequest,
 };
+use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stored};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,25 +44,60 @@ const MESSAGE_BYTES: usize = 16 << 20;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A control server that listens.
-#[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     config: Config,
     seed: [u8; 32],
+    store: Box<dyn Store>,
+    stored: Stored,
+}
+
+/// Why a server does not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The listener failed.
+    #[error("serving: {0}")]
+    Serve(tonic::transport::Error),
+    /// The system gives no thread for the store.
+    #[error("no thread for the store: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address cannot be had.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The system gives no randomness.
+    #[error("the system gives no randomness: {0}")]
+    Random(getrandom::Error),
+    /// What an earlier start left cannot be had, or this start's number not be kept.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl Server {
-    /// Starts to listen.
+    /// Takes up what an earlier start left, has this start's number stored, and starts to listen.
     ///
     /// # Errors
-    /// Where the address cannot be had, or the system gives no randomness.
-    pub async fn bind(config: Config) -> std::io::Result<Self> {
+    /// Where the address or the store cannot be had, or the system gives no randomness.
+    pub async fn bind(config: Config) -> Result<Self, StartError> {
         let mut seed = [0; 32];
-        getrandom::fill(&mut seed).map_err(std::io::Error::other)?;
-        let listener = TcpListener::bind(config.listen).await?;
-        let address = listener.local_addr()?;
-        Ok(Self { listener, address, config, seed })
+        getrandom::fill(&mut seed).map_err(StartError::Random)?;
+        let mut first = [0; 4];
+        getrandom::fill(&mut first).map_err(StartError::Random)?;
+        let (store, stored) = open(config.store.as_ref(), u32::from_le_bytes(first))?;
+        let listen = |source| StartError::Listen { address: config.listen, source };
+        let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        Ok(Self { listener, address, config, seed, store, stored })
     }
 
     /// Where agents and tools connect.
@@ -69,10 +108,22 @@ impl Server {
     /// Serves until `shutdown`; then agents are told, and streams end. Communicators run on without control.
     ///
     /// # Errors
-    /// Where the listener fails.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), tonic::transport::Error> {
+    /// Where the listener fails, or the system gives no thread.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let (commands, queue) = mpsc::channel(COMMAND_QUEUE);
-        let actor = Actor::new(self.config.settings, self.seed);
+        match &self.config.store {
+            Some(store) => {
+                let Stored { tenants, withdrawals, plans, .. } = &self.stored;
+                let (path, tenants, withdrawn) = (store.path.display(), tenants.len(), withdrawals.len());
+                tracing::info!(%path, tenants, withdrawn, plans = plans.len(), "taken up from the store");
+            }
+            None => {
+                tracing::info!("no `store` is configured: drains and added tenants end with this process")
+            }
+        }
+        let keeper = Keeper::start(self.store).map_err(RunError::Thread)?;
+        let actor = Actor::new(self.config.settings, self.seed, self.stored, keeper);
+        let operators = OperatorServer::new(Operators::new(commands.clone()));
         let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
         let service = Service {
             commands,
@@ -85,17 +136,49 @@ impl Server {
             .http2_keepalive_interval(Some(half))
             .http2_keepalive_timeout(Some(half))
             .add_service(ProviderServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
+            .add_service(operators)
             .serve_with_incoming_shutdown(TcpIncoming::from(self.listener).with_nodelay(Some(true)), async {
                 let _ = stopped.await;
             });
         tokio::pin!(serve);
         tokio::select! {
-            ended = &mut serve => return ended,
+            ended = &mut serve => return ended.map_err(RunError::Serve),
             () = actor.run(queue, shutdown) => {}
         }
         let _ = stop.send(());
-        tokio::time::timeout(GRACE, serve).await.unwrap_or(Ok(()))
+        tokio::time::timeout(GRACE, serve).await.unwrap_or(Ok(())).map_err(RunError::Serve)
     }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("address", &self.address)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens the store, and begins a start of its own in it.
+fn open(config: Option<&StoreConfig>, first: u32) -> Result<(Box<dyn Store>, Stored), StoreError> {
+    let mut store: Box<dyn Store> = match config {
+        Some(config) => Box::new(Embedded::open(&config.path)?),
+        None => Box::new(Memory::new()),
+    };
+    let mut stored = store.read()?;
+    let mut changes = vec![Change::Boot(stored.next_boot(first))];
+    if let Some(StoreConfig { topology, .. }) = config
+        && stored.fabric.as_ref().is_none_or(|known| known.text != *topology)
+    {
+        if stored.fabric.is_some() {
+            tracing::warn!("the topology is another than at the last start");
+        }
+        changes.push(Change::Fabric(Fabric { text: topology.clone(), since_ns: realtime() }));
+    }
+    // Durable before any id of this start is given: no two communicators ever have the same.
+    store.write(&changes)?;
+    changes.iter().for_each(|change| stored.apply(change));
+    Ok((store, stored))
 }
 
 struct Service {

@@ -36,9 +36,10 @@ fn config() -> Config {
         most_ranks: 64,
         most_communicators: 8,
         telemetry_interval: Duration::from_secs(1),
+        replan: true,
     };
     let listen = "127.0.0.1:0".parse().unwrap();
-    Config { listen, session_timeout: Duration::from_secs(10), settings }
+    Config { listen, session_timeout: Duration::from_secs(10), settings, store: None }
 }
 
 struct Control {

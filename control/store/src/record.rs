@@ -65,6 +65,9 @@ pub struct Plan {
     /// The epoch under way.
     #[prost(message, optional, tag = "7")]
     pub pending: Option<Epoch>,
+    /// Whether an operator chose the order.
+    #[prost(bool, tag = "8")]
+    pub pinned: bool,
 }
 
 /// One epoch of a communicator.
@@ -76,18 +79,30 @@ pub struct Epoch {
     /// Ring order: indices of participants.
     #[prost(uint32, repeated, tag = "2")]
     pub order: Vec<u32>,
-    /// Its connections.
+    /// Ports that its connections have taken.
     #[prost(message, repeated, tag = "3")]
     pub connections: Vec<Connection>,
-    /// Predicted time of an operation, in nanoseconds; 0 where none was predicted.
-    #[prost(uint64, tag = "4")]
-    pub score_ns: u64,
+    /// What each two participants are joined by.
+    #[prost(message, repeated, tag = "4")]
+    pub links: Vec<Link>,
+    /// What each host sends to the next as planned, in bits a second; 0 where nothing was.
+    #[prost(uint64, tag = "5")]
+    pub share_bits: u64,
+    /// What links are held to, in bits a second; 0 where they are not.
+    #[prost(uint64, tag = "6")]
+    pub pace_bits: u64,
+    /// Predicted time of an operation, relative to an idle fabric, of a million; 0 where none was predicted.
+    #[prost(uint64, tag = "7")]
+    pub slowdown_ppm: u64,
     /// Why it was chosen.
-    #[prost(string, tag = "5")]
+    #[prost(string, tag = "8")]
     pub reason: String,
+    /// Predicted time of a typical operation, in nanoseconds; 0 where none was predicted.
+    #[prost(uint64, tag = "9")]
+    pub predicted_ns: u64,
 }
 
-/// A connection between two participants.
+/// A connection of a communicator.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Connection {
     /// Host that connects.
@@ -96,9 +111,20 @@ pub struct Connection {
     /// The port that it connects from.
     #[prost(uint32, tag = "2")]
     pub source_port: u32,
-    /// Host that it connects to.
-    #[prost(string, tag = "3")]
-    pub peer: String,
+}
+
+/// What joins two participants.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Link {
+    /// Index of the one.
+    #[prost(uint32, tag = "1")]
+    pub low: u32,
+    /// Index of the other, higher.
+    #[prost(uint32, tag = "2")]
+    pub high: u32,
+    /// Port of each connection, at the end that connects; 0 where the kernel chooses.
+    #[prost(uint32, repeated, tag = "3")]
+    pub source_ports: Vec<u32>,
 }
 
 /// The topology that control was started with last.

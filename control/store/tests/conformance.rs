@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_store::{
-    Change, Connection, Embedded, Epoch, Fabric, Memory, Plan, Store, StoreError, Stored, Tenant, Withdrawal,
-    WithdrawalKind,
+    Change, Connection, Embedded, Epoch, Fabric, Link, Memory, Plan, Store, StoreError, Stored, Tenant,
+    Withdrawal, WithdrawalKind,
 };
 use std::path::Path;
 
@@ -11,9 +11,11 @@ fn changes() -> Vec<Change> {
     let epoch = Epoch {
         epoch: 7,
         order: vec![0, 2, 1],
-        connections: vec![Connection { host: "h0".into(), source_port: 20_001, peer: "h2".into() }],
-        score_ns: 12,
+        connections: vec![Connection { host: "h0".into(), source_port: 20_001 }],
+        links: vec![Link { low: 0, high: 2, source_ports: vec![20_001] }],
+        slowdown_ppm: 1_200_000,
         reason: "spine1 is congested".into(),
+        ..Epoch::default()
     };
     let plan = |communicator| Plan {
         communicator,
@@ -23,6 +25,7 @@ fn changes() -> Vec<Change> {
         next_epoch: 9,
         current: Some(epoch.clone()),
         pending: Some(Epoch { epoch: 8, ..epoch.clone() }),
+        pinned: true,
     };
     let withdrawal = |target: &str, kind: WithdrawalKind| Withdrawal {
         target: target.into(),

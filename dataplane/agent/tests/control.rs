@@ -33,8 +33,9 @@ fn config(listen: SocketAddr) -> Config {
         most_ranks: 64,
         most_communicators: 8,
         telemetry_interval: Duration::from_secs(1),
+        replan: true,
     };
-    Config { listen, session_timeout: LIMIT, settings }
+    Config { listen, session_timeout: LIMIT, settings, store: None }
 }
 
 struct Server0 {

@@ -47,12 +47,19 @@ impl State {
         from: SessionId,
         join: v1::Join,
     ) -> Result<(), &'static str> {
-        let open = self.sessions.get(&from).is_some_and(|session| session.joins.contains_key(&join.request));
+        let session = self.sessions.get(&from);
+        let open = session.is_some_and(|session| session.joins.contains_key(&join.request));
+        let drained = session.is_some_and(|session| self.is_withdrawn(session.host));
         if open {
             return Err("a join with the number of an open one");
         }
         if let Err((kind, failure)) = self.check_join(&join) {
             self.refuse_join(from, join.request, kind, &failure);
+            return Ok(());
+        }
+        if drained {
+            let failure = JoinFailure::Maintenance { rank: Rank(join.rank) };
+            self.refuse_join(from, join.request, JoinRefusedKind::Unavailable, &failure);
             return Ok(());
         }
         let key = (join.tenant, join.communicator);

@@ -37,11 +37,7 @@ fn change(random: &mut ChaCha20Rng) -> Change {
         }
         5 => Change::Restore(target, kind),
         6 => {
-            let connection = |index: u32| Connection {
-                host: format!("h{index}"),
-                source_port: index,
-                peer: format!("h{}", index + 1),
-            };
+            let connection = |index: u32| Connection { host: format!("h{index}"), source_port: index };
             let connections = (0..random.random_range(0..60)).map(connection).collect();
             let epoch = Epoch { epoch: random.next_u64(), connections, ..Epoch::default() };
             Change::Plan(Box::new(Plan { communicator, current: Some(epoch), ..Plan::default() }))

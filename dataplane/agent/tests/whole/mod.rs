@@ -44,11 +44,12 @@ pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
         most_ranks: 64,
         most_communicators: 8,
         telemetry_interval: Duration::from_secs(1),
+        replan: true,
     };
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {
         let listen = "127.0.0.1:0".parse().unwrap();
-        let config = harmonaize_server::Config { listen, session_timeout: LIMIT, settings };
+        let config = harmonaize_server::Config { listen, session_timeout: LIMIT, settings, store: None };
         let server = Server::bind(config).await.unwrap();
         sender.send(server.local_address()).unwrap();
         server.run(async { drop(stop.await) }).await.unwrap();

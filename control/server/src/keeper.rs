@@ -1,0 +1,115 @@
+//! The thread that writes to the store, so that nobody waits for the disk but who asked for something to be kept.
+
+use harmonaize_store::{Change, Store};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// Most jobs that are written together.
+const MOST_TOGETHER: usize = 256;
+
+/// Changes that are to be kept, by a number of their own.
+struct Job {
+    number: u64,
+    changes: Vec<Change>,
+}
+
+/// What became of a job: kept, or why not.
+pub(crate) struct Kept {
+    pub number: u64,
+    pub outcome: Result<(), String>,
+}
+
+/// Hands jobs to the thread. Dropping it ends the thread after what is queued; [`Kept`] then ends too.
+pub(crate) struct Keeper {
+    jobs: Sender<Job>,
+    numbers: u64,
+}
+
+impl Keeper {
+    /// Starts the thread. Answers come in the order of the jobs; there are no more of them than of jobs.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub(crate) fn start(store: Box<dyn Store>) -> std::io::Result<(Self, UnboundedReceiver<Kept>)> {
+        let (jobs, queue) = channel();
+        let (answers, kept) = unbounded_channel();
+        std::thread::Builder::new().name("store".to_owned()).spawn(move || keep(store, &queue, &answers))?;
+        Ok((Self { jobs, numbers: 0 }, kept))
+    }
+
+    /// Queues changes; the number that their [`Kept`] will have.
+    pub(crate) fn keep(&mut self, changes: Vec<Change>) -> u64 {
+        self.numbers += 1;
+        // The thread outlives this.
+        let _ = self.jobs.send(Job { number: self.numbers, changes });
+        self.numbers
+    }
+}
+
+/// Writes what waits as one group: one wait for the disk, however many ask.
+fn keep(mut store: Box<dyn Store>, queue: &Receiver<Job>, answers: &UnboundedSender<Kept>) {
+    while let Ok(first) = queue.recv() {
+        let (mut numbers, mut changes) = (vec![first.number], first.changes);
+        for job in queue.try_iter().take(MOST_TOGETHER) {
+            numbers.push(job.number);
+            changes.extend(job.changes);
+        }
+        let outcome = store.write(&changes).map_err(|error| error.to_string());
+        for number in numbers {
+            // Nobody asks any more where control goes down.
+            let _ = answers.send(Kept { number, outcome: outcome.clone() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_store::{Memory, StoreError, Stored, Tenant};
+    use std::sync::{Arc, Mutex};
+
+    /// A store that waits to be let on, and fails where it is told.
+    struct Slow {
+        inside: Memory,
+        let_on: Receiver<bool>,
+        groups: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Store for Slow {
+        fn read(&self) -> Result<Stored, StoreError> {
+            self.inside.read()
+        }
+
+        fn write(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+            self.groups.lock().unwrap().push(changes.len());
+            if !self.let_on.recv().unwrap_or(true) {
+                return Err(StoreError::Failed { path: "here".into(), why: "the disk is full".to_owned() });
+            }
+            self.inside.write(changes)
+        }
+    }
+
+    #[test]
+    fn what_waits_is_written_together_and_answered_in_order() {
+        let (go, let_on) = channel();
+        let groups = Arc::default();
+        let store = Slow { inside: Memory::new(), let_on, groups: Arc::clone(&groups) };
+        let (mut keeper, mut kept) = Keeper::start(Box::new(store)).unwrap();
+        let tenant = |name: &str| vec![Change::Tenant(Tenant { name: name.to_owned(), added_ns: 0 })];
+        assert_eq!(keeper.keep(tenant("a")), 1);
+        while groups.lock().unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        assert_eq!([2, 3, 4].map(|_| keeper.keep(tenant("b"))), [2, 3, 4]);
+        go.send(true).unwrap();
+        go.send(false).unwrap();
+        drop(keeper);
+        let mut answers = Vec::new();
+        while let Some(Kept { number, outcome }) = kept.blocking_recv() {
+            answers.push((number, outcome.err()));
+        }
+        let full = || Some("here: the disk is full".to_owned());
+        assert_eq!(answers, [(1, None), (2, full()), (3, full()), (4, full())]);
+        assert_eq!(*groups.lock().unwrap(), [1, 3]);
+    }
+}

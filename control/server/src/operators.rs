@@ -1,0 +1,141 @@
+//! What operators ask: looks at the state, and instructions that are kept before they are answered.
+
+use crate::actor::{Command, Refusal};
+use crate::state::{Instruction, InstructionError, State};
+use harmonaize_api::v1::operator_server::Operator;
+use harmonaize_api::v1::{self, WithdrawalKind};
+use harmonaize_store::WithdrawalKind as Kind;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tonic::{Request, Response, Status};
+
+/// The service.
+pub(crate) struct Operators {
+    commands: mpsc::Sender<Command>,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Operators {
+    pub(crate) fn new(commands: mpsc::Sender<Command>) -> Self {
+        Self { commands }
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Status> {
+        let (answer, answered) = oneshot::channel();
+        let gone = || Status::unavailable("control is going down");
+        self.commands.send(command(answer)).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())
+    }
+
+    /// What a look at the state finds.
+    async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&mut State, Duration) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        self.ask(|answer| Command::Look(Box::new(move |state, now| drop(answer.send(look(state, now))))))
+            .await
+    }
+
+    async fn instruct(&self, instruction: Instruction) -> Result<(), Status> {
+        let outcome = self.ask(|answer| Command::Instruct(instruction, answer)).await?;
+        outcome.map_err(|refusal| match refusal {
+            Refusal::Senseless(error) => senseless(&error),
+            Refusal::Busy => Status::resource_exhausted("too many instructions wait to be stored; try again"),
+            Refusal::NotStored(why) => Status::internal(format!("not stored, and not in effect: {why}")),
+        })
+    }
+}
+
+fn senseless(error: &InstructionError) -> Status {
+    use InstructionError as Error;
+    let text = error.to_string();
+    match error {
+        Error::BadName(_) | Error::Targets(_) | Error::Window(_) => Status::invalid_argument(text),
+        Error::TenantThere(_) => Status::already_exists(text),
+        Error::NoTenant(_) | Error::Unknown(_) => Status::not_found(text),
+        Error::TooManyTenants => Status::resource_exhausted(text),
+        Error::Configured(_) | Error::TenantBusy(..) | Error::NotWithdrawn(_) => {
+            Status::failed_precondition(text)
+        }
+    }
+}
+
+fn kind(kind: WithdrawalKind) -> Result<Kind, Status> {
+    match kind {
+        WithdrawalKind::Drain => Ok(Kind::Drain),
+        WithdrawalKind::Maintenance => Ok(Kind::Maintenance),
+        WithdrawalKind::Unspecified => Err(Status::invalid_argument("a drain or maintenance? say which")),
+    }
+}
+
+#[tonic::async_trait]
+impl Operator for Operators {
+    async fn topology(&self, _: Request<v1::TopologyRequest>) -> Answer<v1::TopologyReply> {
+        Ok(Response::new(self.look(|state, now| state.topology_reply(now)).await?))
+    }
+
+    async fn tenants(&self, _: Request<v1::TenantsRequest>) -> Answer<v1::TenantsReply> {
+        Ok(Response::new(self.look(|state, _| state.tenants_reply()).await?))
+    }
+
+    async fn add_tenant(&self, request: Request<v1::AddTenantRequest>) -> Answer<v1::AddTenantReply> {
+        self.instruct(Instruction::AddTenant { name: request.into_inner().name }).await?;
+        Ok(Response::new(v1::AddTenantReply {}))
+    }
+
+    async fn remove_tenant(
+        &self,
+        request: Request<v1::RemoveTenantRequest>,
+    ) -> Answer<v1::RemoveTenantReply> {
+        self.instruct(Instruction::RemoveTenant { name: request.into_inner().name }).await?;
+        Ok(Response::new(v1::RemoveTenantReply {}))
+    }
+
+    async fn plans(&self, request: Request<v1::PlansRequest>) -> Answer<v1::PlansReply> {
+        let id = request.into_inner().communicator;
+        let reply = self.look(move |state, _| state.plans_reply(id)).await?;
+        reply.map(Response::new).ok_or_else(unknown)
+    }
+
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Answer<v1::ExplainReply> {
+        let v1::ExplainRequest { communicator, last } = request.into_inner();
+        Ok(Response::new(self.look(move |state, now| state.explain_reply(now, communicator, last)).await?))
+    }
+
+    async fn dry_run(&self, request: Request<v1::DryRunRequest>) -> Answer<v1::DryRunReply> {
+        let targets = request.into_inner().targets;
+        let run = self.look(move |state, now| state.dry_run(now, &targets)).await?;
+        let run = run.map_err(|error| senseless(&error))?;
+        // Planning for very many takes a while; nobody else waits for it.
+        let planned = tokio::task::spawn_blocking(move || run.reply()).await;
+        planned.map(Response::new).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    async fn withdraw(&self, request: Request<v1::WithdrawRequest>) -> Answer<v1::WithdrawReply> {
+        let request = request.into_inner();
+        let kind = kind(request.kind())?;
+        let v1::WithdrawRequest { targets, from_ns, until_ns, reason, .. } = request;
+        let named = targets.clone();
+        self.instruct(Instruction::Withdraw { targets, kind, from_ns, until_ns, reason }).await?;
+        let withdrawals =
+            self.look(move |state, now| state.withdrawal_records(now, Some((&named, kind)))).await?;
+        Ok(Response::new(v1::WithdrawReply { withdrawals }))
+    }
+
+    async fn restore(&self, request: Request<v1::RestoreRequest>) -> Answer<v1::RestoreReply> {
+        let request = request.into_inner();
+        let kind = kind(request.kind())?;
+        self.instruct(Instruction::Restore { targets: request.targets, kind }).await?;
+        Ok(Response::new(v1::RestoreReply {}))
+    }
+
+    async fn withdrawals(&self, _: Request<v1::WithdrawalsRequest>) -> Answer<v1::WithdrawalsReply> {
+        let withdrawals = self.look(|state, now| state.withdrawal_records(now, None)).await?;
+        Ok(Response::new(v1::WithdrawalsReply { withdrawals }))
+    }
+}
+
+fn unknown() -> Status {
+    Status::not_found("no such communicator; it may have ended")
+}

@@ -1,0 +1,134 @@
+//! Plans as the store keeps them: what agents do not tell after a restart of control.
+
+use crate::state::communicator::Communicator;
+use crate::state::replan::Planned;
+use crate::state::{Fact, Output, State};
+use harmonaize_api::v1::to_agent::Message;
+use harmonaize_planner::{HostId, Nanos, Rate};
+use harmonaize_store::{Change, Connection, Epoch, Link, Plan};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The communicator whose plans an output may have changed.
+pub(crate) fn touched(output: &Output) -> Option<u64> {
+    match output {
+        Output::Send(_, Message::Form(recipe) | Message::Change(recipe)) => Some(recipe.communicator),
+        Output::Send(_, Message::Ready(ready)) => Some(ready.communicator),
+        Output::Send(_, Message::Abandon(abandon)) => Some(abandon.communicator),
+        Output::Fact(
+            Fact::EpochCurrent { communicator, .. }
+            | Fact::EpochAbandoned { communicator, .. }
+            | Fact::Closed { communicator, .. }
+            | Fact::Ended { communicator, .. },
+        ) => Some(*communicator),
+        _ => None,
+    }
+}
+
+impl State {
+    /// What is to be stored of a communicator's plans now.
+    pub(crate) fn plan_change(&self, id: u64) -> Change {
+        self.communicators
+            .get(&id)
+            .map_or(Change::NoPlan(id), |known| Change::Plan(Box::new(self.stored_plan(id, known))))
+    }
+
+    fn stored_plan(&self, id: u64, known: &Communicator) -> Plan {
+        let current = Some(known.epoch)
+            .filter(|epoch| *epoch != 0)
+            .map(|epoch| self.epoch((epoch, &known.order), &known.ports, &known.links, known.plan.as_ref()));
+        let pending = known.pending.as_ref().map(|pending| {
+            self.epoch((pending.epoch, &pending.order), &pending.ports, &pending.links, pending.plan.as_ref())
+        });
+        Plan {
+            communicator: id,
+            tenant: known.tenant.clone(),
+            name: known.name.clone(),
+            hosts: known.members.iter().map(|member| self.host_name(member.host)).collect(),
+            next_epoch: known.next_epoch,
+            current,
+            pending,
+            pinned: known.pinned,
+        }
+    }
+
+    fn epoch(
+        &self,
+        (epoch, order): (u64, &[u32]),
+        ports: &[(HostId, u16)],
+        links: &BTreeMap<(u32, u32), Vec<u16>>,
+        planned: Option<&Planned>,
+    ) -> Epoch {
+        let connection = |(host, port): &(HostId, u16)| Connection {
+            host: self.host_name(*host),
+            source_port: u32::from(*port),
+        };
+        let link = |(ends, ports): (&(u32, u32), &Vec<u16>)| Link {
+            low: ends.0,
+            high: ends.1,
+            source_ports: ports.iter().copied().map(u32::from).collect(),
+        };
+        Epoch {
+            epoch,
+            order: order.to_vec(),
+            connections: ports.iter().map(connection).collect(),
+            links: links.iter().map(link).collect(),
+            share_bits: planned.map_or(0, |planned| planned.share.0),
+            pace_bits: planned.and_then(|planned| planned.pace).map_or(0, |pace| pace.0),
+            predicted_ns: planned.map_or(0, |planned| planned.time.0),
+            slowdown_ppm: planned.map_or(0, |planned| ppm(planned.slowdown)),
+            reason: planned.map_or_else(String::new, |planned| planned.reason.clone()),
+        }
+    }
+
+    /// A communicator that an agent says is running gets back what it had: its ports stay taken, the links keep the ways that are
+    /// known of them, and no epoch's number is given twice.
+    pub(in crate::state) fn take_up_plan(&mut self, id: u64) {
+        let Some(plan) = self.operator.plans.get(&id) else { return };
+        let Some(known) = self.communicators.get_mut(&id) else { return };
+        known.next_epoch = known.next_epoch.max(plan.next_epoch);
+        known.pinned = plan.pinned;
+        let epochs = || plan.current.iter().chain(&plan.pending);
+        // The agents may be one epoch further than what was stored: then both are kept, for theirs is not known.
+        let of_epoch = epochs().find(|epoch| epoch.epoch == known.epoch);
+        let kept = of_epoch.map_or_else(|| epochs().collect::<Vec<_>>(), |epoch| vec![epoch]);
+        let held = kept.into_iter().flat_map(|epoch| &epoch.connections).filter_map(|connection| {
+            let host = self.settings.topology.host(&connection.host)?;
+            Some((host, u16::try_from(connection.source_port).ok()?))
+        });
+        let held: Vec<(HostId, u16)> = held.collect();
+        self.ports.release(&mut known.ports);
+        known.ports = self.ports.retake(held);
+        if let Some(epoch) = of_epoch {
+            known.links = epoch.links.iter().filter_map(|link| links(link, known.members.len())).collect();
+            known.plan = (epoch.slowdown_ppm != 0).then(|| Planned {
+                share: Rate(epoch.share_bits),
+                pace: (epoch.pace_bits != 0).then_some(Rate(epoch.pace_bits)),
+                time: Nanos(epoch.predicted_ns),
+                slowdown: epoch.slowdown_ppm as f64 / 1e6,
+                reason: epoch.reason.clone(),
+            });
+        }
+    }
+
+    /// Plans of communicators that did not come back in time; they are to be removed.
+    pub(crate) fn lost_plans(&mut self, now: Duration) -> Vec<u64> {
+        if self.operator.plans_until.is_none_or(|until| now < until) {
+            return Vec::new();
+        }
+        self.operator.plans_until = None;
+        std::mem::take(&mut self.operator.plans).into_keys().collect()
+    }
+}
+
+/// A link as it was stored, where it makes sense.
+fn links(link: &Link, members: usize) -> Option<((u32, u32), Vec<u16>)> {
+    let fits = link.low < link.high && (link.high as usize) < members;
+    let ports: Result<Vec<u16>, _> = link.source_ports.iter().map(|port| u16::try_from(*port)).collect();
+    Some(((link.low, link.high), ports.ok().filter(|_| fits)?))
+}
+
+/// A factor, of a million.
+pub(super) fn ppm(factor: f64) -> u64 {
+    (factor * 1e6).round().clamp(0.0, 1e18) as u64
+}

@@ -1,0 +1,345 @@
+//! What operators are told of the fabric, tenants, plans, decisions and what is withdrawn.
+
+use super::plans::ppm;
+use super::withdrawal::{Target, find};
+use crate::state::State;
+use crate::state::communicator::Communicator;
+use crate::state::decisions::{Changed, Decision, Outcome, Trigger};
+use crate::state::replan::Planned;
+use harmonaize_api::v1;
+use harmonaize_planner::{DirectedLink, HostId, LinkId, Nanos, Node, Path, SwitchId, SwitchKind};
+use harmonaize_store::{Withdrawal, WithdrawalKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How many connections of ours cross what.
+#[derive(Debug, Default)]
+struct Crossings {
+    links: BTreeMap<DirectedLink, u32>,
+    /// Whichever way.
+    either: BTreeMap<LinkId, u32>,
+    switches: BTreeMap<SwitchId, u32>,
+    /// Connections of which a way is not known.
+    unknown: u32,
+}
+
+impl State {
+    /// The fabric, and what control takes it to be.
+    pub fn topology_reply(&self, now: Duration) -> v1::TopologyReply {
+        let (topology, withdrawn) = (&self.settings.topology, &self.operator.withdrawn);
+        let crossings = self.crossings();
+        let hosts = topology.hosts().iter().enumerate().map(|(index, host)| {
+            let id = HostId(index);
+            v1::FabricHost {
+                name: host.name.clone(),
+                rack: host.rack.clone().unwrap_or_default(),
+                connected: self.hosts.contains_key(&id),
+                withdrawn: withdrawn.hosts.contains(&id),
+                communicators: self.taking_part(id),
+            }
+        });
+        let switches = topology.switches().iter().enumerate().map(|(index, switch)| {
+            let id = SwitchId(index);
+            let kind = match switch.kind {
+                SwitchKind::Leaf => "leaf",
+                SwitchKind::Spine => "spine",
+                SwitchKind::Core => "core",
+            };
+            v1::FabricSwitch {
+                name: switch.name.clone(),
+                kind: kind.to_owned(),
+                addresses: switch.addresses.iter().map(ToString::to_string).collect(),
+                withdrawn: withdrawn.switches.contains(&id),
+                connections: crossings.switches.get(&id).copied().unwrap_or(0),
+            }
+        });
+        v1::TopologyReply {
+            hosts: hosts.collect(),
+            switches: switches.collect(),
+            links: self.link_states(now, &crossings),
+        }
+    }
+
+    fn link_states(&self, now: Duration, crossings: &Crossings) -> Vec<v1::DirectedLinkStatus> {
+        let topology = &self.settings.topology;
+        let withdrawn: BTreeSet<LinkId> = self.operator.withdrawn.all_links(topology);
+        let estimates: BTreeMap<DirectedLink, _> = self.estimates.links().collect();
+        let mut states = Vec::with_capacity(topology.links().len() * 2);
+        for (index, link) in topology.links().iter().enumerate() {
+            for forward in [true, false] {
+                let id = DirectedLink { link: LinkId(index), forward };
+                let estimate = estimates.get(&id);
+                let foreign = estimate.map_or(0, |estimate| estimate.foreign.0);
+                let state = if estimate.is_some_and(|estimate| estimate.failed) {
+                    v1::LinkState::Failed
+                } else if withdrawn.contains(&id.link) {
+                    v1::LinkState::Withdrawn
+                } else if foreign > 0 {
+                    v1::LinkState::Congested
+                } else {
+                    v1::LinkState::Ok
+                };
+                let (from, to) = if forward { (link.from, link.to) } else { (link.to, link.from) };
+                states.push(v1::DirectedLinkStatus {
+                    from: topology.node_name(from).to_owned(),
+                    to: topology.node_name(to).to_owned(),
+                    capacity_bits: link.rate.0,
+                    foreign_bits: foreign,
+                    state: state.into(),
+                    since_ns: estimate.map_or(0, |estimate| self.clock(now, estimate.since)),
+                    confidence_ppm: estimate.map_or(0, |estimate| estimate.confidence_ppm),
+                    connections: crossings.links.get(&id).copied().unwrap_or(0),
+                });
+            }
+        }
+        states
+    }
+
+    /// A time of the planner's, by the clock; none of it lies ahead.
+    fn clock(&self, now: Duration, at: Nanos) -> u64 {
+        self.operator.realtime(Duration::from_nanos(at.0).min(now))
+    }
+
+    fn taking_part(&self, host: HostId) -> u32 {
+        let part =
+            |known: &&Communicator| known.members.iter().any(|member| member.host == host && !member.closed);
+        self.communicators.values().filter(part).count() as u32
+    }
+
+    /// Connections of all communicators whose path is known, those under way included.
+    fn crossings(&self) -> Crossings {
+        let mut found = Crossings::default();
+        for known in self.communicators.values() {
+            let host = |index: u32| known.members.get(index as usize).map(|member| member.host);
+            let under_way = known.pending.as_ref().map(|pending| &pending.links);
+            for ((low, high), ports) in std::iter::once(&known.links).chain(under_way).flatten() {
+                let Some((low, high)) = host(*low).zip(host(*high)) else { continue };
+                for port in ports {
+                    let ways = [self.path_of(low, high, *port), self.path_of(high, low, *port)];
+                    self.count(&mut found, &ways);
+                }
+            }
+        }
+        found
+    }
+
+    /// One connection, there and back.
+    fn count(&self, found: &mut Crossings, ways: &[Option<&Path>]) {
+        let (mut links, mut switches) = (BTreeSet::new(), BTreeSet::new());
+        found.unknown += u32::from(ways.iter().any(Option::is_none));
+        for way in ways.iter().copied().flatten() {
+            for link in way.links() {
+                *found.links.entry(*link).or_default() += 1;
+                links.insert(link.link);
+            }
+            switches.extend(self.settings.topology.switches_of(way));
+        }
+        for link in links {
+            *found.either.entry(link).or_default() += 1;
+        }
+        for switch in switches {
+            *found.switches.entry(switch).or_default() += 1;
+        }
+    }
+
+    /// Tenants: the configuration's, then those that operators added.
+    pub fn tenants_reply(&self) -> v1::TenantsReply {
+        let record = |name: &String| {
+            let own = self.communicators.values().filter(|known| known.tenant == *name);
+            let added = self.operator.added.get(name);
+            v1::TenantRecord {
+                name: name.clone(),
+                configured: added.is_none(),
+                added_ns: added.map_or(0, |tenant| tenant.added_ns),
+                communicators: own.clone().count() as u32,
+                ranks: own.map(|known| known.ranks).sum(),
+                errors: self.tenant_errors.get(name).copied().unwrap_or(0),
+            }
+        };
+        v1::TenantsReply { tenants: self.settings.tenants.iter().map(record).collect() }
+    }
+
+    /// What communicators run by; none where `id`, if not 0, is no communicator's.
+    pub fn plans_reply(&self, id: u64) -> Option<v1::PlansReply> {
+        let counts = self.decision_counts();
+        let plans = match id {
+            0 => self.communicators.iter().map(|(id, known)| self.plan_status(*id, known)).collect(),
+            id => vec![self.plan_status(id, self.communicators.get(&id)?)],
+        };
+        let (switches, given_up, planned) = (counts.switches, counts.given_up, counts.plans);
+        Some(v1::PlansReply { plans, switches, given_up, planned })
+    }
+
+    pub(super) fn plan_status(&self, id: u64, known: &Communicator) -> v1::PlanStatus {
+        let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+        let ring = ring(&known.order, &hosts);
+        let hops = ring.iter().map(|((from, sender), (to, receiver))| {
+            let ports = known.links.get(&(*from.min(to), *from.max(to))).into_iter().flatten();
+            let path = |port: &u16| v1::PlannedPath {
+                source_port: u32::from(*port),
+                switches: self
+                    .path_of(*sender, *receiver, *port)
+                    .map_or_else(Vec::new, |path| self.via(path)),
+            };
+            v1::PlannedHop {
+                from: self.host_name(*sender),
+                to: self.host_name(*receiver),
+                paths: ports.map(path).collect(),
+                rate_bits: known.plan.as_ref().and_then(|plan| plan.pace).map_or(0, |pace| pace.0),
+            }
+        });
+        let since = known.changes.back().map_or(0, |at| self.operator.realtime(*at));
+        let status = v1::PlanStatus {
+            communicator: id,
+            tenant: known.tenant.clone(),
+            name: known.name.clone(),
+            epoch: known.epoch,
+            next_epoch: known.pending.as_ref().map_or(0, |pending| pending.epoch),
+            order: ring.iter().map(|((_, host), _)| self.host_name(*host)).collect(),
+            hops: hops.collect(),
+            pinned: known.pinned,
+            since_ns: since,
+            ..v1::PlanStatus::default()
+        };
+        match &known.plan {
+            Some(planned) => with_plan(status, planned),
+            None => status,
+        }
+    }
+
+    fn via(&self, path: &Path) -> Vec<String> {
+        let topology = &self.settings.topology;
+        let switches = topology.switches_of(path).into_iter();
+        switches.map(|switch| topology.node_name(Node::Switch(switch)).to_owned()).collect()
+    }
+
+    /// What was decided lately: about one communicator, or all (0); the last few, or all (0).
+    pub fn explain_reply(&self, now: Duration, communicator: u64, last: u32) -> v1::ExplainReply {
+        let about = |decision: &&Decision| {
+            communicator == 0 || decision.changes.iter().any(|changed| changed.communicator == communicator)
+        };
+        let mut decisions: Vec<v1::DecisionRecord> =
+            self.decisions().filter(about).map(|decision| self.decision(decision)).collect();
+        if last > 0 {
+            decisions.drain(..decisions.len().saturating_sub(last as usize));
+        }
+        v1::ExplainReply { decisions, now_ns: self.operator.realtime(now) }
+    }
+
+    fn decision(&self, decision: &Decision) -> v1::DecisionRecord {
+        let verdict = match &decision.trigger {
+            Trigger::Verdict(noticed) => Some(v1::VerdictRecord {
+                host: noticed.host.clone(),
+                path: noticed.path.clone(),
+                what: noticed.what.clone(),
+                since_ns: noticed.since_ns,
+                found_ns: noticed.found_ns,
+                received_ns: self.operator.realtime(noticed.received),
+            }),
+            _ => None,
+        };
+        v1::DecisionRecord {
+            number: decision.number,
+            at_ns: self.operator.realtime(decision.at),
+            cause: decision.trigger.to_string(),
+            reason: decision.reason.clone(),
+            score_before_ppm: ppm(decision.before.slowdown),
+            score_after_ppm: ppm(decision.after.slowdown),
+            verdict,
+            changes: decision.changes.iter().map(|changed| self.change(changed)).collect(),
+            stuck_before: decision.before.stuck,
+            stuck_after: decision.after.stuck,
+        }
+    }
+
+    fn change(&self, changed: &Changed) -> v1::ChangeRecord {
+        let known = self.communicators.get(&changed.communicator);
+        let at = |at: Option<Duration>| at.map_or(0, |at| self.operator.realtime(at));
+        v1::ChangeRecord {
+            communicator: changed.communicator,
+            tenant: known.map_or_else(String::new, |known| known.tenant.clone()),
+            name: known.map_or_else(String::new, |known| known.name.clone()),
+            epoch: changed.epoch,
+            reason: changed.reason.clone(),
+            sent_ns: at(Some(changed.sent)),
+            prepared_ns: at(changed.prepared),
+            first_switched_ns: at(changed.first_switched),
+            switched_ns: at(changed.switched),
+            outcome: match &changed.outcome {
+                Outcome::UnderWay => "under way".to_owned(),
+                Outcome::InUse => "in use".to_owned(),
+                Outcome::GivenUp(why) => format!("given up: {why}"),
+                Outcome::Ended => "ended".to_owned(),
+            },
+        }
+    }
+
+    /// What is or will be withdrawn: all, or these targets in this way.
+    pub fn withdrawal_records(
+        &self,
+        now: Duration,
+        only: Option<(&[String], WithdrawalKind)>,
+    ) -> Vec<v1::WithdrawalRecord> {
+        let topology = &self.settings.topology;
+        let named: Option<BTreeSet<(String, WithdrawalKind)>> = only.map(|(targets, kind)| {
+            targets.iter().filter_map(|name| Some((find(topology, name)?.1, kind))).collect()
+        });
+        let crossings = self.crossings();
+        let wanted = |(key, _): &(&(String, WithdrawalKind), &Withdrawal)| {
+            named.as_ref().is_none_or(|named| named.contains(*key))
+        };
+        let records = self.operator.withdrawals.iter().filter(wanted);
+        records.map(|(_, record)| self.withdrawal_record(now, record, &crossings)).collect()
+    }
+
+    fn withdrawal_record(
+        &self,
+        now: Duration,
+        record: &Withdrawal,
+        crossings: &Crossings,
+    ) -> v1::WithdrawalRecord {
+        let clock = self.operator.realtime(now);
+        let target = find(&self.settings.topology, &record.target).map(|(target, _)| target);
+        let (what, left) = match target {
+            None => ("unknown", None),
+            Some(Target::Node(Node::Host(host))) => ("host", Some(self.taking_part(host))),
+            Some(Target::Node(Node::Switch(switch))) => ("switch", crossings.switches.get(&switch).copied()),
+            Some(Target::Link(link)) => ("link", crossings.either.get(&link).copied()),
+        };
+        let may_cross = matches!(target, Some(Target::Node(Node::Switch(_)) | Target::Link(_)));
+        let begun = record.kind() == WithdrawalKind::Drain || record.from_ns <= clock;
+        let kind = match record.kind() {
+            WithdrawalKind::Drain => v1::WithdrawalKind::Drain,
+            WithdrawalKind::Maintenance => v1::WithdrawalKind::Maintenance,
+        };
+        v1::WithdrawalRecord {
+            target: record.target.clone(),
+            what: what.to_owned(),
+            kind: kind.into(),
+            from_ns: record.from_ns,
+            until_ns: record.until_ns,
+            reason: record.reason.clone(),
+            in_effect: begun && target.is_some() && (record.until_ns == 0 || record.until_ns > clock),
+            left: left.unwrap_or(0),
+            unknown: if may_cross { crossings.unknown } else { 0 },
+        }
+    }
+}
+
+/// The hops of a ring: participants with their hosts; none for a ring of one.
+pub(super) fn ring(order: &[u32], hosts: &[HostId]) -> Vec<((u32, HostId), (u32, HostId))> {
+    let part = |index: &u32| hosts.get(*index as usize).map(|host| (*index, *host));
+    let parts: Vec<(u32, HostId)> = order.iter().filter_map(part).collect();
+    parts.iter().copied().zip(parts.iter().copied().cycle().skip(1)).collect()
+}
+
+/// What was predicted of a plan, and why it is.
+pub(super) fn with_plan(status: v1::PlanStatus, planned: &Planned) -> v1::PlanStatus {
+    v1::PlanStatus {
+        predicted_ns: planned.time.0,
+        slowdown_ppm: ppm(planned.slowdown),
+        share_bits: planned.share.0,
+        reason: planned.reason.clone(),
+        ..status
+    }
+}
