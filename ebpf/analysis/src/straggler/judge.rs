@@ -21,8 +21,10 @@ pub(super) struct Judge {
     network: Track<Ends>,
     /// Which rank a late edge is laid to.
     charged: BTreeMap<Ends, Rank>,
-    /// How long a unit is on the network, once all ranks are there.
+    /// How long a unit is on the network, once all ranks are there,
     duration: Usual,
+    /// and how long the mean rank is in it.
+    mean: Usual,
     gaps: Lately,
     sizes: Lately,
     scratch: Vec<i64>,
@@ -217,14 +219,18 @@ impl Judge {
         }
         let heaviest = observed.edges.iter().map(|edge| edge.bytes).max().unwrap_or_default();
         let edges = || observed.edges.iter().filter(move |edge| edge.bytes >= heaviest / 8 && edge.bytes > 0);
-        let took = self.took(observed);
+        let both = self.took(observed);
+        let took = both.map(|(took, _)| took);
         let common = Common {
             pace: self.over(edges().filter_map(picoseconds_per_byte)),
             lag: self.over(edges().filter_map(|edge| self.transit_beyond_usual(edge))),
             round_trip: self.over(edges().filter_map(|edge| edge.round_trip_ns.map(u64::cast_signed))),
             repeats: self.over(edges().map(|edge| edge.retransmissions.cast_signed())),
             took,
-            excess: took.and_then(|took| self.excess(took, limits)),
+            excess: both.and_then(|(took, mean)| {
+                let beyond = excess(&self.duration, took, limits)?;
+                Some(beyond.min(excess(&self.mean, mean, limits)?))
+            }),
         };
         self.standing.clear();
         for edge in edges() {
@@ -243,8 +249,11 @@ impl Judge {
             self.of_edges.push((ends, busy.max(held_up)));
         }
         // While a rank is late its neighbours' first steps are done before it comes, and units are shorter.
-        if let Some(took) = took.filter(|_| self.charged.is_empty() && self.compute.late().next().is_none()) {
+        if let Some((took, mean)) =
+            both.filter(|_| self.charged.is_empty() && self.compute.late().next().is_none())
+        {
             self.duration.push(took);
+            self.mean.push(mean);
         }
         self.remember(observed);
         true
@@ -285,26 +294,23 @@ impl Judge {
     }
 
     /// How long the unit took from the moment at which all ranks had started, which is what the shortest of the ranks' calls
-    /// took; none where the ranks are not all known.
-    fn took(&self, observed: &Observed) -> Option<i64> {
+    /// took, and how long they took at the mean; none where the ranks are not all known.
+    ///
+    /// A pause of one rank makes the mean longer, and not the shortest. Ranks that have been apart for some units, each as early
+    /// as its neighbour is late, and come together again make the shortest longer, and not the mean. A slow edge does both.
+    fn took(&self, observed: &Observed) -> Option<(i64, i64)> {
         let known = |rank: &Rank| observed.ranks.binary_search_by_key(rank, |times| times.rank).is_ok();
         if !observed.edges.iter().all(|edge| known(&edge.from) && known(&edge.to)) {
             return None;
         }
-        let mut shortest = None;
+        let (mut shortest, mut sum) = (i64::MAX, 0_i128);
         for rank in &observed.ranks {
             let took = apart(rank.end_ns?, rank.start_ns?);
-            shortest = Some(shortest.map_or(took, |least: i64| least.min(took)));
+            shortest = shortest.min(took);
+            sum += i128::from(took);
         }
-        shortest
-    }
-
-    /// How much longer than usual a unit took, if that stands out: from what one in ten does, or from the deviations.
-    fn excess(&self, took: i64, limits: &Limits) -> Option<i64> {
-        let (usual, upper) = (self.duration.spread()?, self.duration.upper()?);
-        let beyond = took.saturating_sub(usual.middle);
-        let deviates = beyond as f64 > limits.deviations * usual.deviation as f64;
-        Some(if took > upper || deviates { beyond } else { 0 })
+        let mean = sum.checked_div(observed.ranks.len() as i128)?;
+        Some((shortest, i64::try_from(mean).unwrap_or(i64::MAX)))
     }
 
     fn remember(&mut self, observed: &Observed) {
@@ -349,6 +355,7 @@ impl Judge {
                 let known = self.charged.values().any(|charged| *charged == rank);
                 self.charged.insert(turn.key, rank);
                 self.duration.discard();
+                self.mean.discard();
                 if let Some(memory) = self.edges.get_mut(&turn.key) {
                     memory.transit.discard();
                     memory.round_trip.discard();
@@ -409,6 +416,14 @@ struct Common {
     took: Option<i64>,
     /// and beyond usual.
     excess: Option<i64>,
+}
+
+/// How much longer than usual a unit took, if that stands out: from what one in ten does, or from the deviations.
+fn excess(usual: &Usual, took: i64, limits: &Limits) -> Option<i64> {
+    let (spread, upper) = (usual.spread()?, usual.upper()?);
+    let beyond = took.saturating_sub(spread.middle);
+    let deviates = beyond as f64 > limits.deviations * spread.deviation as f64;
+    Some(if took > upper || deviates { beyond } else { 0 })
 }
 
 /// How much longer an edge was busy than its bytes take elsewhere.
