@@ -3,6 +3,7 @@
 //! One task owns all of it and never waits for anyone: every answer arrives as a message.
 
 use crate::control::Event;
+use crate::paths::Paths;
 use crate::recipe::expand;
 use crate::report;
 use crate::session::{AttachmentId, SessionRequest};
@@ -72,6 +73,7 @@ pub struct Agent {
     engine: Handle,
     control: mpsc::Sender<from_agent::Message>,
     telemetry: Option<telemetry::Handle>,
+    paths: Paths,
     attachments: HashMap<AttachmentId, Attachment>,
     waiting: BTreeMap<u64, Waiting>,
     next_request: u64,
@@ -85,16 +87,19 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent whose engine runs, and whose messages to control go into `control`; telemetry hears whose flows are.
+    /// An agent whose engine runs, and whose messages to control go into `control`; telemetry hears whose flows are, and `paths`
+    /// what control asks of ways.
     pub fn new(
         engine: Handle,
         control: mpsc::Sender<from_agent::Message>,
         telemetry: Option<telemetry::Handle>,
+        paths: Paths,
     ) -> Self {
         Self {
             engine,
             control,
             telemetry,
+            paths,
             attachments: HashMap::new(),
             waiting: BTreeMap::new(),
             next_request: 1,
@@ -250,10 +255,28 @@ impl Agent {
             }
             Event::Dissolve(dissolved) => self.dissolve(&dissolved),
             Event::ReportRequest { id } => self.command(Command::Status { id }),
+            Event::TracePaths(asked) => {
+                if let Some(answer) = self.paths.trace(asked) {
+                    self.tell(from_agent::Message::PathsTraced(answer));
+                }
+            }
+            Event::ProbePath(asked) => {
+                if let Some(answer) = self.paths.probe(asked) {
+                    self.tell(from_agent::Message::PathProbed(answer));
+                }
+            }
+            Event::Hold(hold) => self.command(Command::Hold {
+                communicator: CommunicatorId(hold.communicator),
+                hold: Duration::from_nanos(hold.hold_ns),
+            }),
             Event::Connected(welcome) => {
                 let interval = welcome.telemetry_interval_ns;
                 let interval = (interval > 0).then(|| Duration::from_nanos(interval).max(REPORTS));
-                self.telemetry.iter().for_each(|telemetry| telemetry.report_every(interval));
+                if let Some(telemetry) = &self.telemetry {
+                    telemetry.report_every(interval);
+                    let (to, most) = (self.control.downgrade(), welcome.path_verdicts_per_second);
+                    telemetry.tell_paths(to, most, self.paths.listen());
+                }
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {

@@ -43,6 +43,8 @@ pub struct Settings {
     pub session_timeout: Duration,
     /// How long a join waits for a control that cannot be reached.
     pub join_patience: Duration,
+    /// What this agent can do beyond what every agent can.
+    pub abilities: v1::Abilities,
 }
 
 impl Settings {
@@ -55,6 +57,7 @@ impl Settings {
             retry: (Duration::from_millis(100), Duration::from_secs(3)),
             session_timeout: Duration::from_secs(5),
             join_patience: Duration::from_secs(30),
+            abilities: v1::Abilities::default(),
         }
     }
 }
@@ -89,6 +92,12 @@ pub enum Event {
     JoinRefused(v1::JoinRefused),
     /// The communicator has ended elsewhere. Its reason is for the operator alone.
     Dissolve(v1::Dissolved),
+    /// Say which way connections would take: answer with `PathsTraced`.
+    TracePaths(v1::TracePaths),
+    /// Say how much of a way is free: answer with `PathProbed`.
+    ProbePath(v1::ProbePath),
+    /// Hold the next operation of a communicator back.
+    Hold(v1::Hold),
     /// Answer with a `Report` of this id.
     ReportRequest {
         /// For the answer.
@@ -198,6 +207,8 @@ impl Session {
         let mut welcomed = false;
         // A control that does not ask for telemetry may not know of it.
         let mut telemetry = false;
+        // As little may it know of paths; answers about them go to who asked, in the session in which it asked.
+        let (mut verdicts, mut asked) = (false, false);
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
@@ -222,6 +233,10 @@ impl Session {
             match step {
                 Step::Moved => {}
                 Step::Said(Some(from_agent::Message::Telemetry(_))) if !telemetry => {}
+                Step::Said(Some(from_agent::Message::PathCongestion(_))) if !verdicts => {}
+                Step::Said(Some(
+                    from_agent::Message::PathsTraced(_) | from_agent::Message::PathProbed(_),
+                )) if !asked => {}
                 Step::Said(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
@@ -236,10 +251,17 @@ impl Session {
                     Some(to_agent::Message::Welcome(welcome)) => {
                         welcomed = true;
                         telemetry = welcome.telemetry_interval_ns > 0;
+                        verdicts = welcome.path_verdicts_per_second > 0;
                         self.outbox.extend(self.ledger.connected());
                         self.inbox.push_back(Event::Connected(welcome));
                     }
-                    Some(message) => self.inbox.extend(self.ledger.incoming(message)),
+                    Some(message) => {
+                        asked |= matches!(
+                            message,
+                            to_agent::Message::TracePaths(_) | to_agent::Message::ProbePath(_)
+                        );
+                        self.inbox.extend(self.ledger.incoming(message));
+                    }
                     // Of a later version of the interface.
                     None => {}
                 },

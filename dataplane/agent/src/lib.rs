@@ -7,6 +7,7 @@ pub mod agent;
 pub mod config;
 pub mod control;
 pub mod observe;
+pub mod paths;
 pub mod recipe;
 mod report;
 pub mod run;

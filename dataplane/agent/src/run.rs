@@ -3,6 +3,7 @@
 use crate::agent::Agent;
 use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::control::{self, Settings};
+use crate::paths::Paths;
 use crate::session::{RdmaRules, SessionServer};
 use crate::telemetry;
 use anyhow::Context;
@@ -100,13 +101,18 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let server = SessionServer::bind(config.tenants, rdma)?;
     let mut servers = JoinSet::new();
     servers.spawn(server.run(requests, closed));
+    let mut paths = Paths::begin(address);
+    let abilities = paths.abilities(config.verbs.is_none(), telemetry.is_some());
     let settings = Settings::new(config.control, config.host.clone(), address);
-    let mut control = control::connect(settings);
+    let mut control = control::connect(Settings { abilities, ..settings });
+    paths
+        .answer_into(control.to_control.downgrade())
+        .context("cannot start the threads that look at paths")?;
     if let (Some(telemetry), Some(asked)) = (&mut telemetry, &config.telemetry) {
         telemetry.serve(asked, &config.host, &control.to_control).await;
     }
     let mut agent =
-        Agent::new(engine, control.to_control, telemetry.as_ref().map(telemetry::Running::handle));
+        Agent::new(engine, control.to_control, telemetry.as_ref().map(telemetry::Running::handle), paths);
     tokio::pin!(stop);
     let mut tick = tokio::time::interval(TICK);
     tracing::info!(host = config.host, %address, "agent is up");

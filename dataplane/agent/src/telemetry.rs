@@ -14,6 +14,7 @@ mod begin;
 mod clock;
 mod finding;
 mod gaps;
+mod handle;
 mod http;
 mod links;
 mod looks;
@@ -28,6 +29,7 @@ mod service;
 mod socket;
 mod tap;
 mod thread;
+mod verdicts;
 mod view;
 mod words;
 
@@ -36,13 +38,14 @@ pub use begin::{Running, begin};
 pub(crate) use clock::realtime_ns;
 pub use finding::{Finding, Findings, Found, Late};
 pub use gaps::Gaps;
+pub use handle::Handle;
 pub use links::Measured;
 pub use names::Names;
 pub use own::{Formed, Traffic};
 pub use reading::{LinkReading, Reading};
 pub use replay::replay;
 pub use tap::{Part, parts};
-pub use thread::{Handle, Setup, start};
+pub use thread::{Setup, start};
 
 pub(crate) use harmonaize_loader::Error as Failed;
 

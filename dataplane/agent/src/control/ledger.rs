@@ -13,6 +13,7 @@ pub(super) struct Ledger {
     host: String,
     listen: String,
     patience: Duration,
+    abilities: v1::Abilities,
     /// Since when control is away; none while it is there.
     away: Option<Instant>,
     /// By request, and since when.
@@ -38,6 +39,7 @@ impl Ledger {
             host: settings.host.clone(),
             listen: settings.listen.to_string(),
             patience: settings.join_patience,
+            abilities: settings.abilities.clone(),
             away: Some(Instant::now()),
             joins: BTreeMap::new(),
             running: BTreeMap::new(),
@@ -52,7 +54,7 @@ impl Ledger {
             listen: self.listen.clone(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
             running: self.running.values().map(|running| running.recipe.clone()).collect(),
-            abilities: None,
+            abilities: Some(self.abilities.clone()),
         })
     }
 
@@ -148,8 +150,9 @@ impl Ledger {
                 Some(Event::Dissolve(dissolved))
             }
             Message::ReportRequest(request) => Some(Event::ReportRequest { id: request.id }),
-            // Hello says that the agent can none of it.
-            Message::TracePaths(_) | Message::ProbePath(_) | Message::Hold(_) => None,
+            Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
+            Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
+            Message::Hold(hold) => Some(Event::Hold(hold)),
         }
     }
 

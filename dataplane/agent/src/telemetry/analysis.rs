@@ -94,6 +94,11 @@ impl Analysis {
         self.congestion.links()
     }
 
+    /// How a link stands; none where nothing crossed it lately.
+    pub(crate) fn link(&self, link: &congestion::Link) -> Option<congestion::Congestion> {
+        self.congestion.link(link)
+    }
+
     /// Foreign jobs that are there now.
     pub(crate) fn jobs(&self) -> impl Iterator<Item = (Job, Lately)> {
         self.phases.jobs().map(|job| {

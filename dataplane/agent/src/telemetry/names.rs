@@ -30,3 +30,9 @@ impl Names {
         self.0.get(&index).cloned().unwrap_or_else(|| format!("interface {index}"))
     }
 }
+
+/// A number that tells hosts apart (FNV-1a of the name).
+pub(crate) fn number_of(host: &str) -> u64 {
+    host.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}

@@ -1,5 +1,6 @@
 //! Own communicators: which flows carry them, and what their marks add up to.
 
+use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Label, Owner, Record};
 use harmonaize_events::{Direction, FlowKey, Mark, MarkKind, Protocol};
@@ -76,6 +77,15 @@ impl Own {
 
     pub(crate) fn owners(&self) -> &HashMap<FlowKey, Owner> {
         &self.owners
+    }
+
+    /// Whose connection takes a path; none where it is nobody's any more.
+    pub(crate) fn owner_of(&self, path: Path) -> Option<Owner> {
+        let Path::Connection { address, local, remote } = path else { return None };
+        // The other end's address and both ports: this host has few connections, and verdicts on them are rare.
+        let takes = |key: &FlowKey| (key.remote, key.local_port, key.remote_port) == (address, local, remote);
+        let owner = self.owners.iter().find(|(key, _)| takes(key) && key.protocol == Protocol::Tcp as u8);
+        owner.map(|(_, owner)| *owner)
     }
 
     /// Whether anything own may be under way.

@@ -4,15 +4,17 @@ use crate::telemetry::analysis::Analysis;
 use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns, thread_time};
 use crate::telemetry::finding::{Finding, Findings, Found};
 use crate::telemetry::gaps::Gaps;
+use crate::telemetry::handle::{Command, Handle};
 use crate::telemetry::links::Links;
 use crate::telemetry::looks::Looks;
-use crate::telemetry::names::Names;
-use crate::telemetry::own::{Formed, Own};
+use crate::telemetry::names::{Names, number_of};
+use crate::telemetry::own::Own;
 use crate::telemetry::pace::{Credit, Pace, nanoseconds};
 use crate::telemetry::reading::{LinkReading, Reading};
-use crate::telemetry::tap::{Part, Recording, Tap};
+use crate::telemetry::tap::{Recording, Tap};
+use crate::telemetry::verdicts::Verdicts;
 use crate::telemetry::{Failed, failed};
-use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam::channel::{Receiver, bounded};
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
@@ -25,7 +27,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::watch;
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
@@ -74,85 +76,6 @@ pub struct Setup {
     pub decide: Box<dyn FnMut(&Finding) + Send>,
 }
 
-/// What the thread is asked for.
-enum Command {
-    Formed(Box<Formed>),
-    Ended(u64),
-    Read { flows: bool, reply: oneshot::Sender<Arc<Reading>> },
-    Trace(mpsc::Sender<Part>),
-    Stop,
-}
-
-/// A running telemetry thread. Clones reach the same one.
-#[derive(Clone, Debug)]
-pub struct Handle {
-    commands: Sender<Command>,
-    bell: Arc<OwnedFd>,
-    findings: Findings,
-    names: Arc<Mutex<Names>>,
-    wanted: watch::Sender<Option<Duration>>,
-}
-
-impl Handle {
-    /// The links of an own communicator's epoch are up.
-    pub fn formed(&self, formed: Formed) {
-        self.send(Command::Formed(Box::new(formed)));
-    }
-
-    /// An own communicator is over.
-    pub fn ended(&self, communicator: u64) {
-        self.send(Command::Ended(communicator));
-    }
-
-    /// How things stand, with all flows if wanted; none if the thread has ended.
-    pub async fn read(&self, flows: bool) -> Option<Arc<Reading>> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Read { flows, reply });
-        answer.await.ok()
-    }
-
-    /// Has a trace of its own written into `to` until its other end is dropped. See [`crate::telemetry::parts`].
-    pub fn trace(&self, to: mpsc::Sender<Part>) {
-        self.send(Command::Trace(to));
-    }
-
-    /// What was found.
-    pub fn findings(&self) -> &Findings {
-        &self.findings
-    }
-
-    /// The names of interfaces, those that are gone too.
-    pub fn names(&self) -> Names {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Control wants a report each so often from now on, or none. Whoever reports hears of it, see [`Handle::wanted`].
-    pub fn report_every(&self, interval: Option<Duration>) {
-        self.wanted.send_replace(interval);
-    }
-
-    /// How often control wants a report; changes with each session, even to the same.
-    pub fn wanted(&self) -> watch::Receiver<Option<Duration>> {
-        self.wanted.subscribe()
-    }
-
-    /// Ends the thread.
-    pub fn stop(&self) {
-        self.send(Command::Stop);
-    }
-
-    fn send(&self, command: Command) {
-        match self.commands.try_send(command) {
-            Ok(()) => {
-                // A full counter means that the bell is ringing already.
-                let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
-            }
-            Err(TrySendError::Full(_)) => tracing::warn!("telemetry does not keep up with what it is asked"),
-            Err(TrySendError::Disconnected(_)) => {}
-        }
-    }
-}
-
 /// Starts the thread on a source that `open` makes within it. Returns once that has worked or failed.
 ///
 /// # Errors
@@ -197,6 +120,7 @@ struct Thread {
     names: Arc<Mutex<Names>>,
     decide: Box<dyn FnMut(&Finding) + Send>,
     analysis: Analysis,
+    verdicts: Verdicts,
     taps: Vec<Tap>,
     recording: Option<Recording>,
     observer: Observer,
@@ -254,6 +178,7 @@ impl Thread {
             names,
             decide: setup.decide,
             analysis: Analysis::default(),
+            verdicts: Verdicts::default(),
             taps,
             recording,
             observer,
@@ -489,11 +414,14 @@ impl Thread {
         self.records.clear();
         self.taps.retain_mut(Tap::flush);
         self.analysis.advance(now_ns);
-        for found in self.analysis.found() {
+        let (offset_ns, found) = (self.observer.realtime_offset_ns, self.analysis.found());
+        // Control first: it hears of a path at once.
+        found.iter().for_each(|found| self.verdicts.take(now_ns, found));
+        self.verdicts.tell(now_ns, offset_ns, (&self.own, &self.analysis), &self.names);
+        for found in found {
             if let Found::Operation(operation) = &found {
                 self.own.operation(operation);
             }
-            let offset_ns = self.observer.realtime_offset_ns;
             let finding = Finding { time_ns: now_ns, offset_ns, found };
             (self.decide)(&finding);
             self.findings.tell(finding);
@@ -522,6 +450,7 @@ impl Thread {
                 let _ = reply.send(Arc::new(self.reading(now_ns, flows)));
             }
             Command::Trace(to) => self.tap(now_ns, Tap::new(to)),
+            Command::Verdicts(wanted) => self.verdicts.want(now_ns, wanted, &self.analysis),
             Command::Stop => {}
         }
     }
@@ -594,10 +523,4 @@ impl Thread {
             recording.end();
         }
     }
-}
-
-/// A number that tells hosts apart (FNV-1a of the name).
-fn number_of(host: &str) -> u64 {
-    host.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }

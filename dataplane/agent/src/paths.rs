@@ -1,0 +1,293 @@
+//! What control asks of the ways to other agents: which way a connection takes, and how much of a way is free. Threads of their
+//! own find that out, for both takes its time.
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+use harmonaize_api::v1::from_agent::Message;
+use harmonaize_api::v1::{self, Abilities};
+use harmonaize_transport::paths::{
+    Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, ProbeError, Protocol, Question, Traced, Tracer, probe,
+};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Questions of a kind that may wait.
+const QUESTIONS: usize = 256;
+/// How long a trace may take.
+const PATIENCE: Duration = Duration::from_millis(1800);
+/// Most addresses of a switch.
+const ADDRESSES: usize = 256;
+
+/// The ends of both threads' queues, and what the agent can do. The threads end when this is dropped.
+#[derive(Debug)]
+pub struct Paths {
+    source: Option<Ipv4Addr>,
+    listen: u16,
+    answerer: Option<Answerer>,
+    missing: Vec<String>,
+    asked: Option<(Sender<v1::TracePaths>, Sender<v1::ProbePath>)>,
+}
+
+impl Paths {
+    /// Looks at what this agent can do, and answers other agents' trains from now on: on UDP at the address and port at which it
+    /// listens for their connections. What is missing is said in the log and to control.
+    pub fn begin(listen: SocketAddr) -> Self {
+        let mut paths =
+            Self { source: None, listen: listen.port(), answerer: None, missing: Vec::new(), asked: None };
+        let IpAddr::V4(address) = listen.ip() else {
+            paths.lacks("ways are traced and probed over IPv4 alone");
+            return paths;
+        };
+        match Tracer::open(address) {
+            Ok(_) => paths.source = Some(address),
+            Err(error) => paths.lacks(&format!(
+                "ways cannot be traced without raw sockets, which need CAP_NET_RAW: {error}; control plans without them"
+            )),
+        }
+        match Answerer::bind(SocketAddrV4::new(address, listen.port())) {
+            Ok(answerer) => paths.answerer = Some(answerer),
+            Err(error) => paths.lacks(&format!(
+                "UDP {listen} cannot be had, so no other agent can probe the way here: {error}"
+            )),
+        }
+        paths
+    }
+
+    fn lacks(&mut self, what: &str) {
+        tracing::warn!("{what}");
+        self.missing.push(what.chars().take(200).collect());
+    }
+
+    /// What Hello says: whether connections can be paced, and verdicts be told, the caller knows.
+    pub fn abilities(&self, pace: bool, path_verdicts: bool) -> Abilities {
+        let probe_address = self.answerer.as_ref().map(|answerer| answerer.address().to_string());
+        Abilities {
+            trace: self.source.is_some(),
+            probe: self.source.is_some() && self.answerer.is_some(),
+            probe_address: probe_address.unwrap_or_default(),
+            hold: true,
+            pace,
+            path_verdicts,
+            missing: self.missing.clone(),
+        }
+    }
+
+    /// The port at which this agent takes connections.
+    pub fn listen(&self) -> u16 {
+        self.listen
+    }
+
+    /// Starts the threads; their answers go into `to`.
+    ///
+    /// # Errors
+    /// If the kernel grants no thread.
+    pub fn answer_into(&mut self, to: mpsc::WeakSender<Message>) -> std::io::Result<()> {
+        let Some(source) = self.source else { return Ok(()) };
+        let (traces, to_trace) = bounded(QUESTIONS);
+        let (probes, to_probe) = bounded(QUESTIONS);
+        let also = to.clone();
+        spawn("traces", move || {
+            answer(&to_trace, &also, |asked| Message::PathsTraced(trace(source, &asked)))
+        })?;
+        spawn("probes", move || answer(&to_probe, &to, |asked| Message::PathProbed(probed(source, &asked))))?;
+        self.asked = Some((traces, probes));
+        Ok(())
+    }
+
+    /// Takes a question; the answer, where there is one at once.
+    pub fn trace(&self, asked: v1::TracePaths) -> Option<v1::PathsTraced> {
+        let question = asked.question;
+        let taken = self.asked.as_ref().is_some_and(|(traces, _)| traces.try_send(asked).is_ok());
+        let error = self.refusal();
+        (!taken).then(|| v1::PathsTraced { question, paths: Vec::new(), error })
+    }
+
+    /// As [`Paths::trace`].
+    pub fn probe(&self, asked: v1::ProbePath) -> Option<v1::PathProbed> {
+        let question = asked.question;
+        let taken = self.asked.as_ref().is_some_and(|(_, probes)| probes.try_send(asked).is_ok());
+        let error = self.refusal();
+        (!taken).then(|| v1::PathProbed { question, error, ..v1::PathProbed::default() })
+    }
+
+    fn refusal(&self) -> String {
+        match self.asked {
+            Some(_) => "too many questions wait".to_owned(),
+            None => self.missing.join("; "),
+        }
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
+/// Answers questions until nobody asks any more.
+fn answer<T>(asked: &Receiver<T>, to: &mpsc::WeakSender<Message>, find: impl Fn(T) -> Message) {
+    for question in asked {
+        let answer = find(question);
+        let Some(to) = to.upgrade() else { return };
+        if to.try_send(answer).is_err() {
+            tracing::warn!("control does not keep up; an answer about paths was dropped");
+        }
+    }
+}
+
+fn port(number: u32) -> Result<u16, String> {
+    u16::try_from(number).map_err(|_| format!("{number} is no port"))
+}
+
+fn address(text: &str) -> Result<Ipv4Addr, String> {
+    text.parse().map_err(|_| format!("{text:?} is no IPv4 address"))
+}
+
+fn trace(source: Ipv4Addr, asked: &v1::TracePaths) -> v1::PathsTraced {
+    let found = question(source, asked).and_then(|question| {
+        let mut tracer = Tracer::open(source).map_err(|error| format!("no raw socket: {error}"))?;
+        tracer.trace(question, PATIENCE).map_err(|error| format!("tracing: {error}"))
+    });
+    let (paths, error) = match found {
+        Ok(ways) => (ways.iter().map(way).collect(), String::new()),
+        Err(error) => (Vec::new(), error),
+    };
+    v1::PathsTraced { question: asked.question, paths, error }
+}
+
+fn question(source: Ipv4Addr, asked: &v1::TracePaths) -> Result<Question, String> {
+    let hops = u8::try_from(asked.hops).ok().filter(|hops| (1..=MAX_HOPS).contains(hops));
+    let hops = hops.ok_or_else(|| format!("{} hops", asked.hops))?;
+    if asked.ports.len() > MAX_PAIRS {
+        return Err(format!(
+            "{} pairs of ports; at most {MAX_PAIRS} are traced at a time",
+            asked.ports.len()
+        ));
+    }
+    let pair = |pair: &v1::PortPair| Ok((port(pair.source_port)?, port(pair.destination_port)?));
+    let pairs = asked.ports.iter().map(pair).collect::<Result<Vec<_>, String>>()?;
+    Ok(Question { protocol: Protocol::Tcp, source, destination: address(&asked.address)?, pairs, hops })
+}
+
+fn way(traced: &Traced) -> v1::TracedPath {
+    v1::TracedPath {
+        source_port: traced.ports.0.into(),
+        destination_port: traced.ports.1.into(),
+        hops: traced.hops.iter().map(|hop| hop.map_or_else(String::new, |hop| hop.to_string())).collect(),
+    }
+}
+
+fn probed(source: Ipv4Addr, asked: &v1::ProbePath) -> v1::PathProbed {
+    let failed =
+        |error: String| v1::PathProbed { question: asked.question, error, ..v1::PathProbed::default() };
+    let (to, via) = match target(asked) {
+        Ok(target) => target,
+        Err(error) => return failed(error),
+    };
+    match probe(source, to, &via, asked.bytes) {
+        Ok(probed) => v1::PathProbed {
+            question: asked.question,
+            received_bits: probed.received_bits,
+            sent_bits: probed.sent_bits,
+            packets_sent: probed.sent,
+            packets_received: probed.received,
+            source_port: probed.source_port.into(),
+            unreachable: false,
+            error: String::new(),
+        },
+        Err(error) => {
+            let unreachable = matches!(error, ProbeError::Unreachable { .. });
+            v1::PathProbed { unreachable, ..failed(error.to_string()) }
+        }
+    }
+}
+
+fn target(asked: &v1::ProbePath) -> Result<(SocketAddrV4, Vec<Vec<Ipv4Addr>>), String> {
+    let to = asked.address.parse().map_err(|_| format!("{:?} is no address with a port", asked.address))?;
+    if asked.bytes > MAX_TRAIN {
+        return Err(format!("a train of {} bytes; at most {MAX_TRAIN}", asked.bytes));
+    }
+    if asked.via.len() > usize::from(MAX_HOPS) || asked.via.iter().any(|hop| hop.addresses.len() > ADDRESSES)
+    {
+        return Err("more switches, or addresses of one, than a way has".to_owned());
+    }
+    let switch =
+        |hop: &v1::Hop| hop.addresses.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>();
+    Ok((to, asked.via.iter().map(switch).collect::<Result<_, _>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+    fn asked(ports: Vec<(u32, u32)>, hops: u32, address: &str) -> v1::TracePaths {
+        let pair = |(source_port, destination_port)| v1::PortPair { source_port, destination_port };
+        let ports = ports.into_iter().map(pair).collect();
+        v1::TracePaths { question: 7, address: address.to_owned(), ports, hops }
+    }
+
+    #[test]
+    fn questions_that_make_no_sense_are_answered_with_what_is_wrong() {
+        let wrong = [
+            (asked(vec![(1, 65_536)], 3, "10.0.0.1"), "65536 is no port"),
+            (asked(vec![(1, 2)], 0, "10.0.0.1"), "0 hops"),
+            (asked(vec![(1, 2)], 17, "10.0.0.1"), "17 hops"),
+            (asked(vec![(1, 2); 65], 3, "10.0.0.1"), "65 pairs of ports"),
+            (asked(vec![(1, 2)], 3, "10.0.0.1:7100"), "is no IPv4 address"),
+        ];
+        for (asked, what) in wrong {
+            let answer = trace(HERE, &asked);
+            assert!(
+                answer.question == 7 && answer.paths.is_empty() && answer.error.contains(what),
+                "{answer:?}"
+            );
+        }
+        let hop = |addresses: usize| v1::Hop { addresses: vec!["10.0.0.1".to_owned(); addresses] };
+        let probe = |address: &str, via, bytes| v1::ProbePath {
+            question: 8,
+            address: address.to_owned(),
+            via,
+            bytes,
+        };
+        let wrong = [
+            (probe("10.0.0.1", vec![], 0), "no address with a port"),
+            (probe("10.0.0.1:7", vec![], MAX_TRAIN + 1), "a train of 1048577 bytes"),
+            (probe("10.0.0.1:7", vec![hop(1); 17], 0), "more switches"),
+            (probe("10.0.0.1:7", vec![hop(257)], 0), "more switches"),
+            (probe("10.0.0.1:7", vec![v1::Hop { addresses: vec!["s0".to_owned()] }], 0), "\"s0\""),
+        ];
+        for (asked, what) in wrong {
+            let answer = probed(HERE, &asked);
+            assert!(answer.question == 8 && !answer.unreachable && answer.error.contains(what), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn an_agent_that_cannot_says_so() {
+        let paths = Paths::begin("[::1]:7100".parse().unwrap());
+        let abilities = paths.abilities(true, false);
+        assert!(!abilities.trace && !abilities.probe && abilities.hold && abilities.pace, "{abilities:?}");
+        assert_eq!(abilities.missing.len(), 1);
+        let answer = paths.trace(asked(vec![(1, 2)], 3, "10.0.0.1")).unwrap();
+        assert!(answer.question == 7 && answer.error.contains("IPv4"), "{answer:?}");
+        assert!(paths.probe(v1::ProbePath::default()).is_some());
+    }
+
+    #[tokio::test]
+    async fn trains_between_two_agents_are_answered() {
+        let other = Paths::begin(SocketAddr::from((HERE, 0)));
+        let mut paths = Paths::begin(SocketAddr::from((HERE, 0)));
+        let abilities = other.abilities(false, false);
+        if !abilities.probe {
+            return eprintln!("left out, for it needs CAP_NET_RAW");
+        }
+        let (to, mut answers) = mpsc::channel(8);
+        paths.answer_into(to.downgrade()).unwrap();
+        let address = abilities.probe_address.clone();
+        assert!(paths.probe(v1::ProbePath { question: 5, address, via: vec![], bytes: 4416 }).is_none());
+        let answer = tokio::time::timeout(Duration::from_secs(30), answers.recv()).await.unwrap();
+        let Some(Message::PathProbed(probed)) = answer else { panic!("{answer:?}") };
+        assert_eq!((probed.question, probed.packets_sent, probed.packets_received), (5, 3, 3), "{probed:?}");
+        assert!(probed.error.is_empty() && probed.received_bits > 0);
+    }
+}
