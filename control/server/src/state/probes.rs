@@ -18,8 +18,8 @@ const MOST_OPEN: usize = 64;
 /// Most hosts at each end that are looked at for a pair whose packets cross a link.
 const MOST_HOSTS: usize = 48;
 
-/// Bytes of a train.
-const TRAIN: u32 = 64 << 10;
+/// Bytes of a train: its second half counts, so that the first may empty the buckets of shapers on the way.
+const TRAIN: u32 = 384 << 10;
 
 /// Questions that are open.
 #[derive(Debug, Default)]
