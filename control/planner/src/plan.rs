@@ -19,7 +19,8 @@ mod words;
 pub use check::check;
 
 use change::{Verdict, weigh};
-use model::{Local, Model, Ring, ring_bits};
+use model::{Local, Model, Ring};
+pub(crate) use model::{hosts_rate, ring_bits};
 use polish::polish;
 use search::Search;
 use words::{reason, summary};

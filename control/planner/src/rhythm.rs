@@ -2,6 +2,15 @@
 
 use crate::units::{Bytes, Nanos};
 
+/// Most operations that are looked at, the newest.
+const MOST_OPERATIONS: usize = 256;
+
+/// Most operations of an iteration.
+const MOST_IN_ITERATION: usize = 32;
+
+/// Fewest iterations that make a rhythm.
+const FEWEST: usize = 4;
+
 /// One operation of a communicator, from its first call to its last end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
@@ -16,20 +25,128 @@ pub struct Operation {
 /// Iterations: a busy part of one or more operations, then a quiet one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rhythm {
-    /// From the beginning of a busy part to the next.
+    /// From the beginning of a busy part to the next, the median.
     pub period: Nanos,
-    /// How long the busy part lasts.
+    /// How long the busy part lasts, the median; at most the period.
     pub busy: Nanos,
-    /// Bytes of a rank's tensors in a busy part.
+    /// Bytes of a rank's tensors in a busy part; 0 where not known.
     pub bytes: Bytes,
     /// When the newest busy part began.
     pub began: Nanos,
 }
 
 impl Rhythm {
-    /// The rhythm of these operations, oldest first; none where they are too few or not regular.
+    /// The rhythm of these operations, oldest first; none where they are too few or not regular. An iteration has as many
+    /// operations as it takes for sizes to repeat exactly, and for four of five beginnings to lie a tenth from the median
+    /// apart at most.
     pub fn of(operations: &[Operation]) -> Option<Self> {
-        let _ = operations;
-        None
+        let newest = operations.get(operations.len().saturating_sub(MOST_OPERATIONS)..)?;
+        (1..=MOST_IN_ITERATION.min(newest.len() / FEWEST)).find_map(|count| Self::with(newest, count))
+    }
+
+    /// The rhythm, if an iteration has so many operations.
+    fn with(operations: &[Operation], count: usize) -> Option<Self> {
+        let repeats = operations.iter().zip(operations.get(count..)?);
+        let pairs = operations.len() - count;
+        if repeats.filter(|(one, next)| one.bytes == next.bytes).count() * 10 < pairs * 9 {
+            return None;
+        }
+        // The busy part begins after the longest silence.
+        let silence = |offset: usize| {
+            let before = operations.iter().skip(offset).step_by(count);
+            let after = operations.iter().skip(offset + 1).step_by(count);
+            median(before.zip(after).map(|(one, next)| next.began.0.saturating_sub(one.ended.0)).collect())
+        };
+        let last = (0..count).max_by_key(|offset| (silence(*offset), std::cmp::Reverse(*offset)))?;
+        let first = (last + 1) % count;
+        let parts: Vec<&[Operation]> = operations.get(first..)?.chunks_exact(count).collect();
+        let begins: Vec<u64> =
+            parts.iter().filter_map(|part| part.first()).map(|operation| operation.began.0).collect();
+        let next = begins.iter().skip(1);
+        let periods: Vec<u64> =
+            begins.iter().zip(next).map(|(one, next)| next.saturating_sub(*one)).collect();
+        let period = median(periods.clone());
+        let regular = periods.iter().filter(|found| found.abs_diff(period) <= period / 10).count();
+        if periods.len() + 1 < FEWEST || period == 0 || regular * 5 < periods.len() * 4 {
+            return None;
+        }
+        let lasts = parts.iter().filter_map(|part| {
+            let ended = part.iter().map(|operation| operation.ended.0).max()?;
+            Some(ended.saturating_sub(part.first()?.began.0))
+        });
+        let bytes = parts.last()?.iter().map(|operation| operation.bytes.0).fold(0, u64::saturating_add);
+        let newest = operations.iter().skip(first).step_by(count).next_back()?;
+        let busy = Nanos(median(lasts.collect()).min(period));
+        Some(Self { period: Nanos(period), busy, bytes: Bytes(bytes), began: newest.began })
+    }
+}
+
+fn median(mut values: Vec<u64>) -> u64 {
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Iterations of 100 ms: operations of these bytes back to back, 10 ms each.
+    fn steady(iterations: u64, bytes: &[u64]) -> Vec<Operation> {
+        let each = |iteration: u64| {
+            let operation = move |(index, bytes): (usize, &u64)| {
+                let began = (iteration * 100 + index as u64 * 11) * 1_000_000;
+                Operation { began: Nanos(began), ended: Nanos(began + 10_000_000), bytes: Bytes(*bytes) }
+            };
+            bytes.iter().enumerate().map(operation).collect::<Vec<_>>()
+        };
+        (0..iterations).flat_map(each).collect()
+    }
+
+    #[test]
+    fn finds_iterations_of_one_or_more_operations() {
+        for bytes in [&[7][..], &[5, 5, 5], &[1, 2, 3, 1]] {
+            let busy = (bytes.len() as u64 - 1) * 11 + 10;
+            let expected = Rhythm {
+                period: Nanos(100_000_000),
+                busy: Nanos(busy * 1_000_000),
+                bytes: Bytes(bytes.iter().sum()),
+                began: Nanos(900_000_000),
+            };
+            assert_eq!(Rhythm::of(&steady(10, bytes)), Some(expected));
+            // It begins wherever the record does.
+            assert_eq!(Rhythm::of(&steady(10, bytes)[bytes.len() / 2..]), Some(expected));
+        }
+        assert_eq!(Rhythm::of(&steady(3, &[7])), None);
+        assert_eq!(Rhythm::of(&[]), None);
+    }
+
+    #[test]
+    fn a_pause_is_forgiven_and_chaos_is_none() {
+        let mut operations = steady(12, &[4, 4]);
+        for operation in &mut operations[14..] {
+            operation.began.0 += 5_000_000_000;
+            operation.ended.0 += 5_000_000_000;
+        }
+        assert_eq!(Rhythm::of(&operations).map(|rhythm| rhythm.period), Some(Nanos(100_000_000)));
+        let mut at = 0;
+        let chaos = (0_u64..40).map(|index| {
+            at += (index * index * 7919) % 97 * 1_000_000;
+            Operation { began: Nanos(at), ended: Nanos(at + 1000), bytes: Bytes(8) }
+        });
+        assert_eq!(Rhythm::of(&chaos.collect::<Vec<_>>()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_ends_in_a_rhythm_that_can_be(times in prop::collection::vec((any::<u64>(), any::<u64>(), 0_u64..3), 0..80)) {
+            let operation = |(began, ended, bytes): &(u64, u64, u64)| {
+                Operation { began: Nanos(*began), ended: Nanos(*ended), bytes: Bytes(*bytes) }
+            };
+            let operations: Vec<Operation> = times.iter().map(operation).collect();
+            if let Some(rhythm) = Rhythm::of(&operations) {
+                prop_assert!(rhythm.busy <= rhythm.period && rhythm.period > Nanos(0));
+            }
+        }
     }
 }

@@ -1,29 +1,279 @@
 //! Staggering: periodic jobs that share a link take turns on it. After Rajasekaran et al., "CASSINI: Network-aware job
-//! scheduling in machine learning clusters", NSDI 2024: the rotation of circles.
+//! scheduling in machine learning clusters", NSDI 2024: each job is a circle of its period, turned until busy parts no longer meet.
 
 use crate::conditions::Conditions;
-use crate::plan::{Assignment, Job};
-use crate::topology::Topology;
+use crate::path::{DirectedLink, Ways};
+use crate::plan::{Assignment, Job, hosts_rate, ring_bits};
+use crate::rhythm::Rhythm;
+use crate::topology::{HostId, Topology};
 use crate::units::Nanos;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Parts of a circle.
+const SLOTS: usize = 128;
+
+/// Periods count as the same, or as a whole multiple, up to so much of the shorter.
+const ALIKE: f64 = 0.05;
+
+/// Most turns of the shortest circle in the longest.
+const MOST_TURNS: f64 = 4.0;
+
+/// A link is contended where the jobs together ask for this much more than it has.
+const CONTENDED: f64 = 1.02;
+
+/// Least part of the period by which the jobs must hold each other up less afterwards.
+const LEAST_GAIN: f64 = 0.05;
+
+/// Busy parts are kept apart by so much of their length, for no job is as regular as a clock.
+const MARGIN: f64 = 0.15;
+
+/// Most jobs that are turned together.
+const MOST_TOGETHER: usize = 32;
 
 /// Hold the next operation of a communicator back, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// Which communicator.
     pub communicator: u64,
-    /// For how long.
+    /// For how long: less than its period.
     pub hold: Nanos,
     /// Why, in words.
     pub reason: String,
 }
 
-/// Which jobs to hold back so that those that share links take turns; none where nothing is gained by it.
+/// A periodic job as it would be alone.
+struct Circle {
+    job: usize,
+    /// Nanoseconds of an iteration.
+    period: f64,
+    /// Of it, those in which it communicates.
+    busy: f64,
+    /// What it puts on each link meanwhile, bits a second.
+    asks: BTreeMap<DirectedLink, f64>,
+    rhythm: Rhythm,
+}
+
+/// Which jobs to hold back so that those that share links take turns; none where nothing is gained by it. Jobs without a rhythm,
+/// and those whose period is no multiple of the others', are left alone.
 pub fn stagger(
     topology: &Topology,
     conditions: &Conditions,
     jobs: &[Job],
     assignments: &[Assignment],
 ) -> Vec<Hold> {
-    let _ = (topology, conditions, jobs, assignments);
-    Vec::new()
+    let mut ways = Ways::new(topology);
+    let each = jobs.iter().zip(assignments).enumerate();
+    let circles: Vec<Circle> = each
+        .filter_map(|(index, (job, assignment))| {
+            circle(topology, conditions, &mut ways, index, job, assignment)
+        })
+        .collect();
+    let mut holds = Vec::new();
+    for group in groups(conditions, &circles) {
+        let group: Vec<&Circle> = group.iter().filter_map(|index| circles.get(*index)).collect();
+        holds.extend(
+            Turning::new(topology, conditions, compatible(group))
+                .and_then(|turning| turning.holds(jobs))
+                .into_iter()
+                .flatten(),
+        );
+    }
+    holds
 }
+
+fn circle(
+    topology: &Topology,
+    conditions: &Conditions,
+    ways: &mut Ways<'_>,
+    index: usize,
+    job: &Job,
+    assignment: &Assignment,
+) -> Option<Circle> {
+    let rhythm = job.rhythm?;
+    let mut parts: BTreeMap<DirectedLink, f64> = BTreeMap::new();
+    let host = |at: &u32| job.hosts.get(*at as usize).copied().unwrap_or(HostId(usize::MAX));
+    let next = assignment.order.iter().cycle().skip(1);
+    for ((from, to), hop) in assignment.order.iter().zip(next).zip(&assignment.hops) {
+        let spread = if hop.paths.is_empty() { ways.between(host(from), host(to)) } else { Vec::new() };
+        let paths = if hop.paths.is_empty() { &spread } else { &hop.paths };
+        for link in paths.iter().flat_map(|path| path.links()) {
+            *parts.entry(*link).or_default() += 1.0 / paths.len() as f64;
+        }
+    }
+    let tightest = parts.iter().map(|(link, part)| conditions.available(*link).0 as f64 / part);
+    let rate = tightest.fold(hosts_rate(topology, job), f64::min);
+    let told = rhythm.busy.0 as f64;
+    let alone = ring_bits(rhythm.bytes.0, job.hosts.len()) / rate.max(1.0) * 1e9;
+    let busy = if rhythm.bytes.0 == 0 { told } else { alone.min(told) };
+    let period = rhythm.period.0.saturating_sub(rhythm.busy.0) as f64 + busy;
+    if parts.is_empty() || rate < 1.0 || busy < 1.0 || period < 1000.0 {
+        return None;
+    }
+    let asks = parts.into_iter().map(|(link, part)| (link, part * rate)).collect();
+    Some(Circle { job: index, period, busy, asks, rhythm })
+}
+
+/// Circles that meet on contended links, directly or through others.
+fn groups(conditions: &Conditions, circles: &[Circle]) -> Vec<BTreeSet<usize>> {
+    let mut on: BTreeMap<DirectedLink, (f64, BTreeSet<usize>)> = BTreeMap::new();
+    for (index, circle) in circles.iter().enumerate() {
+        for (link, ask) in &circle.asks {
+            let entry = on.entry(*link).or_default();
+            entry.0 += ask;
+            entry.1.insert(index);
+        }
+    }
+    let contended = on.into_iter().filter(|(link, (asks, jobs))| {
+        jobs.len() > 1 && *asks > conditions.available(*link).0 as f64 * CONTENDED
+    });
+    let mut groups: Vec<BTreeSet<usize>> = Vec::new();
+    for (_, (_, mut jobs)) in contended {
+        groups.retain(|group| {
+            let apart = group.is_disjoint(&jobs);
+            if !apart {
+                jobs.extend(group);
+            }
+            apart
+        });
+        groups.push(jobs);
+    }
+    groups
+}
+
+/// The circles whose periods fit that of the longest, each with how often it turns in that.
+fn compatible(group: Vec<&Circle>) -> Vec<(&Circle, usize)> {
+    let longest = group.iter().map(|circle| circle.period).fold(0.0, f64::max);
+    let fits = |circle: &Circle| {
+        let turns = longest / circle.period;
+        let whole = turns.round();
+        ((turns - whole).abs() <= ALIKE * whole && whole <= MOST_TURNS).then_some(whole as usize)
+    };
+    group.into_iter().filter_map(|circle| Some((circle, fits(circle)?))).take(MOST_TOGETHER).collect()
+}
+
+/// Circles that are turned against each other.
+struct Turning<'a> {
+    circles: Vec<(&'a Circle, usize)>,
+    period: f64,
+    /// The contended links: what each has, and what each circle asks of it.
+    links: Vec<(f64, Vec<f64>, String)>,
+}
+
+impl<'a> Turning<'a> {
+    fn new(topology: &Topology, conditions: &Conditions, circles: Vec<(&'a Circle, usize)>) -> Option<Self> {
+        let period = circles.iter().map(|(circle, _)| circle.period).fold(0.0, f64::max);
+        let all: BTreeSet<DirectedLink> =
+            circles.iter().flat_map(|(circle, _)| circle.asks.keys()).copied().collect();
+        let link = |link: DirectedLink| {
+            let asks = circles.iter().map(|(circle, _)| circle.asks.get(&link).copied().unwrap_or(0.0));
+            let asks: Vec<f64> = asks.collect();
+            let has = conditions.available(link).0 as f64;
+            (asks.iter().sum::<f64>() > has * CONTENDED).then(|| (has, asks, topology.link_name(link)))
+        };
+        let links: Vec<_> = all.into_iter().filter_map(link).collect();
+        (circles.len() > 1 && !links.is_empty()).then_some(Self { circles, period, links })
+    }
+
+    /// In which slots a circle is busy, at this phase, with its busy part longer by a margin.
+    fn slots(&self, index: usize, phase: f64, margin: f64) -> [bool; SLOTS] {
+        let mut slots = [false; SLOTS];
+        let Some((circle, turns)) = self.circles.get(index) else { return slots };
+        let own = self.period / *turns as f64;
+        let busy = circle.busy * (1.0 + margin);
+        for (at, slot) in slots.iter_mut().enumerate() {
+            let time = (at as f64 + 0.5) * self.period / SLOTS as f64;
+            *slot = (time - phase + circle.busy * margin / 2.0).rem_euclid(own) < busy;
+        }
+        slots
+    }
+
+    /// The part of the period's work on contended links that finds no room at these phases: so much longer it takes.
+    fn excess(&self, phases: &[f64], margin: f64) -> f64 {
+        let slots: Vec<_> =
+            phases.iter().enumerate().map(|(index, phase)| self.slots(index, *phase, margin)).collect();
+        let of_link = |(has, asks, _): &(f64, Vec<f64>, String)| {
+            let over = (0..SLOTS).map(|at| {
+                let busy =
+                    slots.iter().zip(asks).filter(|(slots, _)| slots.get(at).copied().unwrap_or(false));
+                (busy.map(|(_, ask)| ask).sum::<f64>() / has.max(1.0) - 1.0).max(0.0)
+            });
+            over.sum::<f64>() / SLOTS as f64
+        };
+        self.links.iter().map(of_link).fold(0.0, f64::max)
+    }
+
+    /// Where each circle stands by its newest busy part.
+    fn phases(&self) -> Vec<f64> {
+        let reference = self.circles.iter().map(|(circle, _)| circle.rhythm.began.0).max().unwrap_or(0);
+        let phase = |(circle, turns): &(&Circle, usize)| {
+            // What passed since, in periods as they are now, and that many of those as they will be.
+            let now = circle.rhythm.period.0.max(1) as f64;
+            let passed = (reference - circle.rhythm.began.0) as f64 / now;
+            (-passed * self.period / *turns as f64).rem_euclid(self.period / *turns as f64)
+        };
+        self.circles.iter().map(phase).collect()
+    }
+
+    /// Turns each circle to where it is least in the way of those turned before it, the busiest first, twice.
+    fn turned(&self, now: &[f64]) -> Vec<f64> {
+        let mut by_work: Vec<usize> = (0..self.circles.len()).collect();
+        let work = |index: &usize| {
+            self.circles.get(*index).map_or(0.0, |(circle, turns)| circle.busy * *turns as f64)
+        };
+        by_work.sort_by(|a, b| work(b).total_cmp(&work(a)).then(a.cmp(b)));
+        let mut phases = now.to_vec();
+        for index in by_work.iter().skip(1).chain(by_work.iter().skip(1)) {
+            let (Some(start), Some((_, turns))) = (now.get(*index), self.circles.get(*index)) else {
+                continue;
+            };
+            let own = self.period / *turns as f64;
+            let mut best = (f64::INFINITY, *start);
+            for step in 0..SLOTS / turns {
+                let phase = start + step as f64 * self.period / SLOTS as f64;
+                let mut tried = phases.clone();
+                if let Some(cell) = tried.get_mut(*index) {
+                    *cell = phase.rem_euclid(own);
+                }
+                let cost = self.excess(&tried, 0.0) * 1000.0 + self.excess(&tried, MARGIN);
+                if cost < best.0 - 1e-9 {
+                    best = (cost, phase.rem_euclid(own));
+                }
+            }
+            if let Some(cell) = phases.get_mut(*index) {
+                *cell = best.1;
+            }
+        }
+        phases
+    }
+
+    fn holds(&self, jobs: &[Job]) -> Option<Vec<Hold>> {
+        let now = self.phases();
+        let then = self.turned(&now);
+        let (before, after) = (self.excess(&now, 0.0), self.excess(&then, 0.0));
+        if before - after < LEAST_GAIN {
+            return None;
+        }
+        let fullest = self
+            .links
+            .iter()
+            .max_by(|a, b| (a.1.iter().sum::<f64>() / a.0).total_cmp(&(b.1.iter().sum::<f64>() / b.0)));
+        let reason = format!(
+            "{} periodic jobs meet on {}: {:.0}% of an iteration of {:.0} ms is in each other's way, {:.0}% if they take turns",
+            self.circles.len(),
+            fullest.map_or("", |(_, _, name)| name),
+            before * 100.0,
+            self.period / 1e6,
+            after * 100.0,
+        );
+        let each = self.circles.iter().zip(now.iter().zip(&then));
+        let holds = each.filter_map(|((circle, turns), (now, then))| {
+            let hold = (then - now).rem_euclid(self.period / *turns as f64);
+            let communicator = jobs.get(circle.job)?.communicator;
+            (hold >= 1000.0).then(|| Hold { communicator, hold: Nanos(hold as u64), reason: reason.clone() })
+        });
+        Some(holds.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests;

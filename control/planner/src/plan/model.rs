@@ -3,7 +3,7 @@
 use super::{Current, Hop, Job, Request, Routes};
 use crate::conditions::Use;
 use crate::path::{DirectedLink, Path, Ways};
-use crate::topology::{HostId, Node};
+use crate::topology::{HostId, Node, Topology};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
@@ -158,16 +158,8 @@ impl<'a> Model<'a> {
         self.request.jobs.get(index)
     }
 
-    /// What a job's hosts could send if their own links were the only limit.
     pub(super) fn line_rate(&self, job: &Job) -> f64 {
-        let topology = self.request.topology;
-        let of_host = |host: &HostId| {
-            let links = topology.links_at(Node::Host(*host)).iter();
-            links.filter_map(|link| topology.links().get(link.0)).map(|link| link.rate.0 as f64).sum::<f64>()
-        };
-        let least = job.hosts.iter().map(of_host).fold(f64::INFINITY, f64::min);
-        let limit = job.limit.map_or(f64::INFINITY, |limit| limit.0 as f64);
-        if least.is_finite() { least.min(limit).max(1.0) } else { 1.0 }
+        hosts_rate(self.request.topology, job)
     }
 
     /// Links between switches from one host to another; none where there is no way.
@@ -300,6 +292,17 @@ impl<'a> Model<'a> {
     }
 }
 
+/// What a job's hosts could send, bits a second, if their own links, and the job's limit, were the only ones.
+pub(crate) fn hosts_rate(topology: &Topology, job: &Job) -> f64 {
+    let of_host = |host: &HostId| {
+        let links = topology.links_at(Node::Host(*host)).iter();
+        links.filter_map(|link| topology.links().get(link.0)).map(|link| link.rate.0 as f64).sum::<f64>()
+    };
+    let least = job.hosts.iter().map(of_host).fold(f64::INFINITY, f64::min);
+    let limit = job.limit.map_or(f64::INFINITY, |limit| limit.0 as f64);
+    if least.is_finite() { least.min(limit).max(1.0) } else { 1.0 }
+}
+
 /// The part of its time in which a job would communicate if the fabric were never the limit.
 fn duty(job: &Job, line: f64) -> f64 {
     let Some(rhythm) = job.rhythm else { return 1.0 };
@@ -313,7 +316,7 @@ fn duty(job: &Job, line: f64) -> f64 {
 }
 
 /// Bits that each host of a ring sends for an AllReduce of so many bytes.
-pub(super) fn ring_bits(bytes: u64, hosts: usize) -> f64 {
+pub(crate) fn ring_bits(bytes: u64, hosts: usize) -> f64 {
     let hosts = hosts.max(1) as f64;
     bytes as f64 * 8.0 * 2.0 * (hosts - 1.0) / hosts
 }
