@@ -1,6 +1,6 @@
 //! What is counted of each flow.
 
-use crate::shared;
+use crate::{FlowKey, shared};
 
 /// Bits of `state` in [`TcpCounters`] and [`RoceCounters`].
 pub mod state {
@@ -122,5 +122,21 @@ shared! {
         pub state: u32,
         /// The UDP source port of the latest packet, which chooses the path where several are equal.
         pub source_port: u32,
+    }
+
+    /// A connection in the programs' own table.
+    pub struct TcpEntry {
+        /// Whose it is.
+        pub key: FlowKey,
+        /// What was counted.
+        pub counted: TcpFlow,
+    }
+
+    /// What goes to a RoCE v2 queue pair, likewise.
+    pub struct RoceEntry {
+        /// Whose it is.
+        pub key: FlowKey,
+        /// What was counted.
+        pub counted: RoceCounters,
     }
 }

@@ -50,36 +50,14 @@ shared! {
         pub reserved: u16,
     }
 
-    /// A TCP connection over IPv4 in the programs' own table, which is quicker for being short. User space sees [`FlowKey`].
+    /// A flow in the programs' own tables, which are quicker for short keys: see [`ShortKey::of`]. Who it is, its entry says in full;
+    /// two flows with the same key are told apart by that, and the second finds no place.
     #[derive(Hash, PartialOrd, Ord)]
-    pub struct Ipv4Key {
-        /// The address on this side, in memory order.
-        pub local: u32,
-        /// The address on the other side.
-        pub remote: u32,
-        /// The port on this side.
-        pub local_port: u16,
-        /// The port on the other side.
-        pub remote_port: u16,
-        /// The interface's index in its network namespace.
-        pub interface: u32,
-    }
-
-    /// What goes to a RoCE v2 queue pair over IPv4, likewise.
-    #[derive(Hash, PartialOrd, Ord)]
-    pub struct Ipv4RoceKey {
-        /// The address on this side, in memory order.
-        pub local: u32,
-        /// The address on the other side.
-        pub remote: u32,
-        /// The destination queue pair.
-        pub queue_pair: u32,
-        /// The interface's index in its network namespace.
-        pub interface: u32,
-        /// A [`Direction`], by its number.
-        pub direction: u32,
-        /// Always 0.
-        pub reserved: u32,
+    pub struct ShortKey {
+        /// Addresses and interface, folded.
+        pub folded: [u32; 2],
+        /// TCP: the ports, that on this side first. RoCE v2: the queue pair, and the direction in the upper 8 bits.
+        pub numbers: u32,
     }
 
     /// A request of RoCE v2 whose acknowledgement is awaited: by it the ACK, which names neither the request's queue pair nor
@@ -112,58 +90,50 @@ impl RequestSent {
     pub const AMBIGUOUS: u32 = u32::MAX;
 }
 
-impl From<Ipv4Key> for FlowKey {
-    fn from(key: Ipv4Key) -> Self {
-        Self {
-            local: Self::mapped(key.local),
-            remote: Self::mapped(key.remote),
-            local_port: key.local_port,
-            remote_port: key.remote_port,
-            interface: key.interface,
-            protocol: Protocol::Tcp as u8,
-            ..Self::default()
-        }
-    }
-}
+/// What [`ShortKey::of`] folds with: secret, so that nobody finds flows that have the same key.
+pub type FoldingSecret = [u64; 5];
 
-impl From<Ipv4RoceKey> for FlowKey {
-    fn from(key: Ipv4RoceKey) -> Self {
-        Self {
-            local: Self::mapped(key.local),
-            remote: Self::mapped(key.remote),
-            queue_pair: key.queue_pair,
-            interface: key.interface,
-            protocol: Protocol::Roce as u8,
-            direction: key.direction as u8,
-            ..Self::default()
-        }
+impl ShortKey {
+    /// The key of a flow.
+    pub fn of(flow: &FlowKey, secret: &FoldingSecret) -> Self {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let ([a, b, c, d], [e, f, g, h]) = (flow.local, flow.remote);
+        let [_, _, mark, _] = FlowKey::mapped(0);
+        let ipv4 = [a, b, c] == [0, 0, mark] && [e, f, g] == [0, 0, mark];
+        let words = [pair(a, b), pair(c, d), pair(e, f), pair(g, h)];
+        let folded = Self::fold(words, ipv4, flow.interface, secret);
+        let numbers = if flow.protocol == Protocol::Tcp as u8 {
+            u32::from(flow.local_port) | u32::from(flow.remote_port) << 16
+        } else {
+            flow.queue_pair | u32::from(flow.direction) << 24
+        };
+        Self { folded: [folded as u32, (folded >> 32) as u32], numbers }
+    }
+
+    /// The addresses, on this side and on the other, and the interface, folded. Addresses of IPv4 fit as they are; those of IPv6
+    /// are folded by NH, so that the chance that two pairs of them come out the same is at most 2^-32 for whoever does not know
+    /// the secret (Black and others: UMAC, CRYPTO 1999, section 4).
+    #[inline(always)]
+    pub fn fold(words: [u64; 4], ipv4: bool, interface: u32, secret: &FoldingSecret) -> u64 {
+        let product = |word: u64, with: u64| {
+            let low = (word as u32).wrapping_add(with as u32);
+            let high = ((word >> 32) as u32).wrapping_add((with >> 32) as u32);
+            u64::from(low).wrapping_mul(u64::from(high))
+        };
+        let ([a, b, c, d], [s, t, u, v, w]) = (words, *secret);
+        let addresses = if ipv4 {
+            b >> 32 | d >> 32 << 32
+        } else {
+            let (one, other) =
+                (product(a, s).wrapping_add(product(b, t)), product(c, u).wrapping_add(product(d, v)));
+            one.wrapping_add(other)
+        };
+        // Odd: another interface always makes another sum of the same addresses.
+        addresses.wrapping_add(u64::from(interface).wrapping_mul(w | 1))
     }
 }
 
 impl FlowKey {
-    /// The key of the programs' own table of TCP over IPv4; none for any other flow.
-    pub fn ipv4(&self) -> Option<Ipv4Key> {
-        let (local, remote) = self.ipv4_ends(Protocol::Tcp)?;
-        let (local_port, remote_port) = (self.local_port, self.remote_port);
-        Some(Ipv4Key { local, remote, local_port, remote_port, interface: self.interface })
-    }
-
-    /// The key of the programs' own table of RoCE v2 over IPv4; none for any other flow.
-    pub fn ipv4_roce(&self) -> Option<Ipv4RoceKey> {
-        let (local, remote) = self.ipv4_ends(Protocol::Roce)?;
-        let (queue_pair, interface) = (self.queue_pair, self.interface);
-        let direction = u32::from(self.direction);
-        Some(Ipv4RoceKey { local, remote, queue_pair, interface, direction, reserved: 0 })
-    }
-
-    fn ipv4_ends(&self, protocol: Protocol) -> Option<(u32, u32)> {
-        let [a, b, mark, local] = self.local;
-        let [c, d, other, remote] = self.remote;
-        let [_, _, mapped, _] = Self::mapped(0);
-        let fits = [a, b, c, d] == [0; 4] && mark == mapped && other == mapped;
-        (fits && self.protocol == protocol as u8).then_some((local, remote))
-    }
-
     /// The words of an IPv4 address in [`FlowKey::local`] and [`FlowKey::remote`]; `address` in memory order.
     pub const fn mapped(address: u32) -> [u32; 4] {
         [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), address]
@@ -212,13 +182,65 @@ mod tests {
         assert_eq!(key.local_address(), IpAddr::V4(four));
         assert_eq!(key.remote_address(), IpAddr::V6(six));
         assert_eq!(FlowKey::words(four.to_ipv6_mapped().octets()), key.local);
-        assert_eq!(key.ipv4(), None);
-        let short = Ipv4Key { local: 1, remote: 2, local_port: 3, remote_port: 4, interface: 5 };
-        assert_eq!(FlowKey::from(short).ipv4(), Some(short));
-        assert_eq!(FlowKey::from(short).ipv4_roce(), None);
-        let short =
-            Ipv4RoceKey { local: 1, remote: 2, queue_pair: 3, interface: 4, direction: 2, reserved: 0 };
-        assert_eq!(FlowKey::from(short).ipv4_roce(), Some(short));
-        assert_eq!(FlowKey::from(short).ipv4(), None);
+    }
+
+    /// Flows that differ in one thing each, over IPv4 and IPv6.
+    fn family() -> [FlowKey; 13] {
+        let tcp = FlowKey {
+            local: FlowKey::mapped(1 << 24),
+            remote: FlowKey::mapped(2 << 24),
+            local_port: 3,
+            remote_port: 4,
+            interface: 5,
+            protocol: Protocol::Tcp as u8,
+            ..FlowKey::default()
+        };
+        let six = FlowKey { local: [1, 2, 3, 4], remote: [5, 6, 7, 8], ..tcp };
+        let roce = FlowKey {
+            local_port: 0,
+            remote_port: 0,
+            queue_pair: 9,
+            protocol: Protocol::Roce as u8,
+            direction: Direction::Ingress as u8,
+            ..six
+        };
+        [
+            tcp,
+            FlowKey { local: tcp.remote, remote: tcp.local, ..tcp },
+            FlowKey { local_port: 4, remote_port: 3, ..tcp },
+            FlowKey { interface: 6, ..tcp },
+            FlowKey { remote: FlowKey::mapped(3 << 24), ..tcp },
+            six,
+            FlowKey { local: six.remote, remote: six.local, ..six },
+            FlowKey { interface: 6, ..six },
+            // Words of 64 bits whose uppermost bits differ: what plain multiplication would not see.
+            FlowKey { local: [1, 2 | 1 << 31, 3, 4 | 1 << 31], ..six },
+            FlowKey { remote: [5, 6, 7, 9], ..six },
+            roce,
+            FlowKey { direction: Direction::Egress as u8, ..roce },
+            FlowKey { queue_pair: 10, ..roce },
+        ]
+    }
+
+    #[test]
+    fn short_keys_tell_flows_apart() {
+        let secret = [
+            0x243f_6a88_85a3_08d3,
+            0x1319_8a2e_0370_7344,
+            0xa409_3822_299f_31d0,
+            0x082e_fa98_ec4e_6c89,
+            0x4528,
+        ];
+        let keys = family().map(|flow| ShortKey::of(&flow, &secret));
+        for (index, key) in keys.iter().enumerate() {
+            assert!(!keys[..index].contains(key), "{:?}", family()[index]);
+        }
+        // Another secret makes other keys, but of the same numbers.
+        let others = family().map(|flow| ShortKey::of(&flow, &secret.map(|word| word ^ 0xff00_ff00_ff00)));
+        for (key, other) in keys.iter().zip(&others) {
+            assert_eq!((key.numbers, key.folded != other.folded), (other.numbers, true));
+        }
+        assert_eq!(keys[0].numbers, 3 | 4 << 16);
+        assert_eq!(keys[10].numbers, 9 | 1 << 24);
     }
 }

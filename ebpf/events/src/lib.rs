@@ -13,10 +13,10 @@ mod key;
 mod mark;
 mod totals;
 
-pub use counters::{RoceCounters, RoundTrips, TcpCounters, TcpFlow, Traffic, state};
+pub use counters::{RoceCounters, RoceEntry, RoundTrips, TcpCounters, TcpEntry, TcpFlow, Traffic, state};
 pub use endpoint::{DEVICE_NAME, EndpointLosses, PROCESS_NAME, QueuePair, QueuePairKey, Socket, SocketKey};
 pub use event::{Event, EventKind};
-pub use key::{Direction, FlowKey, Ipv4Key, Ipv4RoceKey, Protocol, RequestKey, RequestSent};
+pub use key::{Direction, FlowKey, FoldingSecret, Protocol, RequestKey, RequestSent, ShortKey};
 pub use mark::{Mark, MarkKind};
 pub use totals::{InterfaceTotals, Losses, Totals};
 

@@ -11,20 +11,19 @@ use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use harmonaize_core_c::Tracing;
 use harmonaize_events::{
-    Direction, Event, FlowKey, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Ipv4Key, Ipv4RoceKey,
-    Losses, Protocol, QueuePair, QueuePairKey, RoceCounters, Socket, SocketKey, TcpFlow,
+    Direction, Event, FlowKey, FoldingSecret, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses,
+    Protocol, QueuePair, QueuePairKey, RoceEntry, ShortKey, Socket, SocketKey, TcpEntry,
 };
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// The tables of flows, by their names in the object.
-const TCP4: &str = "TCP4_FLOWS";
-const TCP6: &str = "TCP6_FLOWS";
-const ROCE4: &str = "ROCE4_FLOWS";
-const ROCE6: &str = "ROCE6_FLOWS";
+const TCP: &str = "TCP_FLOWS";
+const ROCE: &str = "ROCE_FLOWS";
 
 /// The program of ingress on XDP.
 pub(crate) const EARLY: &str = "count_early";
@@ -41,8 +40,8 @@ pub struct Options {
     pub idle_gap: Duration,
     /// Signals of congestion further apart than this begin anew.
     pub clean: Duration,
-    /// How many TCP connections over IPv4 are kept, and half as many over IPv6, and half as many queue pairs over each; the
-    /// least recently used are evicted beyond. About 1 KiB of the kernel's memory for each of the number.
+    /// How many TCP connections are kept, and half as many queue pairs; the least recently used are evicted beyond. About 700
+    /// bytes of the kernel's memory for each of the number.
     pub flows: u32,
     /// Bytes of the ring of events: a power of two, rounded up.
     pub ring: u32,
@@ -109,10 +108,10 @@ pub struct Programs {
     interfaces: PerCpuArray<MapData, [u8; TOTALS]>,
     losses: PerCpuArray<MapData, [u8; LOSSES]>,
     events: RingBuf<MapData>,
-    tcp4: Buffers<Ipv4Key, TcpFlow>,
-    tcp6: Buffers<FlowKey, TcpFlow>,
-    roce4: Buffers<Ipv4RoceKey, RoceCounters>,
-    roce6: Buffers<FlowKey, RoceCounters>,
+    /// What keys in the tables of flows are folded with.
+    folding: FoldingSecret,
+    tcp: Buffers<ShortKey, TcpEntry>,
+    roce: Buffers<ShortKey, RoceEntry>,
     removed: u64,
     evicted: u64,
     tracing: Option<Tracing>,
@@ -143,6 +142,7 @@ impl Programs {
         }
         let (idle_gap, clean) = (nanoseconds(options.idle_gap), nanoseconds(options.clean));
         let flows = options.flows.max(2);
+        let folding: FoldingSecret = std::array::from_fn(|_| secret());
         let ring = options.ring.max(SMALLEST_RING);
         let ring = ring.checked_next_power_of_two().unwrap_or(1 << 31);
         let mut ebpf = EbpfLoader::new()
@@ -150,10 +150,9 @@ impl Programs {
             .btf(None)
             .override_global("IDLE_GAP_NS", &idle_gap, true)
             .override_global("CLEAN_NS", &clean, true)
-            .map_max_entries(TCP4, flows)
-            .map_max_entries(TCP6, flows / 2)
-            .map_max_entries(ROCE4, flows / 2)
-            .map_max_entries(ROCE6, flows / 2)
+            .override_global("FOLDING", &folding, true)
+            .map_max_entries(TCP, flows)
+            .map_max_entries(ROCE, flows / 2)
             .map_max_entries("REQUESTS", flows / 2)
             .map_max_entries("EVENTS", ring)
             .load(options.object.as_deref().unwrap_or(crate::OBJECT))
@@ -184,10 +183,9 @@ impl Programs {
             clsact: options.clsact,
             early: options.early,
             attachments: BTreeMap::new(),
-            tcp4: Buffers::default(),
-            tcp6: Buffers::default(),
-            roce4: Buffers::default(),
-            roce6: Buffers::default(),
+            folding,
+            tcp: Buffers::default(),
+            roce: Buffers::default(),
             removed: 0,
             evicted: 0,
             tracing,
@@ -241,10 +239,11 @@ impl Programs {
         into.roce.clear();
         // Read first: an entry made in between would else seem evicted.
         let entries = self.losses()?.entries;
-        self.tcp4.read(descriptor(&self.ebpf, TCP4)?, TCP4, &mut into.tcp)?;
-        self.tcp6.read(descriptor(&self.ebpf, TCP6)?, TCP6, &mut into.tcp)?;
-        self.roce4.read(descriptor(&self.ebpf, ROCE4)?, ROCE4, &mut into.roce)?;
-        self.roce6.read(descriptor(&self.ebpf, ROCE6)?, ROCE6, &mut into.roce)?;
+        self.tcp
+            .each(descriptor(&self.ebpf, TCP)?, TCP, |_, entry| into.tcp.push((entry.key, entry.counted)))?;
+        self.roce.each(descriptor(&self.ebpf, ROCE)?, ROCE, |_, entry| {
+            into.roce.push((entry.key, entry.counted))
+        })?;
         let there = (into.tcp.len() + into.roce.len()) as u64;
         self.evicted = self.evicted.max(entries.saturating_sub(there + self.removed));
         into.evicted = self.evicted;
@@ -291,18 +290,17 @@ impl Programs {
     /// # Errors
     /// A call on a table fails.
     pub fn read_flow(&self, flow: &FlowKey) -> Result<Option<Counters>, Error> {
-        let (tcp, roce) = (flow.ipv4(), flow.ipv4_roce());
-        let (name, key) = table_of(flow, tcp.as_ref(), roce.as_ref());
+        let (name, key) = self.table_of(flow);
         let table = descriptor(&self.ebpf, name)?;
         let failed = |error| Error::call(format!("reading from the table {name}"), error);
-        if flow.protocol == Protocol::Tcp as u8 {
-            let mut value = TcpFlow::new_zeroed();
-            let there = sys::lookup(table, key, &mut value).map_err(failed)?;
-            return Ok(there.then_some(Counters::Tcp(value)));
+        if name == TCP {
+            let mut value = TcpEntry::new_zeroed();
+            let there = sys::lookup(table, key.as_bytes(), &mut value).map_err(failed)?;
+            return Ok((there && value.key == *flow).then_some(Counters::Tcp(value.counted)));
         }
-        let mut value = RoceCounters::new_zeroed();
-        let there = sys::lookup(table, key, &mut value).map_err(failed)?;
-        Ok(there.then_some(Counters::Roce(value)))
+        let mut value = RoceEntry::new_zeroed();
+        let there = sys::lookup(table, key.as_bytes(), &mut value).map_err(failed)?;
+        Ok((there && value.key == *flow).then_some(Counters::Roce(value.counted)))
     }
 
     /// Removes a flow that is over. False when it is gone already.
@@ -310,9 +308,11 @@ impl Programs {
     /// # Errors
     /// A call on the table fails.
     pub fn forget(&mut self, flow: &FlowKey) -> Result<bool, Error> {
-        let (tcp, roce) = (flow.ipv4(), flow.ipv4_roce());
-        let (name, key) = table_of(flow, tcp.as_ref(), roce.as_ref());
-        let done = sys::delete(descriptor(&self.ebpf, name)?, key)
+        if self.read_flow(flow)?.is_none() {
+            return Ok(false);
+        }
+        let (name, key) = self.table_of(flow);
+        let done = sys::delete(descriptor(&self.ebpf, name)?, key.as_bytes())
             .map_err(|error| Error::call(format!("removing from the table {name}"), error))?;
         self.removed += u64::from(done);
         Ok(done)
@@ -383,6 +383,12 @@ impl Programs {
         Ok(totals)
     }
 
+    /// The table that a flow is in, and its key there.
+    fn table_of(&self, flow: &FlowKey) -> (&'static str, ShortKey) {
+        let name = if flow.protocol == Protocol::Tcp as u8 { TCP } else { ROCE };
+        (name, ShortKey::of(flow, &self.folding))
+    }
+
     /// Of the places that an interface may have, the one that belongs to `owner`; 0 is nobody.
     fn place(&self, index: u32, owner: u32) -> Result<Option<(u32, Places)>, Error> {
         for next in 0..INTERFACE_TRIES {
@@ -394,20 +400,6 @@ impl Programs {
             }
         }
         Ok(None)
-    }
-}
-
-/// The table that a flow is in, and its key there.
-fn table_of<'a>(
-    flow: &'a FlowKey,
-    tcp: Option<&'a Ipv4Key>,
-    roce: Option<&'a Ipv4RoceKey>,
-) -> (&'static str, &'a [u8]) {
-    match (tcp, roce) {
-        (Some(tcp), _) => (TCP4, tcp.as_bytes()),
-        (_, Some(roce)) => (ROCE4, roce.as_bytes()),
-        _ if flow.protocol == Protocol::Tcp as u8 => (TCP6, flow.as_bytes()),
-        _ => (ROCE6, flow.as_bytes()),
     }
 }
 
@@ -438,6 +430,11 @@ impl std::fmt::Debug for Programs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Programs").field("attachments", &self.attachments).finish_non_exhaustive()
     }
+}
+
+/// A word that nobody can guess.
+fn secret() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -47,19 +47,6 @@ where
     K: FromBytes + IntoBytes + Immutable + KnownLayout + Copy,
     V: FromBytes + IntoBytes + Immutable + KnownLayout + Copy,
 {
-    /// Appends all entries of a table of flows.
-    pub(crate) fn read(
-        &mut self,
-        map: BorrowedFd<'_>,
-        table: &str,
-        into: &mut Vec<(FlowKey, V)>,
-    ) -> Result<(), Error>
-    where
-        K: Into<FlowKey>,
-    {
-        self.each(map, table, |key, value| into.push((key.into(), value)))
-    }
-
     /// Hands over all entries of a table.
     pub(crate) fn each(
         &mut self,

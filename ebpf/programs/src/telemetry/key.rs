@@ -1,7 +1,7 @@
 //! The key of a flow, as the words that tables compare: written in smaller pieces, it would be read back slowly by the
 //! comparison, which waits for all of them.
 
-use harmonaize_events::{Direction, FlowKey, Protocol, RequestKey};
+use harmonaize_events::{Direction, FlowKey, FoldingSecret, Protocol, RequestKey, ShortKey};
 
 /// A [`FlowKey`], word by word: 16 bytes on this side, 16 on the other, ports and queue pair, interface and the rest.
 #[derive(Clone, Copy)]
@@ -16,6 +16,20 @@ const _: () = assert!(size_of::<Requested>() == size_of::<RequestKey>());
 #[repr(transparent)]
 pub struct Requested([u64; 5]);
 
+/// A [`ShortKey`] in the first 12 bytes, word by word.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Short([u64; 2]);
+
+impl Short {
+    /// What tables take.
+    #[inline(always)]
+    pub fn key(&self) -> &[u32; 3] {
+        // SAFETY: three words of 32 bits lie within two of 64, which are aligned for them.
+        unsafe { &*core::ptr::from_ref(&self.0).cast() }
+    }
+}
+
 impl Key {
     /// Of no flow yet, at an interface.
     #[inline(always)]
@@ -27,12 +41,6 @@ impl Key {
     #[inline(always)]
     pub fn mapped(address: u32) -> [u64; 2] {
         [0, 0xffff_0000 | u64::from(address) << 32]
-    }
-
-    /// A copy on the stack of who asks: kernels before 6.2 look up no key in memory that a function was handed.
-    #[inline(always)]
-    pub fn apart(&self) -> Self {
-        *self
     }
 
     /// Sets the addresses.
@@ -72,18 +80,38 @@ impl Key {
         (self.0[4] >> 32) as u32
     }
 
-    /// An [`Ipv4Key`](harmonaize_events::Ipv4Key), word by word.
+    /// The key of a connection in its table.
     #[inline(always)]
-    pub fn ipv4(&self) -> [u64; 2] {
-        let [_, local, _, remote, ports, rest] = self.0;
-        [local >> 32 | remote >> 32 << 32, ports | rest << 32]
+    pub fn short_tcp(&self, ipv4: bool, secret: &FoldingSecret) -> Short {
+        Short([self.folded(ipv4, secret), self.0[4] & 0xffff_ffff])
     }
 
-    /// An [`Ipv4RoceKey`](harmonaize_events::Ipv4RoceKey), word by word.
+    /// The key of what goes to a queue pair in its table.
     #[inline(always)]
-    pub fn ipv4_roce(&self) -> [u64; 3] {
-        let [_, local, _, remote, numbers, rest] = self.0;
-        [local >> 32 | remote >> 32 << 32, numbers >> 32 | rest << 32, rest >> 40 & 0xff]
+    pub fn short_roce(&self, ipv4: bool, secret: &FoldingSecret) -> Short {
+        Short([self.folded(ipv4, secret), self.0[4] >> 32 | (self.0[5] >> 40 & 0xff) << 24])
+    }
+
+    #[inline(always)]
+    fn folded(&self, ipv4: bool, secret: &FoldingSecret) -> u64 {
+        let [a, b, c, d, _, rest] = self.0;
+        ShortKey::fold([a, b, c, d], ipv4, rest as u32, secret)
+    }
+
+    /// Whether it is this flow, whose numbers are known to be.
+    #[inline(always)]
+    pub fn same(&self, flow: &FlowKey) -> bool {
+        // SAFETY: both are six words, and any words are a key.
+        let other = unsafe { &*core::ptr::from_ref(flow).cast::<Self>() };
+        let ([a, b, c, d, _, e], [f, g, h, i, _, j]) = (self.0, other.0);
+        (a ^ f) | (b ^ g) | (c ^ h) | (d ^ i) | (e ^ j) == 0
+    }
+
+    /// As it stands in an entry.
+    #[inline(always)]
+    pub fn whole(&self) -> FlowKey {
+        // SAFETY: both are six words, and any words are a flow's key.
+        unsafe { core::mem::transmute::<[u64; 6], FlowKey>(self.0) }
     }
 
     /// The key of a request of this sequence number that leaves here, or else comes in.

@@ -5,14 +5,14 @@
 //! interfaces follow nothing, and are per processor.
 //! A full table evicts its least recently used flow; the totals still have its packets.
 
-use crate::key::{Key, Requested};
+use crate::key::{Key, Requested, Short};
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{LruHashMap, PerCpuArray, RingBuf};
 use harmonaize_events::{
-    Event, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses, RequestSent, RoceCounters, TcpFlow,
-    Totals,
+    Event, FoldingSecret, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses, RequestSent,
+    RoceCounters, RoceEntry, TcpEntry, TcpFlow, Totals,
 };
 
 /// A gap of this length between two packets of a flow ends a burst.
@@ -23,19 +23,17 @@ static IDLE_GAP_NS: Global<u64> = Global::new(500_000);
 #[unsafe(no_mangle)]
 static CLEAN_NS: Global<u64> = Global::new(10_000_000);
 
-/// By an [`Ipv4Key`](harmonaize_events::Ipv4Key), word by word.
-#[map]
-static TCP4_FLOWS: LruHashMap<[u64; 2], TcpFlow> = LruHashMap::with_max_entries(1 << 15, 0);
+/// What keys of flows are folded with.
+#[unsafe(no_mangle)]
+static FOLDING: Global<FoldingSecret> = Global::new([0; 5]);
 
+/// By a [`ShortKey`](harmonaize_events::ShortKey), word by word.
 #[map]
-static TCP6_FLOWS: LruHashMap<Key, TcpFlow> = LruHashMap::with_max_entries(1 << 14, 0);
+static TCP_FLOWS: LruHashMap<[u32; 3], TcpEntry> = LruHashMap::with_max_entries(1 << 15, 0);
 
-/// By an [`Ipv4RoceKey`](harmonaize_events::Ipv4RoceKey), word by word.
+/// Likewise.
 #[map]
-static ROCE4_FLOWS: LruHashMap<[u64; 3], RoceCounters> = LruHashMap::with_max_entries(1 << 14, 0);
-
-#[map]
-static ROCE6_FLOWS: LruHashMap<Key, RoceCounters> = LruHashMap::with_max_entries(1 << 14, 0);
+static ROCE_FLOWS: LruHashMap<[u32; 3], RoceEntry> = LruHashMap::with_max_entries(1 << 14, 0);
 
 #[map]
 static REQUESTS: LruHashMap<Requested, RequestSent> = LruHashMap::with_max_entries(1 << 14, 0);
@@ -44,6 +42,13 @@ static REQUESTS: LruHashMap<Requested, RequestSent> = LruHashMap::with_max_entri
 /// programs only look them up.
 #[map]
 static INTERFACES: PerCpuArray<InterfaceTotals> = PerCpuArray::with_max_entries(INTERFACE_PLACES, 0);
+
+/// Where new entries are written before they are inserted: the stack has no room. Nothing is counted here.
+#[map]
+static NEW_TCP: PerCpuArray<TcpEntry> = PerCpuArray::with_max_entries(1, 0);
+
+#[map]
+static NEW_ROCE: PerCpuArray<RoceEntry> = PerCpuArray::with_max_entries(1, 0);
 
 /// A word that the verifier knows nothing about.
 #[map]
@@ -54,12 +59,6 @@ static LOSSES: PerCpuArray<Losses> = PerCpuArray::with_max_entries(1, 0);
 
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
-
-// Begun from these instead of the stack, which has 512 bytes.
-#[unsafe(link_section = ".rodata")]
-static NEW_TCP: TcpFlow = zeroed();
-#[unsafe(link_section = ".rodata")]
-static NEW_ROCE: RoceCounters = zeroed();
 
 /// Zeros, for structures of integers.
 pub const fn zeroed<T>() -> T {
@@ -113,46 +112,64 @@ pub fn losses(note: impl FnOnce(&mut Losses)) {
     }
 }
 
-/// The entry of a connection over IPv4, made if it is new; none where there is no room.
+/// What is counted of a connection, from now on if it is new; none where there is no room.
 #[inline(always)]
-pub fn tcp4_flow(key: &Key) -> Option<*mut TcpFlow> {
-    entry(&TCP4_FLOWS, &key.ipv4(), &NEW_TCP)
+pub fn tcp_flow(key: &Key, ipv4: bool) -> Option<*mut TcpFlow> {
+    let short = key.short_tcp(ipv4, &FOLDING.load());
+    let entry = match TCP_FLOWS.get_ptr_mut(short.key()) {
+        Some(entry) => entry,
+        None => {
+            let new = NEW_TCP.get_ptr_mut(0)?;
+            // SAFETY: as in `totals`; the array's only entry is always there.
+            let new = unsafe { &mut *new };
+            new.key = key.whole();
+            insert(&TCP_FLOWS, &short, new)?
+        }
+    };
+    // SAFETY: memory of the table stays until this program has ended.
+    let entry = unsafe { &mut *entry };
+    key.same(&entry.key).then_some(&raw mut entry.counted)
 }
 
-/// The entry of a connection over IPv6, made if it is new; none where there is no room.
+/// What is counted of a queue pair, from now on if it is new; none where there is no room.
 #[inline(always)]
-pub fn tcp6_flow(key: &Key) -> Option<*mut TcpFlow> {
-    entry(&TCP6_FLOWS, &key.apart(), &NEW_TCP)
+pub fn roce_flow(key: &Key, ipv4: bool) -> Option<*mut RoceCounters> {
+    let short = key.short_roce(ipv4, &FOLDING.load());
+    let entry = match ROCE_FLOWS.get_ptr_mut(short.key()) {
+        Some(entry) => entry,
+        None => {
+            let new = NEW_ROCE.get_ptr_mut(0)?;
+            // SAFETY: as for TCP.
+            let new = unsafe { &mut *new };
+            new.key = key.whole();
+            insert(&ROCE_FLOWS, &short, new)?
+        }
+    };
+    of_roce(key, entry)
+}
+
+/// What is counted of a queue pair, if anything is.
+#[inline(always)]
+pub fn known_roce_flow(key: &Key, ipv4: bool) -> Option<*mut RoceCounters> {
+    let short = key.short_roce(ipv4, &FOLDING.load());
+    of_roce(key, ROCE_FLOWS.get_ptr_mut(short.key())?)
+}
+
+/// The counters of an entry, unless another queue pair has the same short key.
+#[inline(always)]
+fn of_roce(key: &Key, entry: *mut RoceEntry) -> Option<*mut RoceCounters> {
+    // SAFETY: memory of the table stays until this program has ended.
+    let entry = unsafe { &mut *entry };
+    key.same(&entry.key).then_some(&raw mut entry.counted)
 }
 
 #[inline(always)]
-fn entry<K, V>(table: &LruHashMap<K, V>, key: &K, new: &V) -> Option<*mut V> {
-    if let Some(flow) = table.get_ptr_mut(key) {
-        return Some(flow);
-    }
-    if table.insert(key, new, u64::from(BPF_NOEXIST)).is_ok() {
+fn insert<V>(table: &LruHashMap<[u32; 3], V>, short: &Short, new: &V) -> Option<*mut V> {
+    if table.insert(short.key(), new, u64::from(BPF_NOEXIST)).is_ok() {
         losses(|losses| losses.entries += 1);
     }
     // Another processor may have been quicker; and then it is there too.
-    table.get_ptr_mut(key)
-}
-
-/// The entry of a queue pair over IPv4, made if it is new; none where there is no room.
-#[inline(always)]
-pub fn roce4_flow(key: &Key) -> Option<*mut RoceCounters> {
-    entry(&ROCE4_FLOWS, &key.ipv4_roce(), &NEW_ROCE)
-}
-
-/// The entry of a queue pair over IPv6, made if it is new; none where there is no room.
-#[inline(always)]
-pub fn roce6_flow(key: &Key) -> Option<*mut RoceCounters> {
-    entry(&ROCE6_FLOWS, &key.apart(), &NEW_ROCE)
-}
-
-/// The entry of a queue pair, if there is one.
-#[inline(always)]
-pub fn known_roce_flow(key: &Key, ipv4: bool) -> Option<*mut RoceCounters> {
-    if ipv4 { ROCE4_FLOWS.get_ptr_mut(key.ipv4_roce()) } else { ROCE6_FLOWS.get_ptr_mut(key) }
+    table.get_ptr_mut(short.key())
 }
 
 /// Requests that wait for their acknowledgement.

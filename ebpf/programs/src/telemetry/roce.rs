@@ -41,8 +41,7 @@ const FORGOTTEN_NS: u64 = 1_000_000_000;
 #[inline(always)]
 pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
     let key = &seen.key;
-    let own = if seen.ipv4 != 0 { maps::roce4_flow(key) } else { maps::roce6_flow(key) };
-    let Some(own) = own else { return false };
+    let Some(own) = maps::roce_flow(key, seen.ipv4 != 0) else { return false };
     let now = traffic::now();
     // SAFETY: as for TCP's entries.
     let own = unsafe { &mut *own };

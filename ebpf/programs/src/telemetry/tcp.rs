@@ -19,8 +19,7 @@ const WINDOW: i32 = 1 << 30;
 #[inline(always)]
 pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
     let key = &seen.key;
-    let flow = if seen.ipv4 != 0 { maps::tcp4_flow(key) } else { maps::tcp6_flow(key) };
-    let Some(flow) = flow else { return false };
+    let Some(flow) = maps::tcp_flow(key, seen.ipv4 != 0) else { return false };
     let now = traffic::now();
     // SAFETY: memory of the table stays until this program has ended. Others may write it at the same time: what must be
     // exact is added atomically, and the rest is single words, of which any value makes sense.
