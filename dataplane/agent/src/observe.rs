@@ -98,6 +98,7 @@ impl Observe {
             idle_gap: self.idle_gap.into(),
             flows: self.flows,
             run_time: self.run_time,
+            endpoints: Some(own_endpoints()),
             ..Options::default()
         };
         let open = move || Ok(Box::new(Programs::open(&options)?) as Box<dyn Collector>);

@@ -41,6 +41,8 @@ pub struct Telemetry {
     pub record: Option<PathBuf>,
     /// The kernel takes the time of every run of its BPF programs, which costs each some 30 ns more.
     pub run_time: bool,
+    /// What the kernel itself knows of the flows' ends is followed too: sockets of this network namespace, and queue pairs.
+    pub kernel: bool,
 }
 
 impl Default for Telemetry {
@@ -56,6 +58,7 @@ impl Default for Telemetry {
             rates: BTreeMap::new(),
             record: None,
             run_time: false,
+            kernel: true,
         }
     }
 }
@@ -77,6 +80,7 @@ pub(super) struct FileTelemetry {
     record: Option<PathBuf>,
     #[serde(default)]
     run_time: bool,
+    kernel: Option<bool>,
 }
 
 impl FileTelemetry {
@@ -121,6 +125,7 @@ impl FileTelemetry {
             rates: self.rate.into_iter().map(|(name, rate)| (name, rate.0)).collect(),
             record: self.record,
             run_time: self.run_time,
+            kernel: self.kernel.unwrap_or(usual.kernel),
         })
     }
 }

@@ -6,7 +6,7 @@ use crate::telemetry::{Finding, Found, Handle, Setup, http, report, service, sta
 use anyhow::{Context, anyhow};
 use harmonaize_api::v1::from_agent;
 use harmonaize_engine::MarkReader;
-use harmonaize_loader::{Collector, Options, Programs, interface_with};
+use harmonaize_loader::{Collector, EndpointOptions, Options, Programs, interface_with, own_namespace};
 use std::net::{IpAddr, SocketAddr};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -121,6 +121,7 @@ fn try_begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) ->
         idle_gap: asked.idle_gap,
         flows: asked.flows,
         run_time: asked.run_time,
+        endpoints: asked.kernel.then(own_endpoints),
         ..Options::default()
     };
     let open = move || Ok(Box::new(Programs::open(&options)?) as Box<dyn Collector>);
@@ -144,4 +145,10 @@ fn log(finding: &Finding) {
         }
         Found::Operation(_) | Found::Phase(_) => {}
     }
+}
+
+/// Sockets of this network namespace alone: what is on other hosts of an emulated network, or in containers, is theirs.
+pub(crate) fn own_endpoints() -> EndpointOptions {
+    let namespaces = own_namespace().map_or_else(|_| Vec::new(), |namespace| vec![namespace]);
+    EndpointOptions { namespaces, ..EndpointOptions::default() }
 }

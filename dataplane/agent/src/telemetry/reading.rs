@@ -10,7 +10,7 @@ use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
 use harmonaize_events::{FlowKey, InterfaceTotals};
-use harmonaize_loader::{Cost, Flows};
+use harmonaize_loader::{Cost, Endpoints, Flows};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +30,8 @@ pub struct Reading {
     pub links: Vec<LinkReading>,
     /// Every flow; empty where they were not asked for.
     pub flows: Arc<Flows>,
+    /// What the kernel knows of the flows' ends; empty where flows were not asked for.
+    pub endpoints: Arc<Endpoints>,
     /// How many flows there were when they were last read.
     pub flows_known: u64,
     /// Whose flows are, by their keys with interface 0.

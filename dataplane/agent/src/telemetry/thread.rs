@@ -468,6 +468,10 @@ impl Thread {
         if flows && now_ns.saturating_sub(self.looks.read_ns()) >= FRESH_NS {
             self.read_flows(now_ns);
         }
+        let mut endpoints = Endpoints::default();
+        if flows && let Err(error) = self.source.read_endpoints(&mut endpoints) {
+            failed("reading what the kernel knows of the flows' ends", &error);
+        }
         let known = self.looks.flows();
         let mut operations: Vec<Operation> = self.analysis.open().cloned().collect();
         operations.sort_by_key(|operation| operation.began_ns);
@@ -485,6 +489,7 @@ impl Thread {
                 .collect(),
             flows_known: (known.tcp.len() + known.roce.len()) as u64,
             flows: Arc::new(if flows { known.clone() } else { Flows::default() }),
+            endpoints: Arc::new(endpoints),
             owners: Arc::new(self.own.owners().clone()),
             communicators: self.own.communicators().clone(),
             operations,

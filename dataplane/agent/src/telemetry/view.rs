@@ -11,7 +11,7 @@ use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
 use harmonaize_api::v1;
 use harmonaize_events::{
-    Direction, FlowKey, RoceCounters, RoundTrips, TcpCounters, TcpFlow, Traffic as Counted,
+    Direction, FlowKey, QueuePair, RoceCounters, RoundTrips, Socket, TcpCounters, TcpFlow, Traffic as Counted,
 };
 use harmonaize_loader::Flows;
 use std::collections::HashMap;
@@ -255,6 +255,8 @@ fn all_flows<'a>(span: &'a Span<'a>) -> impl Iterator<Item = v1::Flow> + 'a {
             protocol: v1::FlowProtocol::Tcp.into(),
             egress: Some(tcp_direction(&flow.egress, egress, span.clock)),
             ingress: Some(tcp_direction(&flow.ingress, ingress, span.clock)),
+            kernel: span.now.endpoints.socket(key).map(kernel_tcp),
+            end: span.now.endpoints.socket(key).map(end_of_socket),
             ..flow_of(span, key, &known)
         }
     });
@@ -266,6 +268,7 @@ fn all_flows<'a>(span: &'a Span<'a>) -> impl Iterator<Item = v1::Flow> + 'a {
         v1::Flow {
             protocol: v1::FlowProtocol::Roce.into(),
             source_port: counters.source_port,
+            end: span.now.endpoints.queue_pair(key).map(|(_, pair)| end_of_queue_pair(pair)),
             egress,
             ingress,
             ..flow_of(span, key, &others)
@@ -286,6 +289,33 @@ fn flow_of(span: &Span<'_>, key: &FlowKey, names: &Names) -> v1::Flow {
         owner: owner.map(owner_of),
         job: span.now.job_of.get(key).map_or_else(String::new, u64::to_string),
         ..v1::Flow::default()
+    }
+}
+
+/// What a socket said when it was last sampled.
+fn kernel_tcp(socket: &Socket) -> v1::KernelTcp {
+    v1::KernelTcp {
+        smoothed_ns: socket.smoothed_ns,
+        variation_ns: socket.deviation_ns,
+        window: socket.congestion_window,
+        retransmissions: socket.retransmissions,
+        unacknowledged: socket.unacknowledged,
+        delivery_bits: socket.delivery_rate.saturating_mul(8),
+    }
+}
+
+fn end_of_socket(socket: &Socket) -> v1::FlowEnd {
+    v1::FlowEnd { user: socket.user, cgroup: socket.cgroup, ..v1::FlowEnd::default() }
+}
+
+fn end_of_queue_pair(pair: &QueuePair) -> v1::FlowEnd {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
+    v1::FlowEnd {
+        process: pair.process,
+        name: text(&pair.name),
+        device: text(&pair.device),
+        user: pair.user,
+        cgroup: pair.cgroup,
     }
 }
 
