@@ -92,11 +92,21 @@ pub(crate) struct Actor {
 /// Plans that are to be written.
 #[derive(Default)]
 struct Plans {
-    changed: BTreeSet<u64>,
+    waiting: BTreeSet<u64>,
     /// When they will be.
     at: Option<Instant>,
     /// The keeper's number of those that are being written.
     writing: Option<u64>,
+}
+
+impl Plans {
+    /// Those of these communicators may have changed: they are written after a moment, or after those that are being written.
+    fn changed(&mut self, communicators: impl IntoIterator<Item = u64>) {
+        self.waiting.extend(communicators);
+        if !self.waiting.is_empty() && self.writing.is_none() {
+            self.at = self.at.or_else(|| Some(Instant::now() + GATHER));
+        }
+    }
 }
 
 impl Actor {
@@ -160,9 +170,8 @@ impl Actor {
     fn expire(&mut self) {
         let now = self.start.elapsed();
         self.state.expire(now);
-        for id in self.state.lost_plans(now) {
-            self.plans.changed.insert(id);
-        }
+        let lost = self.state.lost_plans(now);
+        self.plans.changed(lost);
         let over = self.state.expired_withdrawals(now);
         if !over.is_empty() {
             self.state.carry_out(now, &over);
@@ -176,8 +185,8 @@ impl Actor {
     /// Writes the plans that have changed, as they are now; agents wait for none of it.
     fn write_plans(&mut self) {
         self.plans.at = None;
-        if self.plans.writing.is_none() && !self.plans.changed.is_empty() {
-            let changed = std::mem::take(&mut self.plans.changed);
+        if self.plans.writing.is_none() && !self.plans.waiting.is_empty() {
+            let changed = std::mem::take(&mut self.plans.waiting);
             let changes = changed.into_iter().map(|id| self.state.plan_change(id)).collect();
             self.plans.writing = Some(self.keeper.keep(changes));
         }
@@ -195,11 +204,11 @@ impl Actor {
             return;
         }
         if let Err(error) = outcome {
-            tracing::error!(%error, "plans are not stored; after a restart control knows less of what runs");
+            tracing::error!(%error, "not stored; after a restart control knows less of what ran");
         }
         if self.plans.writing == Some(number) {
             self.plans.writing = None;
-            self.plans.at = (!self.plans.changed.is_empty()).then(|| Instant::now() + GATHER);
+            self.plans.at = (!self.plans.waiting.is_empty()).then(|| Instant::now() + GATHER);
         }
     }
 
@@ -281,12 +290,7 @@ impl Actor {
                 return;
             }
             for output in outputs {
-                if let Some(id) = touched(&output)
-                    && self.plans.changed.insert(id)
-                    && self.plans.writing.is_none()
-                {
-                    self.plans.at = self.plans.at.or_else(|| Some(Instant::now() + GATHER));
-                }
+                self.plans.changed(touched(&output));
                 match output {
                     Output::Send(session, message) => self.send(session, message.into()),
                     Output::End(session) => drop(self.streams.remove(&session)),

@@ -1,6 +1,6 @@
 //! Drains and windows of maintenance: what hosts, switches and links carry nothing now.
 
-use super::{Instruction, InstructionError, MOST_TARGETS, Operator, REASON_CHARS};
+use super::{InstructionError, MOST_TARGETS, Operator, REASON_CHARS};
 use crate::state::State;
 use crate::state::decisions::Trigger;
 use harmonaize_planner::{Drains, HostId, Link, LinkId, Node, SwitchId, Topology};
@@ -178,15 +178,5 @@ impl Operator {
     /// When a window begins or ends next.
     pub(in crate::state) fn deadline(&self) -> Option<Duration> {
         self.next.into_iter().chain(self.plans_until).min()
-    }
-}
-
-impl Instruction {
-    /// What it is about.
-    pub fn targets(&self) -> &[String] {
-        match self {
-            Self::Withdraw { targets, .. } | Self::Restore { targets, .. } => targets,
-            Self::AddTenant { .. } | Self::RemoveTenant { .. } => &[],
-        }
     }
 }
