@@ -104,6 +104,7 @@ impl State {
             communicator.plan = pending.plan;
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+            self.active_changed();
             self.want_plan(Trigger::Communicators);
         }
         if let Some(changed) = self.decisions.changed(decision, id) {
@@ -158,6 +159,7 @@ impl State {
         self.ports.release(&mut old);
         self.decisions.switched(now, pending.decision, id);
         self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+        self.active_changed();
         self.want_plan(Trigger::Settled);
     }
 

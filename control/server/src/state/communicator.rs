@@ -256,6 +256,7 @@ impl State {
             self.decisions.ended(pending.decision, id);
         }
         self.rhythms.remove(&id);
+        self.active_changed();
         self.want_plan(Trigger::Communicators);
         Some(communicator)
     }

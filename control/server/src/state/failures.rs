@@ -19,16 +19,13 @@ const MOST_ANEW: usize = 512;
 /// How long a suspicion stands before pairs are traced for it again.
 const SUSPECTED: Duration = Duration::from_millis(300);
 
-/// How long a host's word on a link counts.
-const WORD: Duration = Duration::from_secs(10);
-
 /// What hosts' traces tell of links.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    /// By link: whose packets died there, and when that was told.
-    against: BTreeMap<LinkId, BTreeMap<HostId, Duration>>,
-    /// By failed link: whose packets have crossed it since.
-    failed: BTreeMap<LinkId, BTreeMap<HostId, Duration>>,
+    /// By link: whose packets died there. A host's word stands until its packets cross the link again, or its agent is gone.
+    against: BTreeMap<DirectedLink, BTreeSet<HostId>>,
+    /// By link that failed: whose packets have crossed it since.
+    failed: BTreeMap<DirectedLink, BTreeSet<HostId>>,
     suspected: BTreeMap<LinkId, Duration>,
 }
 
@@ -61,12 +58,12 @@ impl State {
     /// What an agent's trace of a pair told.
     pub(super) fn paths_learned(&mut self, now: Duration, by: HostId, pair: Pair, learned: &Learned) {
         for link in &learned.dead {
-            self.failures.against.entry(link.link).or_default().insert(by, now);
-            self.failures.failed.entry(link.link).and_modify(|since| since.clear());
-            if self.failures.failed.contains_key(&link.link) {
+            self.failures.against.entry(*link).or_default().insert(by);
+            if let Some(since) = self.failures.failed.get_mut(link) {
+                since.remove(&by);
                 continue;
             }
-            let agree = self.agreeing(now, link.link);
+            let agree = self.agreeing(*link);
             if agree >= AGREE.min(self.could_tell(*link)) {
                 self.link_failed(now, *link);
             } else {
@@ -74,28 +71,34 @@ impl State {
             }
         }
         for link in &learned.alive {
-            if let Some(words) = self.failures.against.get_mut(&link.link) {
+            if let Some(words) = self.failures.against.get_mut(link) {
                 words.remove(&by);
             }
-            let Some(since) = self.failures.failed.get_mut(&link.link) else { continue };
-            since.insert(by, now);
+            let Some(since) = self.failures.failed.get_mut(link) else { continue };
+            since.insert(by);
             let crossed = since.len();
             if crossed >= AGREE.min(self.could_tell(*link)) {
-                self.link_restored(now, link.link);
+                self.link_restored(now, *link);
             }
         }
-        if learned.moved && learned.dead.is_empty() {
+        if learned.moved || learned.first {
+            self.active_changed();
             let (one, other) = (self.host_name(pair.0), self.host_name(pair.1));
-            self.want_plan(Trigger::Paths {
-                what: format!("connections between {one} and {other} lead another way than was known"),
-            });
+            let what = if learned.moved { "lead another way than was known" } else { "lead a known way now" };
+            self.want_plan(Trigger::Paths { what: format!("connections between {one} and {other} {what}") });
         }
         self.place_again(now, pair);
     }
 
-    fn agreeing(&mut self, now: Duration, link: LinkId) -> usize {
+    /// Whether any link counts as failed.
+    pub(super) fn any_failed(&self) -> bool {
+        !self.failures.failed.is_empty()
+    }
+
+    fn agreeing(&mut self, link: DirectedLink) -> usize {
+        let hosts = &self.hosts;
         let Some(words) = self.failures.against.get_mut(&link) else { return 0 };
-        words.retain(|_, at| *at + WORD > now);
+        words.retain(|host| hosts.contains_key(host));
         words.len()
     }
 
@@ -120,7 +123,7 @@ impl State {
     }
 
     fn link_failed(&mut self, now: Duration, link: DirectedLink) {
-        self.failures.failed.insert(link.link, BTreeMap::new());
+        self.failures.failed.insert(link, BTreeSet::new());
         self.failures.suspected.remove(&link.link);
         self.trace_over(now, link.link);
         if self.estimates.fail(&self.settings.topology, nanos(now), link.link) {
@@ -129,20 +132,21 @@ impl State {
         }
     }
 
-    fn link_restored(&mut self, now: Duration, link: LinkId) {
+    fn link_restored(&mut self, now: Duration, link: DirectedLink) {
         self.failures.failed.remove(&link);
         self.failures.against.remove(&link);
-        self.failures.suspected.remove(&link);
-        self.trace_over(now, link);
-        if self.estimates.restore(nanos(now), link) {
-            let name = self.settings.topology.link_name(DirectedLink { link, forward: true });
+        self.failures.suspected.remove(&link.link);
+        self.trace_over(now, link.link);
+        let whole = !self.failures.failed.contains_key(&link.reversed());
+        if whole && self.estimates.restore(nanos(now), link.link) {
+            let name = self.settings.topology.link_name(link);
             self.want_plan(Trigger::Paths { what: format!("{name} passes packets again") });
         }
     }
 
     /// A probe crossed a link that counts as failed.
     pub(super) fn crossed(&mut self, now: Duration, by: HostId, path: &Path) {
-        let failed = path.links().iter().filter(|link| self.failures.failed.contains_key(&link.link));
+        let failed = path.links().iter().filter(|link| self.failures.failed.contains_key(link));
         for link in failed.copied().collect::<Vec<_>>() {
             let learned = Learned { alive: [link].into(), ..Learned::default() };
             let ends = (by, by);
@@ -157,6 +161,6 @@ impl State {
 impl State {
     /// Links that count as failed.
     pub(super) fn failures_known(&self) -> BTreeSet<LinkId> {
-        self.failures.failed.keys().copied().collect()
+        self.failures.failed.keys().map(|link| link.link).collect()
     }
 }

@@ -255,10 +255,18 @@ impl State {
                         (true, true, _) => Some(0),
                         (true, false, [Some(Use::Open), Some(Use::Open)]) => Some(1),
                         (_, same, [Some(Use::Open), Some(Use::Open)]) => Some(if same { 2 } else { 3 }),
+                        // It is traced while it is in use.
+                        (_, _, [None, None | Some(Use::Open)] | [Some(Use::Open), None]) => Some(4),
                         _ => None,
                     }
                 };
-                self.ports.take_traced(pair, held, cost).unwrap_or_else(|| self.ports.take(pair.0, held))
+                self.ports.take_traced(pair, held, cost).unwrap_or_else(|| {
+                    let port = self.ports.take(pair.0, held);
+                    if port != 0 {
+                        self.ports.adopt(pair, port, held);
+                    }
+                    port
+                })
             });
             let ports: Vec<u16> = ports.collect();
             numbers.insert((low, high), ports);

@@ -97,6 +97,8 @@ impl State {
             communicator.recovering = None;
             // Whoever missed it when control went down learns that the epoch may be used.
             let epoch = communicator.epoch;
+            self.active_changed();
+            self.trace_communicator(now, id);
             self.tell_all(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
         }
         Ok(())

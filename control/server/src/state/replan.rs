@@ -26,6 +26,9 @@ const SPACING: (Duration, Duration) = (Duration::from_millis(1), Duration::from_
 const RECENT: Duration = Duration::from_secs(30);
 pub(super) const MOST_RECENT: usize = 8;
 
+/// How long it holds which connections carry traffic, if no epoch and no path has changed.
+const ACTIVE: Duration = Duration::from_millis(100);
+
 /// First and last pause after a change that was given up.
 const HELD_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
@@ -36,6 +39,8 @@ pub(super) struct Wanted {
     trigger: Option<Trigger>,
     /// Not sooner than this.
     not_before: Duration,
+    /// When the estimates were told last which connections carry traffic; none where that has changed since.
+    active_at: Option<Duration>,
 }
 
 /// Why a communicator runs by what it does.
@@ -64,6 +69,11 @@ impl State {
     /// Something moved: a plan is made before this message or call is over, or as soon as may be.
     pub(super) fn want_plan(&mut self, trigger: Trigger) {
         self.wanted.trigger.get_or_insert(trigger);
+    }
+
+    /// Epochs or paths have changed: other connections carry traffic.
+    pub(super) fn active_changed(&mut self) {
+        self.wanted.active_at = None;
     }
 
     /// When a plan is due that had to wait.
@@ -264,6 +274,10 @@ impl State {
     /// Tells the estimates which connections carry traffic now: those of rings that run, and whose agents would tell if they
     /// were held up.
     pub(super) fn measure_active(&mut self, now: Duration) {
+        if self.wanted.active_at.is_some_and(|at| at + ACTIVE > now) {
+            return;
+        }
+        self.wanted.active_at = Some(now);
         let mut active = Vec::new();
         for (id, known) in &self.communicators {
             if !matches!(known.phase(), v1::Phase::Running | v1::Phase::Changing)
@@ -295,6 +309,10 @@ impl State {
     /// Communicators that planning leaves where they are, because an operator chose their order or because they changed too often,
     /// keep their order and get connections that avoid what passes nothing or was withdrawn.
     fn leave_forbidden(&mut self, now: Duration, number: u64, changes: &mut Vec<Changed>) {
+        let withdrawn = self.withdrawn();
+        if withdrawn.switches.is_empty() && withdrawn.links.is_empty() && !self.any_failed() {
+            return;
+        }
         let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
         let least = self.settings.paths as usize;
         let mut leaving = Vec::new();

@@ -66,6 +66,8 @@ struct Leg {
 pub(super) struct Learned {
     /// Whether a port leads another way than was known.
     pub moved: bool,
+    /// Whether the way of a port was not known before.
+    pub first: bool,
     /// Links that packets died at or are led around.
     pub dead: BTreeSet<DirectedLink>,
     /// Links that packets crossed.
@@ -312,6 +314,7 @@ impl State {
         let found = found.or(kept);
         leg.clone_from(&found);
         learned.moved |= before.is_some() && before != found;
+        learned.first |= before.is_none() && found.is_some();
         learned.alive.extend(found.iter().flat_map(|path| path.links()));
         if let Some(link) = broken {
             *died.entry(link).or_default() += 1;
