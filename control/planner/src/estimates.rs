@@ -2,7 +2,7 @@
 
 use crate::conditions::{Conditions, Drains, Use};
 use crate::path::{DirectedLink, Path};
-use crate::topology::{HostId, LinkId, Topology};
+use crate::topology::{HostId, LinkId, Node, Topology};
 use crate::units::{Nanos, Rate};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -139,6 +139,13 @@ struct Crossing {
     rate: u64,
 }
 
+/// A link that was thought congested before is believed to be so again this much sooner.
+const KNOWN: f64 = 1.5;
+
+/// A link at a host is believed to be congested by others less than one between switches: what else it carries the host's own
+/// agent sees.
+const AT_HOST: f64 = 0.6;
+
 /// What is known of all links. Times are those of one steady clock; they come with each call.
 ///
 /// A verdict speaks against its path, not against a link. Blamed are the fewest links that explain all verdicts that stand; a
@@ -218,8 +225,12 @@ impl Estimates {
             })
             .collect();
         let clear = |link: DirectedLink| self.crossing.get(&link).map_or(0, |crossing| crossing.connections);
-        let known = |link: DirectedLink| self.links.contains_key(&link);
-        let blamed = blame(&suspicions, &clear, &known);
+        let trust = |link: DirectedLink| {
+            let ends = topology.ends(link).map_or([None; 2], |(from, to)| [Some(from), Some(to)]);
+            let at_host = ends.iter().any(|end| matches!(end, Some(Node::Host(_))));
+            (if self.links.contains_key(&link) { KNOWN } else { 1.0 }) * (if at_host { AT_HOST } else { 1.0 })
+        };
+        let blamed = blame(&suspicions, &clear, &trust);
         let verdicts: Vec<Verdict> = self.standing.values().cloned().collect();
         let mut moved = false;
         self.links.retain(|link, kept| {

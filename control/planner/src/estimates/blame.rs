@@ -20,15 +20,12 @@ pub(super) struct Blame {
     pub(super) alike: u32,
 }
 
-/// A link that was thought congested before is believed to be so again this much sooner.
-const KNOWN: f64 = 1.5;
-
-/// The links to blame. `crossing` says how many own connections cross a link, congested or not; `known` whether it was blamed
-/// before. Time: the paths' links times the links blamed.
+/// The links to blame. `crossing` says how many own connections cross a link, congested or not; `trust` how much sooner than
+/// others it is believed to be congested. Time: the paths' links times the links blamed.
 pub(super) fn blame(
     paths: &[Suspicion<'_>],
     crossing: &dyn Fn(DirectedLink) -> u32,
-    known: &dyn Fn(DirectedLink) -> bool,
+    trust: &dyn Fn(DirectedLink) -> f64,
 ) -> BTreeMap<DirectedLink, Blame> {
     let mut over: BTreeMap<DirectedLink, BTreeSet<usize>> = BTreeMap::new();
     let mut clear: BTreeMap<DirectedLink, u32> = BTreeMap::new();
@@ -47,8 +44,7 @@ pub(super) fn blame(
             .map(|(link, verdicts)| {
                 let explains = verdicts.intersection(&open).count() as f64;
                 let against = f64::from(clear.get(link).copied().unwrap_or(0));
-                let trust = if known(*link) { KNOWN } else { 1.0 };
-                (*link, trust * explains * explains / (verdicts.len() as f64 + against))
+                (*link, trust(*link) * explains * explains / (verdicts.len() as f64 + against))
             })
             .collect();
         let best = merits.iter().map(|(_, merit)| *merit).fold(0.0, f64::max);
