@@ -41,6 +41,7 @@ impl FromStr for Target {
 
 /// A connection.
 pub(crate) struct Control {
+    channel: Channel,
     client: ProviderClient<Channel>,
     address: String,
 }
@@ -52,8 +53,13 @@ impl Control {
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
         let endpoint = endpoint.map_err(|error| unreachable(error.to_string()))?.connect_timeout(CONNECT);
         let channel = endpoint.connect().await.map_err(|error| unreachable(cause(&error)))?;
-        let client = ProviderClient::new(channel).max_decoding_message_size(64 << 20);
-        Ok(Self { client, address })
+        let client = ProviderClient::new(channel.clone()).max_decoding_message_size(64 << 20);
+        Ok(Self { channel, client, address })
+    }
+
+    /// The connection, for control's other services.
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel.clone()
     }
 
     pub(crate) async fn status(&mut self, patience: Nanos) -> Result<StatusReply, Failure> {
@@ -104,7 +110,7 @@ impl Control {
         Ok(format!("{}: ended\n", communicator_text(communicator)))
     }
 
-    async fn resolve(&mut self, target: &Target) -> Result<u64, Failure> {
+    pub(crate) async fn resolve(&mut self, target: &Target) -> Result<u64, Failure> {
         let (tenant, name) = match target {
             Target::Id(id) => return Ok(*id),
             Target::Name(tenant, name) => (tenant, name),

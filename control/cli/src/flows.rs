@@ -6,7 +6,7 @@ use crate::table::{row, table};
 use crate::text::{bytes, clean, duration};
 use crate::words::protocol_text;
 use harmonaize_api::communicator_text;
-use harmonaize_api::v1::{Flow, FlowDirection, FlowOwner, FlowProtocol, KernelTcp};
+use harmonaize_api::v1::{Flow, FlowDirection, FlowEnd, FlowOwner, FlowProtocol, KernelTcp};
 use serde_json::{Value, json};
 
 /// What the fields of the JSON mean.
@@ -118,6 +118,7 @@ fn flow_json(flow: &Flow) -> Value {
         "egress": flow.egress.as_ref().map(direction_json),
         "ingress": flow.ingress.as_ref().map(direction_json),
         "kernel": flow.kernel.as_ref().map(kernel_json),
+        "end": flow.end.as_ref().map(end_json),
     })
 }
 
@@ -157,6 +158,16 @@ fn direction_json(way: &FlowDirection) -> Value {
         "sequence_naks": way.sequence_naks,
         "not_ready_naks": way.not_ready_naks,
         "fatal_naks": way.fatal_naks,
+    })
+}
+
+fn end_json(end: &FlowEnd) -> Value {
+    json!({
+        "process": (end.process != 0).then_some(end.process),
+        "name": (!end.name.is_empty()).then_some(&end.name),
+        "device": (!end.device.is_empty()).then_some(&end.device),
+        "user": end.user,
+        "cgroup": (end.cgroup != 0).then_some(end.cgroup),
     })
 }
 

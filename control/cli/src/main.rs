@@ -7,6 +7,7 @@ mod flows;
 #[cfg(test)]
 mod golden;
 mod json;
+mod operate;
 mod perfetto;
 mod phases;
 mod status;
@@ -21,6 +22,7 @@ use agent::Socket;
 use clap::{Parser, Subcommand, ValueEnum};
 use control::{Control, Target};
 use harmonaize_planner::Nanos;
+use operate::{Moment, Operate, TenantAction, Withdrawing};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,7 +34,14 @@ Examples:
   harmonaize status --json | jq .tenants      the same, complete, for programs
   harmonaize reorder a/world h0,h2,h1,h3      another ring order, while operations run
   harmonaize dissolve 5f3a9c1200000001        end a communicator
+  harmonaize topology                         what control takes each link to carry
   harmonaize topology fabric.toml check       is the file right? if not, which line?
+  harmonaize plans                            rings, paths and shares of communicators
+  harmonaize explain a/world                  why it runs by its plan, and when that changed
+  harmonaize plan --dry-run --drain spine0    what would happen if
+  harmonaize drain spine0                     our traffic leaves a switch, while collectives run
+  harmonaize maintenance h3 --from +30min --for 2h
+  harmonaize tenants add bert-team            one more tenant
   harmonaize top                              links, communicators and stragglers of all hosts, live
   harmonaize top --agent unix:PATH            one host: flows and phases too
   harmonaize flows --json | jq '.flows[0]'    every flow of a host
@@ -78,13 +87,101 @@ enum Command {
         #[arg(long, value_name = "DURATION", default_value = "1s")]
         patience: Nanos,
     },
-    /// Checks or shows a topology file, without control.
+    /// Shows the fabric as control sees it; with a file: checks or shows that, without control.
     Topology {
-        /// The file.
-        file: PathBuf,
+        /// The file; control is asked where it is left out.
+        file: Option<PathBuf>,
         /// What to do with it.
         #[arg(default_value = "check")]
         action: TopologyAction,
+        /// As JSON, complete; of control alone.
+        #[arg(long, conflicts_with = "file")]
+        json: bool,
+    },
+    /// Lists tenants, adds or removes one.
+    #[command(after_help = operate::TENANTS_HELP)]
+    Tenants {
+        /// What to do; lists them where it is left out.
+        #[command(subcommand)]
+        action: Option<TenantAction>,
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows what communicators run by: rings, paths, shares, and why.
+    Plans {
+        /// One alone: its id, or tenant/name.
+        #[arg(value_name = "COMMUNICATOR")]
+        communicator: Option<Target>,
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Says what control decided lately, why, and when each stage was reached.
+    #[command(after_help = operate::EXPLAIN_HELP)]
+    Explain {
+        /// About one alone: its id, or tenant/name.
+        #[arg(value_name = "COMMUNICATOR")]
+        communicator: Option<Target>,
+        /// The last N alone; 0 for all that control keeps.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        last: u32,
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Says what control would plan now, or if more were drained; nothing changes.
+    Plan {
+        /// Control plans by itself, so there is only this.
+        #[arg(long, required = true)]
+        dry_run: bool,
+        /// As if these hosts, switches or links were drained too.
+        #[arg(long, value_delimiter = ',', value_name = "TARGET,...")]
+        drain: Vec<String>,
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Takes hosts, switches or links out of use while collectives run, or lists what is drained.
+    #[command(after_help = operate::DRAIN_HELP)]
+    Drain {
+        /// Names of hosts and switches; a link is named by its ends, such as leaf0:spine0.
+        #[arg(value_name = "TARGET")]
+        targets: Vec<String>,
+        /// They may be used again.
+        #[arg(long)]
+        end: bool,
+        /// For whoever looks at it later.
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        reason: String,
+        /// How long to wait until no connection of ours crosses switches and links; 0s not at all.
+        #[arg(long, value_name = "DURATION", default_value = "10s")]
+        wait: Nanos,
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Plans a window in which hosts, switches or links are out of use, or lists those that are planned.
+    #[command(after_help = operate::MAINTENANCE_HELP)]
+    Maintenance {
+        /// Names of hosts and switches; a link is named by its ends, such as leaf0:spine0.
+        #[arg(value_name = "TARGET")]
+        targets: Vec<String>,
+        /// When it begins: a time (UTC), or so long from now.
+        #[arg(long, value_name = "TIME|+DURATION", default_value = "+0s")]
+        from: Moment,
+        /// How long it lasts.
+        #[arg(long = "for", value_name = "DURATION")]
+        length: Option<Nanos>,
+        /// Take it back.
+        #[arg(long, conflicts_with = "length")]
+        cancel: bool,
+        /// For whoever looks at it later.
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        reason: String,
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
     },
     /// Changes the ring order of a communicator while its operations run.
     Reorder {
@@ -183,7 +280,7 @@ enum Command {
 }
 
 const TOP_HELP: &str = "\
-Keys: q quit; Tab, 1-5 another panel; Enter the panel alone; s, S another column to sort by; r the other
+Keys: q quit; Tab, 1-7 another panel; Enter the panel alone; s, S another column to sort by; r the other
 way round; / filter; arrows scroll; p pause; ? help.";
 
 /// What `top` watches.
@@ -281,7 +378,9 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
     let runtime = runtime.map_err(|error| Failure::Refused(error.to_string()))?;
     let Arguments { control, command } = arguments;
     let outcome = match command {
-        Command::Topology { file, action } => topology::run(&file, action == TopologyAction::Show),
+        Command::Topology { file: Some(file), action, json: _ } => {
+            topology::run(&file, action == TopologyAction::Show)
+        }
         Command::Top { agent, interval, flows, filter, once, width } => {
             let source = match agent {
                 Some(Watched::Agent(socket)) => top::Source::Agent(socket),
@@ -300,7 +399,10 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
             Some(seconds) => runtime.block_on(trace::record(&at.socket()?, seconds, &out, keep.as_deref())),
             None => trace::convert(&from, &out),
         },
-        command => runtime.block_on(ask(&control, command)),
+        command @ (Command::Status { .. } | Command::Reorder { .. } | Command::Dissolve { .. }) => {
+            runtime.block_on(ask(&control, command))
+        }
+        command => runtime.block_on(operate(&control, command)),
     };
     // A thread that waits for keys does not hold the end up.
     runtime.shutdown_background();
@@ -311,6 +413,29 @@ impl AgentArguments {
     fn socket(self) -> Result<Socket, Failure> {
         let none = "which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT";
         self.agent.ok_or_else(|| Failure::Usage(none.to_owned()))
+    }
+}
+
+/// What operators ask of control beyond its status.
+async fn operate(control: &str, command: Command) -> Result<String, Failure> {
+    let mut control = Operate::connect(control).await?;
+    match command {
+        Command::Topology { json, .. } => control.topology(json).await,
+        Command::Tenants { action, json } => control.tenants(action, json).await,
+        Command::Plans { communicator, json } => control.plans(communicator.as_ref(), json).await,
+        Command::Explain { communicator, last, json } => {
+            control.explain(communicator.as_ref(), last, json).await
+        }
+        Command::Plan { dry_run: _, drain, json } => control.dry_run(drain, json).await,
+        Command::Drain { targets, end, reason, wait, json } => {
+            control.withdraw(Withdrawing { targets, window: None, end, reason, wait, json }).await
+        }
+        Command::Maintenance { targets, from, length, cancel: end, reason, json } => {
+            let (window, wait) = (Some((from, length)), Nanos(0));
+            control.withdraw(Withdrawing { targets, window, end, reason, wait, json }).await
+        }
+        // None of control's; see `run`.
+        _ => Ok(String::new()),
     }
 }
 

@@ -3,6 +3,7 @@
 mod draw;
 #[cfg(test)]
 mod picture;
+mod plans;
 mod screen;
 #[cfg(test)]
 mod tests;
@@ -10,7 +11,7 @@ mod view;
 
 use crate::Failure;
 use crate::agent::{Agent, Socket};
-use crate::control::Control;
+use crate::operate::Operate;
 use harmonaize_api::v1::{FabricSnapshot, Snapshot};
 use harmonaize_planner::Nanos;
 use ratatui::DefaultTerminal;
@@ -27,6 +28,9 @@ use view::View;
 
 /// Pause before a connection that broke is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Most decisions of control's that are shown.
+const DECISIONS: u32 = 16;
 
 /// Whose telemetry is watched.
 #[derive(Clone, Debug)]
@@ -53,7 +57,7 @@ pub(crate) struct Options {
 /// A stream of snapshots.
 enum Stream {
     Agent(Agent, Streaming<Snapshot>),
-    Control(Control, Streaming<FabricSnapshot>),
+    Control(Box<Operate>, Streaming<FabricSnapshot>),
 }
 
 impl Stream {
@@ -65,9 +69,9 @@ impl Stream {
                 Ok(Self::Agent(agent, stream))
             }
             Source::Control(address) => {
-                let mut control = Control::connect(address).await?;
+                let mut control = Operate::connect(address).await?;
                 let stream = control.watch(options.interval).await?;
-                Ok(Self::Control(control, stream))
+                Ok(Self::Control(Box::new(control), stream))
             }
         }
     }
@@ -89,7 +93,14 @@ impl Stream {
             Self::Agent(agent, stream) => Ok(View::agent(&snapshot(agent, stream).await?)),
             Self::Control(control, stream) => {
                 let next = stream.message().await.map_err(|status| control.failure(&status))?;
-                Ok(View::fabric(&next.ok_or_else(ended)?))
+                let view = View::fabric(&next.ok_or_else(ended)?);
+                // An older control knows of no plans.
+                let plans = control.plans_of(0).await;
+                let decisions = control.decisions(0, DECISIONS).await;
+                Ok(match (plans, decisions) {
+                    (Ok(plans), Ok(decisions)) => view.with_plans(&plans, &decisions),
+                    _ => view,
+                })
             }
         }
     }

@@ -196,6 +196,87 @@ async fn top_shows_what_agents_report_to_control() {
     }
 }
 
+#[tokio::test]
+async fn operators_see_and_steer() {
+    let control = serve().await;
+    play(control, "h0", 0).await;
+    play(control, "h1", 1).await;
+    running(control).await;
+    let (code, out, err) = ask(control, &["plans"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("a/world") && out.contains("h0 h1") && out.contains("LINKS OF RINGS"), "{out}");
+    let (_, out, _) = ask(control, &["plans", "a/world", "--json"]).await;
+    let plans: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(plans["plans"][0]["order"], serde_json::json!(["h0", "h1"]));
+    assert_eq!(plans["plans"][0]["hops"][0]["from"], "h0");
+    assert_eq!(ask(control, &["plans", "a/none"]).await.0, 4);
+
+    let (code, out, _) = ask(control, &["topology"]).await;
+    assert_eq!(code, 0);
+    assert!(
+        out.starts_with(
+            "2 hosts (2 connected), 1 switches, 4 links, each one way: 0 congested, 0 failed, 0 dr"
+        ),
+        "{out}"
+    );
+    let (code, out, err) = ask(control, &["plan", "--dry-run", "--drain", "s"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains(" of 1 communicators would change"), "{out}");
+    assert_eq!(ask(control, &["plan"]).await.0, 2);
+
+    let (code, _, err) = ask(control, &["drain", "h0", "s9"]).await;
+    assert_eq!((code, err.as_str()), (4, "harmonaize: the topology has no host or switch `s9`\n"));
+    let (code, out, err) = ask(control, &["drain", "h0", "h1:s", "--reason", "a fan", "--wait", "0s"]).await;
+    assert_eq!((code, err.as_str()), (0, ""));
+    let mut lines = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    assert!(
+        lines.any(|words| words[0] == "h1:s" && words[1] == "link" && words.ends_with(&["a", "fan"])),
+        "{out}"
+    );
+    let (_, out, _) = ask(control, &["drain", "--json"]).await;
+    let drains: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(drains["withdrawals"][0]["target"], "h0");
+    assert_eq!(
+        (&drains["withdrawals"][0]["left"], &drains["withdrawals"][0]["in_effect"]),
+        (&1.into(), &true.into())
+    );
+    let (_, out, _) = ask(control, &["topology", "--json"]).await;
+    let fabric: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&fabric["links"][2]["from"], &fabric["links"][2]["state"]),
+        (&"h1".into(), &"drained".into())
+    );
+    assert_eq!(fabric["hosts"][0]["drained"], true);
+    let (code, out, _) = ask(control, &["drain", "h0", "h1:s", "--end"]).await;
+    assert_eq!((code, out.as_str()), (0, "h0: may be used again\nh1:s: may be used again\n"));
+    assert_eq!(ask(control, &["drain"]).await.1, "nothing is drained\n");
+    let (code, _, err) = ask(control, &["drain", "h0", "--end"]).await;
+    assert_eq!((code, err.as_str()), (1, "harmonaize: h0 is not drained\n"));
+
+    let (code, _, err) = ask(control, &["maintenance", "s"]).await;
+    assert_eq!((code, err.as_str()), (2, "harmonaize: for how long? say --for 2h\n"));
+    let (code, out, err) = ask(control, &["maintenance", "s", "--from", "+2h", "--for", "30min"]).await;
+    assert_eq!((code, err.as_str(), out.contains("not yet")), (0, "", true), "{out}");
+    let (code, _, err) =
+        ask(control, &["maintenance", "s", "--from", "2020-01-01T00:00:00Z", "--for", "2h"]).await;
+    assert_eq!((code, err.as_str()), (1, "harmonaize: the window is over already\n"));
+    assert_eq!(ask(control, &["maintenance", "s", "--cancel"]).await.0, 0);
+    assert_eq!(ask(control, &["maintenance"]).await.1, "no maintenance is planned\n");
+
+    assert_eq!(ask(control, &["tenants", "add", "b"]).await, (0, "tenant b: added\n".into(), String::new()));
+    let (_, out, _) = ask(control, &["tenants"]).await;
+    assert!(out.contains("configuration") && out.contains("  b       added 20"), "{out}");
+    let (code, _, err) = ask(control, &["tenants", "remove", "a"]).await;
+    assert_eq!((code, err.contains("stands in the configuration file")), (1, true));
+    assert_eq!(ask(control, &["tenants", "remove", "b"]).await.0, 0);
+
+    let (code, out, err) = ask(control, &["explain"]).await;
+    assert_eq!((code, err.as_str(), out.is_empty()), (0, "", false));
+    let (code, out, _) = ask(control, &["top", "--once", "--width", "140"]).await;
+    assert_eq!(code, 0);
+    assert!(out.contains("PLANS") && out.contains("SWITCHES") && out.contains("h0 h1"), "{out}");
+}
+
 #[test]
 fn says_that_control_is_away() {
     // Bound and never served: nobody else can have the port, and nobody listens.
@@ -238,9 +319,20 @@ fn checks_and_shows_topologies() {
 fn help_and_usage() {
     let (code, out, _) = outcome(&harmonaize(&["--help"]));
     assert_eq!(code, 0);
-    for word in
-        ["status", "reorder", "dissolve", "topology", "HARMONAIZE_CONTROL", "Examples:", "Exit status:"]
-    {
+    for word in [
+        "status",
+        "reorder",
+        "dissolve",
+        "topology",
+        "plans",
+        "explain",
+        "drain",
+        "maintenance",
+        "tenants",
+        "HARMONAIZE_CONTROL",
+        "Examples:",
+        "Exit status:",
+    ] {
         assert!(out.contains(word), "{word} is missing in:\n{out}");
     }
     assert_eq!(outcome(&harmonaize(&["dissolve", "no id"])).0, 2);

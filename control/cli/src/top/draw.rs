@@ -14,7 +14,7 @@ const WIDEST: usize = 60;
 
 const HELP: &[&str] = &[
     "q, Esc      quit",
-    "Tab, 1-5    another panel",
+    "Tab, 1-7    another panel",
     "Enter, z    the panel alone, or all of them",
     "s, S        sort by the next column, or the one before",
     "r           the other way round",

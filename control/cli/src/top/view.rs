@@ -28,6 +28,10 @@ pub(crate) enum Kind {
     Stragglers,
     /// Verdicts that changed.
     Changes,
+    /// What communicators run by.
+    Plans,
+    /// Changes of plans.
+    Switches,
 }
 
 /// How a cell wants to be seen.

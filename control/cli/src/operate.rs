@@ -1,0 +1,310 @@
+//! What operators ask of control beyond its status: the fabric, tenants, plans, decisions, drains and maintenance.
+
+mod json;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use crate::Failure;
+use crate::control::{Control, Target};
+use clap::Subcommand;
+use harmonaize_api::v1::operator_client::OperatorClient;
+use harmonaize_api::v1::{self, WithdrawalKind};
+use harmonaize_planner::Nanos;
+use serde_json::Value;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
+use tonic::transport::Channel;
+use tonic::{Response, Status, Streaming};
+
+/// How often a drain is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Examples of `drain`.
+pub(crate) const DRAIN_HELP: &str = "\
+Examples:
+  harmonaize drain spine0                     our traffic leaves it; waits until none is left
+  harmonaize drain h3 leaf0:spine1 --reason 'a fan is loud'
+  harmonaize drain                            what is drained, and what still crosses it
+  harmonaize drain spine0 --end               it may carry again
+
+A switch or link carries no connection of ours where there is another way. A host gets no new communicators; those that
+it takes part in go on until they end, or are dissolved. A link is named by its two ends. Drains outlive restarts of
+control, where its configuration names a store.";
+
+/// Examples of `maintenance`.
+pub(crate) const MAINTENANCE_HELP: &str = "\
+Examples:
+  harmonaize maintenance spine0 --for 2h                            from now on
+  harmonaize maintenance spine0 --from 2026-11-22T22:00:00Z --for 2h
+  harmonaize maintenance spine0 --from +30min --for 2h
+  harmonaize maintenance                                            what is planned or under way
+  harmonaize maintenance spine0 --cancel
+
+In its window it is as if it were drained; afterwards it is used again by itself.";
+
+/// Examples of `tenants`.
+pub(crate) const TENANTS_HELP: &str = "\
+Examples:
+  harmonaize tenants                          who may form communicators, and how many there are
+  harmonaize tenants add bert-team            one more, beside those of the configuration
+  harmonaize tenants remove bert-team         once it has no communicators
+
+A tenant that is added outlives restarts of control, where its configuration names a store. Agents let a tenant's
+processes attach by their own configuration.";
+
+/// Examples of `explain`.
+pub(crate) const EXPLAIN_HELP: &str = "\
+Examples:
+  harmonaize explain                          what control decided lately, and why
+  harmonaize explain a/world --last 3         of one communicator
+  harmonaize explain --json | jq '.decisions[-1]'
+
+Times are counted from when control received the verdict, or, where there was none, from the decision. Scores are how
+much longer operations take than on an idle fabric: 1.00 is best.";
+
+/// What is done with tenants.
+#[derive(Subcommand)]
+pub(crate) enum TenantAction {
+    /// One more.
+    Add {
+        /// 1 to 63 visible ASCII characters, no slash.
+        name: String,
+    },
+    /// One less; only one that was added, and has no communicators.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// What `drain` and `maintenance` are asked for.
+pub(crate) struct Withdrawing {
+    pub targets: Vec<String>,
+    pub window: Option<(Moment, Option<Nanos>)>,
+    pub end: bool,
+    pub reason: String,
+    pub wait: Nanos,
+    pub json: bool,
+}
+
+/// A time of day, or so long from now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    At(SystemTime),
+    In(Nanos),
+}
+
+impl FromStr for Moment {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(later) = text.strip_prefix('+') {
+            return later
+                .parse()
+                .map(Self::In)
+                .map_err(|error: harmonaize_planner::UnitError| error.to_string());
+        }
+        let wrong = |_| "neither a time, such as 2026-11-22T22:00:00Z (UTC), nor +30min".to_owned();
+        humantime::parse_rfc3339_weak(text).map(Self::At).map_err(wrong)
+    }
+}
+
+impl Moment {
+    /// CLOCK_REALTIME nanoseconds.
+    fn nanos(self) -> u64 {
+        let since = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let nanos = |since: Duration| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        match self {
+            Self::At(at) => nanos(since(at)),
+            Self::In(later) => nanos(since(SystemTime::now())).saturating_add(later.0),
+        }
+    }
+}
+
+/// A connection to control for operators.
+pub(crate) struct Operate {
+    control: Control,
+    client: OperatorClient<Channel>,
+}
+
+impl Operate {
+    pub(crate) async fn connect(address: &str) -> Result<Self, Failure> {
+        let control = Control::connect(address).await?;
+        let client = OperatorClient::new(control.channel()).max_decoding_message_size(64 << 20);
+        Ok(Self { control, client })
+    }
+
+    /// The fabric's telemetry, once an interval.
+    pub(crate) async fn watch(&mut self, interval: Nanos) -> Result<Streaming<v1::FabricSnapshot>, Failure> {
+        self.control.watch(interval).await
+    }
+
+    pub(crate) fn failure(&self, status: &Status) -> Failure {
+        self.control.failure(status)
+    }
+
+    fn done<T>(&self, outcome: Result<Response<T>, Status>) -> Result<T, Failure> {
+        outcome.map(Response::into_inner).map_err(|status| self.control.failure(&status))
+    }
+
+    pub(crate) async fn topology(&mut self, json: bool) -> Result<String, Failure> {
+        let outcome = self.client.topology(v1::TopologyRequest {}).await;
+        let reply = self.done(outcome)?;
+        Ok(if json { page(&json::topology(&reply)) } else { text::topology(&reply) })
+    }
+
+    pub(crate) async fn tenants(
+        &mut self,
+        action: Option<TenantAction>,
+        json: bool,
+    ) -> Result<String, Failure> {
+        match action {
+            Some(TenantAction::Add { name }) => {
+                let outcome = self.client.add_tenant(v1::AddTenantRequest { name: name.clone() }).await;
+                self.done(outcome)?;
+                Ok(format!("tenant {name}: added\n"))
+            }
+            Some(TenantAction::Remove { name }) => {
+                let outcome = self.client.remove_tenant(v1::RemoveTenantRequest { name: name.clone() }).await;
+                self.done(outcome)?;
+                Ok(format!("tenant {name}: removed\n"))
+            }
+            None => {
+                let outcome = self.client.tenants(v1::TenantsRequest {}).await;
+                let reply = self.done(outcome)?;
+                Ok(if json { page(&json::tenants(&reply)) } else { text::tenants(&reply) })
+            }
+        }
+    }
+
+    pub(crate) async fn plans(&mut self, of: Option<&Target>, json: bool) -> Result<String, Failure> {
+        let communicator = self.id(of).await?;
+        let reply = self.plans_of(communicator).await?;
+        Ok(if json { page(&json::plans(&reply)) } else { text::plans(&reply) })
+    }
+
+    /// Plans of one communicator, or all (0).
+    pub(crate) async fn plans_of(&mut self, communicator: u64) -> Result<v1::PlansReply, Failure> {
+        let outcome = self.client.plans(v1::PlansRequest { communicator }).await;
+        self.done(outcome)
+    }
+
+    /// The last decisions.
+    pub(crate) async fn decisions(
+        &mut self,
+        communicator: u64,
+        last: u32,
+    ) -> Result<v1::ExplainReply, Failure> {
+        let outcome = self.client.explain(v1::ExplainRequest { communicator, last }).await;
+        self.done(outcome)
+    }
+
+    pub(crate) async fn explain(
+        &mut self,
+        of: Option<&Target>,
+        last: u32,
+        json: bool,
+    ) -> Result<String, Failure> {
+        let communicator = self.id(of).await?;
+        let decisions = self.decisions(communicator, last).await?;
+        if json {
+            return Ok(page(&json::explain(&decisions)));
+        }
+        let plans = if communicator == 0 { None } else { Some(self.plans_of(communicator).await?) };
+        Ok(text::explain(&decisions, plans.as_ref()))
+    }
+
+    pub(crate) async fn dry_run(&mut self, targets: Vec<String>, json: bool) -> Result<String, Failure> {
+        let outcome = self.client.dry_run(v1::DryRunRequest { targets }).await;
+        let reply = self.done(outcome)?;
+        Ok(if json { page(&json::dry_run(&reply)) } else { text::dry_run(&reply) })
+    }
+
+    /// `drain`, or `maintenance` where there is a window.
+    pub(crate) async fn withdraw(&mut self, asked: Withdrawing) -> Result<String, Failure> {
+        let kind = match asked.window {
+            None => WithdrawalKind::Drain,
+            Some(_) => WithdrawalKind::Maintenance,
+        };
+        if asked.targets.is_empty() {
+            if asked.end {
+                return Err(Failure::Usage("which? name hosts, switches or links".to_owned()));
+            }
+            let records = self.withdrawals(kind, &[]).await?;
+            return Ok(if asked.json {
+                page(&json::withdrawals(&records))
+            } else {
+                text::withdrawals(kind, &records)
+            });
+        }
+        if asked.end {
+            let targets = asked.targets.clone();
+            let outcome = self.client.restore(v1::RestoreRequest { targets, kind: kind.into() }).await;
+            self.done(outcome)?;
+            return Ok(asked.targets.iter().map(|target| format!("{target}: may be used again\n")).collect());
+        }
+        let (from_ns, until_ns) = match asked.window {
+            None => (0, 0),
+            Some((_, None)) => return Err(Failure::Usage("for how long? say --for 2h".to_owned())),
+            Some((from, Some(length))) => (from.nanos(), from.nanos().saturating_add(length.0)),
+        };
+        let (targets, reason) = (asked.targets.clone(), asked.reason);
+        let request = v1::WithdrawRequest { targets, kind: kind.into(), from_ns, until_ns, reason };
+        let outcome = self.client.withdraw(request).await;
+        let records = self.done(outcome)?.withdrawals;
+        let records = match asked.wait {
+            Nanos(0) => records,
+            wait => self.left(records, kind, wait).await?,
+        };
+        Ok(if asked.json { page(&json::withdrawals(&records)) } else { text::withdrawals(kind, &records) })
+    }
+
+    /// Waits until no connection of ours crosses switches and links that are drained.
+    async fn left(
+        &mut self,
+        records: Vec<v1::WithdrawalRecord>,
+        kind: WithdrawalKind,
+        wait: Nanos,
+    ) -> Result<Vec<v1::WithdrawalRecord>, Failure> {
+        let until = Instant::now() + wait.into();
+        let names: Vec<String> = records.iter().map(|record| record.target.clone()).collect();
+        let mut records = records;
+        loop {
+            let crossed = |record: &&v1::WithdrawalRecord| record.what != "host" && record.left > 0;
+            let Some(record) = records.iter().find(crossed) else { return Ok(records) };
+            if Instant::now() >= until {
+                return Err(Failure::UnderWay(format!(
+                    "{}: drained, but {} connections of ours still cross it after {wait}; see `harmonaize plans`",
+                    record.target, record.left
+                )));
+            }
+            tokio::time::sleep(LOOK).await;
+            records = self.withdrawals(kind, &names).await?;
+        }
+    }
+
+    /// What is withdrawn in a way: these, or all where none is named.
+    async fn withdrawals(
+        &mut self,
+        kind: WithdrawalKind,
+        names: &[String],
+    ) -> Result<Vec<v1::WithdrawalRecord>, Failure> {
+        let outcome = self.client.withdrawals(v1::WithdrawalsRequest {}).await;
+        let mut records = self.done(outcome)?.withdrawals;
+        records
+            .retain(|record| record.kind() == kind && (names.is_empty() || names.contains(&record.target)));
+        Ok(records)
+    }
+
+    async fn id(&mut self, target: Option<&Target>) -> Result<u64, Failure> {
+        match target {
+            None => Ok(0),
+            Some(target) => self.control.resolve(target).await,
+        }
+    }
+}
+
+fn page(value: &Value) -> String {
+    format!("{value:#}\n")
+}

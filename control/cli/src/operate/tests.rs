@@ -1,0 +1,162 @@
+//! What operators read, from answers that are made up.
+
+use super::{Moment, json, text};
+use harmonaize_api::v1;
+use harmonaize_planner::Nanos;
+use std::time::{Duration, SystemTime};
+
+/// 2025-11-21 20:05:42.123 UTC.
+const AT: u64 = 1_763_755_542_123_000_000;
+
+fn ms(count: u64) -> u64 {
+    AT + count * 1_000_000
+}
+
+fn plan() -> v1::PlanStatus {
+    let path = |source_port, switches: &[&str]| v1::PlannedPath {
+        source_port,
+        switches: switches.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    let hop = |from: &str, to: &str, paths| v1::PlannedHop {
+        from: from.to_owned(),
+        to: to.to_owned(),
+        paths,
+        rate_bits: 400_000_000,
+    };
+    let over = |spine| ["leaf0", spine, "leaf1"];
+    v1::PlanStatus {
+        communicator: 0x1_0000_0001,
+        tenant: "a".to_owned(),
+        name: "world".to_owned(),
+        epoch: 3,
+        next_epoch: 4,
+        order: vec!["h0".to_owned(), "h1".to_owned()],
+        hops: vec![
+            hop("h0", "h1", vec![path(20001, &over("spine1")), path(20002, &over("spine1"))]),
+            hop("h1", "h0", vec![path(20001, &over("spine1")), path(20007, &[])]),
+        ],
+        predicted_ns: 5_000_000,
+        slowdown_ppm: 1_250_000,
+        share_bits: 400_000_000,
+        reason: "others fill \u{1b}[2Jspine0".to_owned(),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn plans_in_words() {
+    let reply = v1::PlansReply { plans: vec![plan()], switches: 2, given_up: 1, planned: 9 };
+    assert_eq!(
+        text::plans(&reply),
+        "1 communicators; 2 changes of plan done, 1 given up
+
+PLANS
+                id  name      epoch  ring   operation  slowdown  share  order by
+  0000000100000001  a/world  3 -> 4  h0 h1  5.0ms          1.25  400M   control
+
+LINKS OF RINGS
+  name     link      paths (source port)                    held to
+  a/world  h0 -> h1  leaf0 spine1 leaf1 (20001, 20002)      400M
+  a/world  h1 -> h0  leaf0 spine1 leaf1 (20001); ? (20007)  400M
+
+a/world: others fill  [2Jspine0
+"
+    );
+}
+
+fn decision() -> v1::DecisionRecord {
+    let verdict = v1::VerdictRecord {
+        host: "h0".to_owned(),
+        path: "h0 leaf0 spine0 leaf1 h1".to_owned(),
+        what: "severe congestion by others".to_owned(),
+        since_ns: ms(0),
+        found_ns: ms(2),
+        received_ns: ms(3),
+    };
+    let change = v1::ChangeRecord {
+        communicator: 0x1_0000_0001,
+        tenant: "a".to_owned(),
+        name: "world".to_owned(),
+        epoch: 4,
+        reason: "leaves spine0".to_owned(),
+        sent_ns: ms(4),
+        prepared_ns: ms(10),
+        first_switched_ns: ms(15),
+        switched_ns: ms(18),
+        outcome: "in use".to_owned(),
+    };
+    v1::DecisionRecord {
+        number: 7,
+        at_ns: ms(4),
+        cause: "h0 tells of congestion".to_owned(),
+        reason: "spine1 is free".to_owned(),
+        score_before_ppm: 2_000_000,
+        score_after_ppm: 1_000_000,
+        verdict: Some(verdict),
+        changes: vec![change],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn decisions_in_words() {
+    let reply = v1::ExplainReply { decisions: vec![decision()], now_ns: ms(100) };
+    assert_eq!(
+        text::explain(&reply, None),
+        "decision 7 at 20:05:42.127: h0 tells of congestion
+  spine1 is free
+  slowdown 2.00 before, 1.00 after
+  verdict of h0: severe congestion by others on h0 leaf0 spine0 leaf1 h1; planned 1.0ms later
+  name     epoch  sent   prepared  first uses it  all use it  now     why
+  a/world      4  1.0ms  7.0ms     12.0ms         15.0ms      in use  leaves spine0
+"
+    );
+    let empty = v1::ExplainReply::default();
+    assert_eq!(text::explain(&empty, None), "nothing was decided since control started\n");
+    let value = json::explain(&reply);
+    assert_eq!(value["decisions"][0]["changes"][0]["switched_ns"], ms(18));
+    assert_eq!(value["decisions"][0]["verdict"]["received_ns"], ms(3));
+}
+
+#[test]
+fn drains_in_words() {
+    let record = |target: &str, what: &str, in_effect, left, unknown| v1::WithdrawalRecord {
+        target: target.to_owned(),
+        what: what.to_owned(),
+        kind: v1::WithdrawalKind::Drain.into(),
+        from_ns: AT,
+        in_effect,
+        left,
+        unknown,
+        ..Default::default()
+    };
+    let records = [
+        record("h3", "host", true, 2, 0),
+        record("leaf0:spine0", "link", true, 0, 1),
+        record("spine0", "switch", true, 4, 0),
+        record("spine1", "switch", true, 0, 0),
+        record("spine9", "unknown", false, 0, 0),
+    ];
+    let shown = text::withdrawals(v1::WithdrawalKind::Drain, &records);
+    let states = [
+        "2 communicators go on",
+        "1 connections may cross it",
+        "4 connections still cross it",
+        "free of ours",
+        "not in the topology",
+    ];
+    for (line, state) in shown.lines().skip(1).zip(states) {
+        assert!(line.contains(state) && line.contains("2025-11-21T20:05:42Z"), "{shown}");
+    }
+}
+
+#[test]
+fn moments_are_times_or_distances() {
+    assert_eq!("+30min".parse(), Ok(Moment::In(Nanos(1_800_000_000_000))));
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_763_755_542);
+    assert_eq!("2025-11-21T20:05:42Z".parse(), Ok(Moment::At(at)));
+    assert_eq!("2025-11-21 20:05:42".parse(), Ok(Moment::At(at)));
+    for bad in ["", "tomorrow", "+30", "30min", "2025-13-01T00:00:00Z"] {
+        assert!(bad.parse::<Moment>().is_err(), "{bad}");
+    }
+}

@@ -1,0 +1,275 @@
+//! Operators' answers as text.
+
+use super::json::state;
+use crate::table::{row, table};
+use crate::text::{clean, clock, duration, rate, share};
+use harmonaize_api::communicator_text;
+use harmonaize_api::v1::{self, LinkState, WithdrawalKind};
+use std::time::{Duration, SystemTime};
+
+/// Most links that are listed while all is well with them.
+const MOST_LINKS: usize = 64;
+
+/// A page of sections.
+fn section(page: &mut String, title: &str, head: Vec<String>, rows: Vec<Vec<String>>) {
+    if !rows.is_empty() {
+        let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+        *page += &format!("\n{title}\n{}", table(&rows));
+    }
+}
+
+/// A name in full; long ones too, for they are to be typed again.
+fn name(tenant: &str, name: &str) -> String {
+    format!("{}/{}", clean(tenant), clean(name))
+}
+
+/// How much longer than on an idle fabric: "1.25".
+fn slowdown(ppm: u64) -> String {
+    if ppm == 0 { "-".to_owned() } else { format!("{:.2}", ppm as f64 / 1e6) }
+}
+
+/// A date and time, UTC.
+fn date(nanos: u64) -> String {
+    match nanos {
+        0 => "-".to_owned(),
+        nanos => humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos))
+            .to_string(),
+    }
+}
+
+pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
+    let count = |wanted: LinkState| reply.links.iter().filter(|link| link.state() == wanted).count();
+    let connected = reply.hosts.iter().filter(|host| host.connected).count();
+    let mut page = format!(
+        "{} hosts ({connected} connected), {} switches, {} links, each one way: {} congested, {} failed, {} drained\n",
+        reply.hosts.len(),
+        reply.switches.len(),
+        reply.links.len(),
+        count(LinkState::Congested),
+        count(LinkState::Failed),
+        count(LinkState::Withdrawn),
+    );
+    let yes = |yes: bool, text: &str| if yes { text.to_owned() } else { "-".to_owned() };
+    let hosts = reply.hosts.iter().map(|host| {
+        let rack = if host.rack.is_empty() { "-" } else { &host.rack };
+        let (agent, drained) =
+            (if host.connected { "connected" } else { "away" }, yes(host.withdrawn, "drained"));
+        row([&host.name, rack, agent, &host.communicators.to_string(), &drained])
+    });
+    section(&mut page, "HOSTS", row(["host", "rack", "agent", "communicators", "use"]), hosts.collect());
+    let switches = reply.switches.iter().map(|switch| {
+        let (connections, drained) = (switch.connections.to_string(), yes(switch.withdrawn, "drained"));
+        row([&switch.name, &switch.kind, &connections, &drained])
+    });
+    section(&mut page, "SWITCHES", row(["switch", "kind", "connections", "use"]), switches.collect());
+    let all = reply.links.len() <= MOST_LINKS;
+    let shown = reply.links.iter().filter(|link| all || link.state() != LinkState::Ok);
+    let head = row(["from", "to", "carries", "others", "state", "sure", "since", "connections"]);
+    section(&mut page, "LINKS", head, shown.map(link).collect());
+    if !all {
+        page += "  (those that are not named are ok)\n";
+    }
+    page
+}
+
+fn link(link: &v1::DirectedLinkStatus) -> Vec<String> {
+    let known = link.confidence_ppm > 0;
+    let sure = if known { share(u64::from(link.confidence_ppm)) } else { "-".to_owned() };
+    let others = if link.foreign_bits == 0 { "-".to_owned() } else { rate(link.foreign_bits) };
+    row([
+        &link.from,
+        &link.to,
+        &rate(link.capacity_bits),
+        &others,
+        state(link.state()),
+        &sure,
+        &clock(link.since_ns),
+        &link.connections.to_string(),
+    ])
+}
+
+pub(crate) fn tenants(reply: &v1::TenantsReply) -> String {
+    let head = row(["tenant", "from", "communicators", "ranks", "errors"]);
+    let rows = reply.tenants.iter().map(|tenant| {
+        let from = match tenant.configured {
+            true => "configuration".to_owned(),
+            false => format!("added {}", date(tenant.added_ns)),
+        };
+        let counts = [u64::from(tenant.communicators), u64::from(tenant.ranks), tenant.errors];
+        let [communicators, ranks, errors] = counts.map(|count| count.to_string());
+        row([&clean(&tenant.name), &from, &communicators, &ranks, &errors])
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    if rows.is_empty() {
+        return "no tenants; `harmonaize tenants add NAME` adds one\n".to_owned();
+    }
+    table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+}
+
+pub(crate) fn plans(reply: &v1::PlansReply) -> String {
+    let (plans, switches) = (reply.plans.len(), reply.switches);
+    let mut page =
+        format!("{plans} communicators; {switches} changes of plan done, {} given up\n", reply.given_up);
+    page += &plan_sections(&reply.plans);
+    page
+}
+
+fn plan_sections(plans: &[v1::PlanStatus]) -> String {
+    let mut page = String::new();
+    let rows = plans.iter().map(|plan| {
+        let epoch = match plan.next_epoch {
+            0 => plan.epoch.to_string(),
+            next => format!("{} -> {next}", plan.epoch),
+        };
+        let predicted = if plan.predicted_ns == 0 { "-".to_owned() } else { duration(plan.predicted_ns) };
+        let share = if plan.share_bits == 0 { "-".to_owned() } else { rate(plan.share_bits) };
+        let chosen = if plan.pinned { "an operator" } else { "control" };
+        row([
+            &communicator_text(plan.communicator),
+            &name(&plan.tenant, &plan.name),
+            &epoch,
+            &plan.order.join(" "),
+            &predicted,
+            &slowdown(plan.slowdown_ppm),
+            &share,
+            chosen,
+        ])
+    });
+    let head = row(["id", "name", "epoch", "ring", "operation", "slowdown", "share", "order by"]);
+    section(&mut page, "PLANS", head, rows.collect());
+    let hops = plans.iter().flat_map(|plan| plan.hops.iter().map(move |hop| (plan, hop)));
+    let rows = hops.map(|(plan, hop)| {
+        let limit = if hop.rate_bits == 0 { "-".to_owned() } else { rate(hop.rate_bits) };
+        let ends = format!("{} -> {}", hop.from, hop.to);
+        row([&name(&plan.tenant, &plan.name), &ends, &paths(hop), &limit])
+    });
+    section(
+        &mut page,
+        "LINKS OF RINGS",
+        row(["name", "link", "paths (source port)", "held to"]),
+        rows.collect(),
+    );
+    let why = plans.iter().filter(|plan| !plan.reason.is_empty());
+    for plan in why {
+        page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sentence(&plan.reason));
+    }
+    page
+}
+
+/// "spine0 (20001, 20002); ? (20003)".
+fn paths(hop: &v1::PlannedHop) -> String {
+    let mut by_way: Vec<(String, Vec<String>)> = Vec::new();
+    for path in &hop.paths {
+        let way = if path.switches.is_empty() { "?".to_owned() } else { path.switches.join(" ") };
+        let port = path.source_port;
+        let port = if port == 0 { "any".to_owned() } else { port.to_string() };
+        match by_way.iter_mut().find(|(known, _)| *known == way) {
+            Some((_, ports)) => ports.push(port),
+            None => by_way.push((way, vec![port])),
+        }
+    }
+    if by_way.is_empty() {
+        return "?".to_owned();
+    }
+    by_way.iter().map(|(way, ports)| format!("{way} ({})", ports.join(", "))).collect::<Vec<_>>().join("; ")
+}
+
+/// Words of control's that may have names of others in them.
+fn sentence(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(600).collect()
+}
+
+pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) -> String {
+    let mut page =
+        plans.map_or_else(String::new, |plans| plan_sections(&plans.plans).trim_start().to_owned());
+    if reply.decisions.is_empty() {
+        return page + "nothing was decided since control started\n";
+    }
+    for one in &reply.decisions {
+        if !page.is_empty() {
+            page.push('\n');
+        }
+        page += &decision(one);
+    }
+    page
+}
+
+fn decision(decision: &v1::DecisionRecord) -> String {
+    let mut page =
+        format!("decision {} at {}: {}\n", decision.number, clock(decision.at_ns), sentence(&decision.cause));
+    page += &format!("  {}\n", sentence(&decision.reason));
+    let (before, after) = (slowdown(decision.score_before_ppm), slowdown(decision.score_after_ppm));
+    page += &format!("  slowdown {before} before, {after} after");
+    if decision.stuck_before + decision.stuck_after > 0 {
+        page += &format!("; without a way: {} before, {} after", decision.stuck_before, decision.stuck_after);
+    }
+    page.push('\n');
+    let begun = decision.verdict.as_ref().map_or(decision.at_ns, |verdict| verdict.received_ns);
+    let since = |at: u64| if at == 0 { "-".to_owned() } else { duration(at.saturating_sub(begun)) };
+    if let Some(verdict) = &decision.verdict {
+        let (host, path, what) = (clean(&verdict.host), sentence(&verdict.path), sentence(&verdict.what));
+        page += &format!("  verdict of {host}: {what} on {path}; planned {} later\n", since(decision.at_ns));
+    }
+    let rows = decision.changes.iter().map(|change| {
+        let whose = match change.tenant.is_empty() {
+            true => communicator_text(change.communicator),
+            false => name(&change.tenant, &change.name),
+        };
+        row([
+            &whose,
+            &change.epoch.to_string(),
+            &since(change.sent_ns),
+            &since(change.prepared_ns),
+            &since(change.first_switched_ns),
+            &since(change.switched_ns),
+            &sentence(&change.outcome),
+            &sentence(&change.reason),
+        ])
+    });
+    let head = row(["name", "epoch", "sent", "prepared", "first uses it", "all use it", "now", "why"]);
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    page + &table(&rows)
+}
+
+pub(crate) fn dry_run(reply: &v1::DryRunReply) -> String {
+    let (before, after) = (slowdown(reply.score_before_ppm), slowdown(reply.score_after_ppm));
+    let mut page = format!(
+        "{} of {} communicators would change; slowdown {before} as it is, {after} by the plan\n",
+        reply.changed.len(),
+        reply.plans.len()
+    );
+    if reply.stuck_before + reply.stuck_after > 0 {
+        page +=
+            &format!("without a way: {} as it is, {} by the plan\n", reply.stuck_before, reply.stuck_after);
+    }
+    if !reply.reason.is_empty() {
+        page += &format!("{}\n", sentence(&reply.reason));
+    }
+    let changed = |plan: &&v1::PlanStatus| reply.changed.contains(&plan.communicator);
+    let plans: Vec<v1::PlanStatus> = reply.plans.iter().filter(changed).cloned().collect();
+    page += &plan_sections(&plans);
+    page
+}
+
+pub(crate) fn withdrawals(kind: WithdrawalKind, records: &[v1::WithdrawalRecord]) -> String {
+    if records.is_empty() {
+        let none =
+            if kind == WithdrawalKind::Drain { "nothing is drained" } else { "no maintenance is planned" };
+        return format!("{none}\n");
+    }
+    let rows = records.iter().map(|record| {
+        let state = match (record.in_effect, record.what.as_str()) {
+            (_, "unknown") => "not in the topology".to_owned(),
+            (false, _) => "not yet".to_owned(),
+            (true, "host") => format!("{} communicators go on", record.left),
+            (true, _) if record.left > 0 => format!("{} connections still cross it", record.left),
+            (true, _) if record.unknown > 0 => format!("{} connections may cross it", record.unknown),
+            (true, _) => "free of ours".to_owned(),
+        };
+        let reason = if record.reason.is_empty() { "-".to_owned() } else { sentence(&record.reason) };
+        let (from, until) = (date(record.from_ns), date(record.until_ns));
+        row([&clean(&record.target), &record.what, &from, &until, &state, &reason])
+    });
+    let head = row(["target", "what", "from", "until", "state", "reason"]);
+    table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+}
