@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
   cargo xtask soak --minutes 30                 seeds from the clock on
   cargo xtask soak --minutes 1 --first 4711     again from a seed that failed
   cargo xtask soak --suite dpu --minutes 60     two emulated offload units alone, with other data each time
+  cargo xtask soak --suite store --minutes 0    5,000 crashes of the machine under control's store
   cargo xtask soak --suite core --release       one suite, optimised, without debug assertions")]
 pub struct Args {
     /// How long to go on; the round that runs then is finished
@@ -24,8 +25,9 @@ pub struct Args {
     /// Seeds in a round
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub round: u64,
-    /// This suite alone: core (communicators in virtual time), plan (damaged programs against the checker) or dpu (two hosts
-    /// with offload units, in virtual machines)
+    /// This suite alone: core (communicators in virtual time), plan (damaged programs against the checker), store (crashes of
+    /// control's machine, ten a seed), control (kills of control, one a hundred seeds) or dpu (two hosts with offload units, in
+    /// virtual machines)
     #[arg(long)]
     pub suite: Option<String>,
     /// Optimise the tests, and leave debug assertions out
@@ -67,16 +69,33 @@ const SUITES: &[Suite] = &[
         work: Work::Tests {
             package: "harmonaize-plan",
             test: "mutations",
-            environment: |seeds| {
-                vec![
-                    ("HARMONAIZE_SEED", seeds.start.to_string()),
-                    ("HARMONAIZE_RUNS", seeds.end.saturating_sub(seeds.start).to_string()),
-                ]
-            },
+            environment: |seeds| from_first(seeds, 1),
+        },
+    },
+    Suite {
+        name: "store",
+        work: Work::Tests {
+            package: "harmonaize-store",
+            test: "crashes",
+            environment: |seeds| from_first(seeds, 1),
+        },
+    },
+    Suite {
+        name: "control",
+        work: Work::Tests {
+            package: "harmonaize-server",
+            test: "store",
+            environment: |seeds| from_first(seeds, 100),
         },
     },
     Suite { name: "dpu", work: Work::OffloadUnits },
 ];
+
+/// The first seed, and how many: one in `each`, at least one.
+fn from_first(seeds: &Range<u64>, each: u64) -> Vec<(&'static str, String)> {
+    let runs = (seeds.end.saturating_sub(seeds.start) / each.max(1)).max(1);
+    vec![("HARMONAIZE_SEED", seeds.start.to_string()), ("HARMONAIZE_RUNS", runs.to_string())]
+}
 
 /// Runs the task; the error of a failing round names its seeds.
 pub fn run(args: &Args) -> Result<()> {
