@@ -181,3 +181,199 @@ fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::PathCo
         source_port: if local == listen { remote } else { local }.into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::own::Formed;
+    use harmonaize_analysis::congestion::{Cause, Signals};
+    use harmonaize_analysis::trace::Record;
+    use harmonaize_events::{FlowKey, Protocol, TcpFlow};
+    use harmonaize_transport::Flow;
+
+    const MS: u64 = 1_000_000;
+    const BEGIN: u64 = 1000 * MS;
+    const LISTEN: u16 = 7100;
+
+    struct World {
+        verdicts: Verdicts,
+        own: Own,
+        analysis: Analysis,
+        names: Mutex<Names>,
+        to: mpsc::Sender<Message>,
+        heard: mpsc::Receiver<Message>,
+    }
+
+    impl World {
+        /// An agent with connections, local and remote port of each, that may say so much.
+        fn new(ports: &[(u16, u16)], per_second: u32, room: usize) -> Self {
+            let (to, heard) = mpsc::channel(room);
+            let flow = |&(local, remote): &(u16, u16)| {
+                let local = format!("10.0.0.1:{local}").parse().unwrap();
+                (3, Flow::Tcp { local, remote: format!("10.0.0.2:{remote}").parse().unwrap() })
+            };
+            let formed = Formed {
+                communicator: 7,
+                tenant: "a".into(),
+                name: "world".into(),
+                ranks: vec![0],
+                epoch: 2,
+                participant: 1,
+                flows: ports.iter().map(flow).collect(),
+            };
+            let mut world = Self {
+                verdicts: Verdicts::default(),
+                own: Own::default(),
+                analysis: Analysis::default(),
+                names: Mutex::default(),
+                to,
+                heard,
+            };
+            let mut records = Vec::new();
+            world.own.formed(&formed, BEGIN, &[5], &mut records);
+            records.iter().for_each(|record| world.analysis.take(record));
+            let wanted = Wanted { to: world.to.downgrade(), per_second, listen: LISTEN };
+            world.verdicts.want(BEGIN, wanted, &world.analysis);
+            world
+        }
+
+        fn find(&mut self, now_ns: u64, (local, remote): (u16, u16), state: State) {
+            let found = Found::Congestion(found(now_ns, (local, remote), state));
+            self.verdicts.take(now_ns, &found);
+        }
+
+        fn tell(&mut self, now_ns: u64) -> Vec<v1::PathCongestion> {
+            self.verdicts.tell(now_ns, 0, (&self.own, &self.analysis), &self.names);
+            let next = || match self.heard.try_recv().ok()? {
+                Message::PathCongestion(told) => Some(told),
+                other => panic!("{other:?}"),
+            };
+            std::iter::from_fn(next).collect()
+        }
+
+        /// Lets own bytes pass until a time.
+        fn pass(&mut self, (local_port, remote_port): (u16, u16), from_ns: u64, until_ns: u64) {
+            let mut flow = TcpFlow::default();
+            let key = FlowKey { local_port, remote_port, ..key() };
+            for time_ns in (from_ns..until_ns).step_by(MS as usize) {
+                let traffic = &mut flow.egress.traffic;
+                (traffic.bytes, traffic.packets) = (traffic.bytes + 15_000, traffic.packets + 10);
+                (traffic.last_ns, traffic.first_ns) = (time_ns, from_ns);
+                self.analysis.take(&Record::Tcp { time_ns, key, flow });
+                self.analysis.advance(time_ns);
+            }
+        }
+    }
+
+    fn key() -> FlowKey {
+        FlowKey {
+            local: FlowKey::words([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 1]),
+            remote: FlowKey::words([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 2]),
+            interface: 5,
+            protocol: Protocol::Tcp as u8,
+            ..FlowKey::default()
+        }
+    }
+
+    fn found(now_ns: u64, (local, remote): (u16, u16), state: State) -> Congestion {
+        let path = Path::Connection { address: key().remote, local, remote };
+        Congestion {
+            link: Link { interface: 5, direction: Direction::Egress, path },
+            state,
+            cause: Cause::Others,
+            since_ns: now_ns,
+            found_ns: now_ns,
+            signals: Signals::default(),
+            own_rate: 1000,
+            other_rate: 0,
+            capacity: 0,
+            round_trip_ns: 0,
+            rest_ns: 0,
+            marked_ppm: 0,
+            lost_ppm: 0,
+            used_ppm: 0,
+        }
+    }
+
+    fn level(told: &[v1::PathCongestion]) -> Vec<v1::CongestionLevel> {
+        told.iter().map(|told| told.congestion.as_ref().unwrap().level()).collect()
+    }
+
+    #[test]
+    fn a_verdict_says_whose_connection_it_is_about_and_by_which_port() {
+        let ports = [(40_001, LISTEN), (LISTEN, 40_002)];
+        let mut world = World::new(&ports, 100, 8);
+        world.find(BEGIN, ports[0], State::Mild);
+        world.find(BEGIN, ports[1], State::Severe);
+        world.find(BEGIN, (40_009, LISTEN), State::Severe);
+        let told = world.tell(BEGIN);
+        let of = |told: &v1::PathCongestion| (told.communicator, told.epoch, told.peer, told.source_port);
+        assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 40_002), (7, 2, 3, 40_001)]);
+        assert_eq!(level(&told), [v1::CongestionLevel::Severe, v1::CongestionLevel::Mild]);
+        assert_eq!(world.tell(BEGIN + 999 * MS), []);
+        assert_eq!(world.tell(BEGIN + 1001 * MS).len(), 2, "said again while they stand");
+        let whole = Link { path: Path::Whole, ..found(0, ports[0], State::Mild).link };
+        let ingress = Link { direction: Direction::Ingress, ..found(0, ports[0], State::Mild).link };
+        for link in [whole, ingress] {
+            let other = Congestion { link, ..found(BEGIN, ports[0], State::Severe) };
+            world.verdicts.take(BEGIN, &Found::Congestion(other));
+        }
+        assert_eq!(world.tell(BEGIN + 1002 * MS), []);
+    }
+
+    #[test]
+    fn the_end_is_told_when_own_traffic_shows_it() {
+        let port = (40_001, LISTEN);
+        let mut world = World::new(&[port], 100, 8);
+        world.find(BEGIN, port, State::None);
+        assert_eq!(world.tell(BEGIN), [], "control never heard of any");
+        world.find(BEGIN, port, State::Severe);
+        assert_eq!(world.tell(BEGIN).len(), 1);
+        world.find(BEGIN + 100 * MS, port, State::None);
+        assert_eq!(world.tell(BEGIN + 3000 * MS), [], "nothing of ours passes");
+        world.pass(port, BEGIN + 3000 * MS, BEGIN + 3050 * MS);
+        assert_eq!(level(&world.tell(BEGIN + 3050 * MS)), [v1::CongestionLevel::None]);
+        assert!(world.tell(BEGIN + 9000 * MS).is_empty() && world.verdicts.known.is_empty());
+        world.find(BEGIN, port, State::Severe);
+        world.tell(BEGIN + 10_000 * MS);
+        world.find(BEGIN, port, State::None);
+        assert!(world.tell(BEGIN + OWED_NS + 10_000 * MS).is_empty() && world.verdicts.known.is_empty());
+    }
+
+    #[test]
+    fn a_storm_is_the_newest_of_each_path_and_no_more_than_may_be() {
+        let ports: Vec<(u16, u16)> = (0..50).map(|port| (40_000 + port, LISTEN)).collect();
+        let mut world = World::new(&ports, 1_000_000, 1024);
+        let mut told = Vec::new();
+        for ms in 0..1000 {
+            for (at, port) in ports.iter().enumerate() {
+                let state = if (ms + at as u64).is_multiple_of(2) { State::Mild } else { State::Severe };
+                world.find(BEGIN + ms * MS, *port, state);
+            }
+            told.extend(world.tell(BEGIN + ms * MS));
+        }
+        assert!((95..=110).contains(&told.len()), "{} in a second", told.len());
+        let each = |port: u32| told.iter().filter(|told| told.source_port == port).count();
+        assert!((40_000..40_050).all(|port| each(port) >= 1), "some path was never told of");
+        ports.iter().for_each(|port| world.find(BEGIN + 1000 * MS, *port, State::Severe));
+        let last: Vec<_> = (1000..2000).flat_map(|ms| world.tell(BEGIN + ms * MS)).collect();
+        let mut newest = std::collections::BTreeMap::new();
+        last.iter().for_each(|told| drop(newest.insert(told.source_port, level(std::slice::from_ref(told)))));
+        assert!(newest.len() == 50 && newest.values().all(|one| *one == [v1::CongestionLevel::Severe]));
+    }
+
+    #[test]
+    fn what_finds_no_room_is_told_later_and_nobody_hears_what_he_does_not_want() {
+        let ports = [(40_001, LISTEN), (40_002, LISTEN)];
+        let mut world = World::new(&ports, 100, 1);
+        ports.iter().for_each(|port| world.find(BEGIN, *port, State::Mild));
+        assert_eq!((world.tell(BEGIN).len(), world.tell(BEGIN).len(), world.tell(BEGIN).len()), (1, 1, 0));
+        let mut records = Vec::new();
+        world.own.ended(7, BEGIN, &[5], &mut records);
+        world.find(BEGIN, ports[0], State::Severe);
+        assert!(world.tell(BEGIN).is_empty() && world.verdicts.known.len() == 1, "the connection is gone");
+        let mut none = World::new(&ports, 0, 8);
+        none.find(BEGIN, ports[0], State::Severe);
+        assert!(none.tell(BEGIN).is_empty() && none.verdicts.known.is_empty());
+    }
+}
