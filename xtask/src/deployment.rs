@@ -52,6 +52,16 @@ impl Setup {
     }
 }
 
+impl Setup {
+    /// Has the agents measure what links of `rate` carry (the driver of an emulated device knows none), and control plan by it.
+    pub fn measure(&mut self, rate: &str) {
+        self.control += "source_ports = \"20000-29999\"\n";
+        self.agent += &format!(
+            "[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n[telemetry.rate]\neth0 = \"{rate}\"\n"
+        );
+    }
+}
+
 /// Control and agents that run until this is dropped; the fabric goes with them.
 #[derive(Debug)]
 pub struct Deployment {

@@ -447,10 +447,14 @@ fn settle(namespace: &Namespace, forwards: bool, node: usize) -> Result<()> {
     let path = Path::new("/proc/sys/net");
     let seed = (node + 1).to_string();
     namespace.enter(|| -> Result<()> {
-        // Kernels without IPv6 or without a seed for the flow hash lack these two.
-        for (file, value) in
-            [("ipv6/conf/default/disable_ipv6", "1"), ("ipv4/fib_multipath_hash_seed", &seed)]
-        {
+        // Kernels lack these where they have no IPv6, no seed for the flow hash, or limit answers over all namespaces at once.
+        let sparse = [
+            ("ipv6/conf/default/disable_ipv6", "1"),
+            ("ipv4/fib_multipath_hash_seed", &seed),
+            ("ipv4/icmp_msgs_per_sec", "100000"),
+            ("ipv4/icmp_msgs_burst", "10000"),
+        ];
+        for (file, value) in sparse {
             if path.join(file).exists() {
                 std::fs::write(path.join(file), value).with_context(|| format!("cannot set {file}"))?;
             }

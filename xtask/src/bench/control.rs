@@ -90,10 +90,8 @@ impl Suite {
         let topology = racks_and_strangers(RACKS, HOSTS_A_RACK, SPINES, &rate);
         Lab::on(&topology, self.binaries.clone(), Arc::clone(&self.stop), |mut setup| {
             setup.strangers = RACKS;
-            setup.control += &format!("source_ports = \"20000-29999\"\n{control}");
-            setup.agent += &format!(
-                "[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n[telemetry.rate]\neth0 = \"{rate}\"\n"
-            );
+            setup.control += control;
+            setup.measure(&rate);
             setup
         })
     }

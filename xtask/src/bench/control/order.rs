@@ -24,23 +24,24 @@ const LEARNING: Duration = Duration::from_secs(8);
 pub(super) fn order(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = suite.lab("")?;
     let alternating: Vec<usize> = (0..HOSTS_A_RACK).flat_map(|host| [host, host + HOSTS_A_RACK]).collect();
-    let mut other = Running::start(&mut lab, &[2, 3, 6, 7], bytes_for(4, OPERATION), Duration::ZERO)?;
-    let mut job = Running::start(&mut lab, &alternating, bytes_for(HOSTS, OPERATION), Duration::ZERO)?;
-    let name = job.name().to_owned();
+    let other = Running::start(&mut lab, &[2, 3, 6, 7], bytes_for(4, OPERATION), Duration::ZERO)?;
     let own: Vec<String> = alternating.iter().map(|host| format!("h{host}")).collect();
+    let bytes = bytes_for(HOSTS, OPERATION);
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 1..=suite.effort.rounds {
+        let mut job = Running::start(&mut lab, &alternating, bytes, Duration::ZERO)?;
+        let name = job.name().to_owned();
         let plan =
             plan_when(&mut lab, &name, "of control's own order", |plan| !same_ring(&plan.order, &own))?;
-        ours.push(settled(&mut lab, &mut job, suite)?);
+        let with_ours = settled(&mut lab, &mut job, suite)?;
         lab.deployment().harmonaize(&["reorder", &plan.communicator, &own.join(",")])?;
         plan_when(&mut lab, &name, "of the tenant's order", |plan| same_ring(&plan.order, &own))?;
-        theirs.push(settled(&mut lab, &mut job, suite)?);
-        lab.deployment().harmonaize(&["reorder", &plan.communicator, "--auto"])?;
-        eprintln!("order, round {round}: busbw MB/s {:?}, in rank order {:?}", ours.last(), theirs.last());
+        let with_theirs = settled(&mut lab, &mut job, suite)?;
+        eprintln!("order, round {round}: busbw {with_ours:.1} MB/s, in rank order {with_theirs:.1}");
+        ours.push(with_ours);
+        theirs.push(with_theirs);
+        job.end(&mut lab)?;
     }
-    job.end(&mut lab)?;
-    other.log()?;
     other.end(&mut lab)?;
     let what = "8 ranks in bad order beside another job: busbw MB/s";
     Ok(vec![case(what.to_owned(), Better::More, ORDER).compare(&ours, &theirs, "ring in rank order")])
@@ -61,7 +62,7 @@ fn same_ring(one: &[String], other: &[String]) -> bool {
 /// Two jobs that compute and reduce for as long each, on one spine: with turns given to them, and without.
 pub(super) fn stagger(suite: &Suite) -> Result<Vec<Row>> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for (control, times) in [("", &mut ours), ("stagger = false\n", &mut theirs)] {
+    for (control, times) in [("", &mut ours), ("replan = false\n", &mut theirs)] {
         let mut lab = suite.lab(control)?;
         lab.deployment().harmonaize(&["drain", "spine1"])?;
         for round in 0..suite.effort.rounds {

@@ -42,7 +42,7 @@ pub(super) fn drain(suite: &Suite) -> Result<Vec<Row>> {
         ensure!(carried(&loads, 0, asked) > 0, "{spine} carried nothing before it was drained");
         let last = loads.iter().filter_map(|load| load.last_over(STRAY)).max().unwrap_or(asked);
         times.push(last.saturating_sub(asked) as f64 / 1e6);
-        lab.deployment().harmonaize(&["drain", "--undo", &spine])?;
+        lab.deployment().harmonaize(&["drain", &spine, "--end"])?;
     }
     job.end(&mut lab)?;
     eprintln!("drained: ms until silence {}", summary(&times));
