@@ -4,7 +4,7 @@ mod lines;
 mod text;
 
 use crate::config::check_name;
-use crate::telemetry::{Finding, Handle, Names, Reading, Setup, replay, start};
+use crate::telemetry::{Finding, Handle, Names, Reading, Setup, own_endpoints, replay, start};
 use anyhow::{Context, bail};
 use clap::Args;
 use harmonaize_loader::{Collector, Options, Programs, interfaces_up};

@@ -34,6 +34,7 @@ mod view;
 mod words;
 
 pub use analysis::Lately;
+pub(crate) use begin::own_endpoints;
 pub use begin::{Running, begin};
 pub(crate) use clock::realtime_ns;
 pub use finding::{Finding, Findings, Found, Late};

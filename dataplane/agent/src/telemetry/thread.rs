@@ -19,7 +19,7 @@ use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
 use harmonaize_events::{Event, FlowKey, Mark};
-use harmonaize_loader::{Collector, Flows};
+use harmonaize_loader::{Collector, Endpoints, Flows};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};

@@ -7,7 +7,7 @@ use harmonaize_agent::telemetry::Running;
 use harmonaize_analysis::trace::{Record, replay};
 use harmonaize_api::v1;
 use harmonaize_api::v1::telemetry_client::TelemetryClient;
-use harmonaize_events::InterfaceTotals;
+use harmonaize_events::{InterfaceTotals, Socket, SocketKey};
 use harmonaize_loader::fake::Fake;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -55,6 +55,16 @@ fn operators_and_prometheus_see_what_is_measured() {
         }
         pass(&fake, key(7, 1), 100);
         pass(&fake, key(7, 2), 200);
+        let socket_of = SocketKey { local_port: 2, namespace: 9, ..SocketKey::default() };
+        let known = Socket {
+            smoothed_ns: 5_000,
+            congestion_window: 10,
+            delivery_rate: 1_000,
+            user: 77,
+            cgroup: 88,
+            ..Socket::default()
+        };
+        fake.scene().endpoints.sockets.insert(socket_of, known);
         let mut client = connect(&socket).await;
         watched(&mut client, &fake).await;
         flows(&mut client).await;
@@ -100,6 +110,14 @@ async fn flows(client: &mut TelemetryClient<Channel>) {
             flows.extend(part.flows);
         }
         assert_eq!(flows.len(), count, "{interface}");
+        for flow in flows {
+            // The kernel knows of one of them.
+            let known = flow.local_port == 2;
+            let tcp = flow.kernel.map(|kernel| (kernel.smoothed_ns, kernel.window, kernel.delivery_bits));
+            assert_eq!(tcp, known.then_some((5_000, 10, 8_000)));
+            let end = flow.end.map(|end| (end.process, end.user, end.cgroup));
+            assert_eq!(end, known.then_some((0, 77, 88)));
+        }
     }
 }
 
