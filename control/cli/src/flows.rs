@@ -33,7 +33,9 @@ wire with the link's header, since the programs were loaded; rates bits a second
     slowed, echoed, zero_windows                       TCP: CWR, ECE, windows of zero
     notifications, sequence_naks, not_ready_naks, fatal_naks  RoCE: CNP, NAKs
   kernel               null, or what the kernel's socket says: smoothed_ns, variation_ns, window,
-                       retransmissions, unacknowledged, delivery_bits";
+                       retransmissions, unacknowledged, delivery_bits
+  end                  null, or whose this side's end is: process, name, device (RoCE; else null), user, cgroup
+                       (null where not known)";
 
 /// Runs the command.
 pub(crate) async fn run(socket: &Socket, interface: String, json: bool) -> Result<String, Failure> {
