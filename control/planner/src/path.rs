@@ -2,7 +2,7 @@
 
 use crate::topology::{HostId, LinkId, Node, SwitchId, Topology};
 use crate::units::{Nanos, Rate};
-use std::net::IpAddr;
+use core::net::IpAddr;
 use std::sync::Arc;
 
 mod ways;

@@ -2,9 +2,9 @@
 
 use crate::text::{Position, TextError};
 use crate::units::{Nanos, Rate};
+use core::net::IpAddr;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 
 mod connected;
 mod file;

@@ -4,9 +4,9 @@ use super::MOST_NODES;
 use super::{Host, HostId, Link, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
 use crate::text::{Lines, Position, parse_toml};
 use crate::units::{Nanos, Rate};
+use core::net::IpAddr;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 use toml::Spanned;
 
 #[derive(Deserialize)]
