@@ -14,11 +14,45 @@ const PREDICTION: u64 = 8;
 /// Orders are tried for jobs of at most so many participants.
 const MOST_SWAPPED: usize = 12;
 
-/// Makes single moves while the score gets better, for at most so many looks at links.
+/// Each single move is tried so many times at most.
+const TRIES: u64 = 400;
+
+/// A step may make the score worse by so much at first, by less and less later.
+const HEAT: f64 = 0.15;
+
+/// Makes single moves while the score gets better. Then, at random but always the same way, tears rings down and builds them anew
+/// (Schrimpf et al., "Record breaking optimization results using the ruin and recreate principle", 2000), and makes moves
+/// that may make it worse for a while (Dueck and Scheuer, "Threshold accepting", 1990); the best is kept. What the one does not
+/// find, the other often does. For at most so many looks at links.
 pub(super) fn polish(search: &mut Search<'_, '_>, budget: u64) {
     let mut polish = Polish { left: budget, search };
+    // Small fabrics do not need it all.
+    let budget = budget.min(polish.moves().saturating_mul(polish.search.size() * PREDICTION * TRIES));
+    polish.left = budget;
     let mut best = polish.merit();
-    while polish.round(&mut best) {}
+    polish.descend(&mut best);
+    polish.rebuild(&mut best, budget / 2);
+    polish.wander(&mut best, budget / 8);
+    polish.descend(&mut best);
+    // What is left goes to pairs of moves, which only together make it better.
+    while !is_perfect(best) && polish.round(&mut best, Polish::exchanges) && polish.descend(&mut best) {}
+}
+
+/// Nobody can be quicker than its own links let it be.
+fn is_perfect(merit: Merit) -> bool {
+    merit.0 == 0 && merit.1 <= 1.0 + 1e-9
+}
+
+/// Numbers that look random: splitmix64 (Steele, Lea and Flood, 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % sides.max(1) as u64) as usize
+    }
 }
 
 struct Polish<'s, 'm, 'a> {
@@ -33,18 +67,157 @@ impl Polish<'_, '_, '_> {
         (score.stuck, score.slowdown, self.search.sum())
     }
 
-    /// One pass over all moves of all jobs; whether one was made.
-    fn round(&mut self, best: &mut Merit) -> bool {
+    /// Single moves until none is left.
+    fn descend(&mut self, best: &mut Merit) -> bool {
+        let mut moved = false;
+        while self.round(best, |polish, index, job, best| {
+            polish.orders(index, job, best) | polish.paths(index, job, best)
+        }) {
+            moved = true;
+        }
+        moved
+    }
+
+    /// One pass over all jobs; whether a move was made.
+    fn round(
+        &mut self,
+        best: &mut Merit,
+        moves: impl Fn(&mut Self, usize, &Job, &mut Merit) -> bool,
+    ) -> bool {
         let jobs = self.search.model.jobs();
         let mut moved = false;
         for (index, job) in jobs.iter().enumerate() {
             if !self.search.model.fixed.get(index).copied().unwrap_or(true) {
-                moved |= self.orders(index, job, best);
-                moved |= self.paths(index, job, best);
-                moved |= self.exchanges(index, job, best);
+                moved |= moves(self, index, job, best);
             }
         }
         moved
+    }
+
+    /// Tears down and builds anew while more than `floor` is left of the budget; ends with the best that it met.
+    fn rebuild(&mut self, best: &mut Merit, floor: u64) {
+        let movable = self.movable();
+        let mut dice = Dice(0);
+        while self.left > floor && !movable.is_empty() && !is_perfect(*best) {
+            self.left -= 1;
+            let (saved, record) = (self.search.rings.clone(), *best);
+            self.ruin(&mut dice, &movable);
+            *best = self.merit();
+            self.descend(best);
+            if !is_better(*best, record) {
+                *best = record;
+                self.restore(saved);
+            }
+        }
+    }
+
+    /// How many single moves there are.
+    fn moves(&mut self) -> u64 {
+        let jobs = self.search.model.jobs();
+        let mut moves = 0;
+        for (index, job) in self.movable().into_iter().filter_map(|index| Some((index, jobs.get(index)?))) {
+            let count = job.hosts.len();
+            moves += self.single_moves(index, job).len();
+            moves += if (3..=MOST_SWAPPED).contains(&count) { count * (count - 1) } else { 0 };
+        }
+        moves as u64
+    }
+
+    fn movable(&self) -> Vec<usize> {
+        let fixed = self.search.model.fixed.iter().enumerate();
+        fixed.filter(|(_, fixed)| !**fixed).map(|(job, _)| job).collect()
+    }
+
+    fn restore(&mut self, rings: Vec<Ring>) {
+        for (job, ring) in rings.into_iter().enumerate() {
+            self.search.replace(job, ring);
+        }
+    }
+
+    /// Takes one to three jobs away and builds them anew, in an order of their own, some paths by chance.
+    fn ruin(&mut self, dice: &mut Dice, movable: &[usize]) {
+        let jobs = self.search.model.jobs();
+        let count = 1 + dice.roll(movable.len().min(3));
+        let picked: Vec<usize> =
+            (0..count).filter_map(|_| movable.get(dice.roll(movable.len())).copied()).collect();
+        let old: Vec<Ring> =
+            picked.iter().map(|index| self.search.replace(*index, Ring::default())).collect();
+        for (index, old) in picked.into_iter().zip(old) {
+            // Picked twice: it stands already.
+            let (Some(job), false) = (jobs.get(index), old.order.is_empty()) else { continue };
+            let mut order = old.order.clone();
+            if dice.roll(2) == 0 {
+                (1..order.len()).for_each(|at| order.swap(at, dice.roll(at + 1)));
+            }
+            let mut ring = self.search.build(index, job, &order, &Ring::default());
+            let ends = self.search.model.ends(job, &order);
+            // All hops by chance, or one and the others where it is cheapest.
+            let (all, one) = (dice.roll(2) == 0, dice.roll(ends.len()));
+            for (hop, (from, to, both)) in ends.into_iter().enumerate().filter(|(hop, _)| all || *hop == one)
+            {
+                let options = self.search.model.options(from, to, both);
+                for at in 0..job.connections.clamp(1, 64) as usize {
+                    if let Some(path) = options.candidates.get(dice.roll(options.candidates.len())) {
+                        set(&mut ring, hop, at, path);
+                    }
+                }
+            }
+            self.search.replace(index, ring);
+        }
+    }
+
+    /// Moves at random while more than `floor` is left of the budget, less and less willing to make the score worse; ends with the best that it met.
+    fn wander(&mut self, best: &mut Merit, floor: u64) {
+        let jobs = self.search.model.jobs();
+        let (movable, start) = (self.movable(), self.left);
+        let (mut now, mut record, mut dice) = (*best, self.search.rings.clone(), Dice(1));
+        while self.left > floor && !movable.is_empty() && !is_perfect(*best) {
+            self.left -= 1;
+            let index = movable.get(dice.roll(movable.len())).copied().unwrap_or(0);
+            let Some(job) = jobs.get(index) else { return };
+            let heat =
+                HEAT * (self.left.saturating_sub(floor)) as f64 / start.saturating_sub(floor).max(1) as f64;
+            let Some(ring) = self.propose(&mut dice, index, job) else { continue };
+            let old = self.search.replace(index, ring);
+            let merit = self.merit();
+            if merit.0 <= now.0 && merit.1 <= now.1 * (1.0 + heat) {
+                now = merit;
+                if is_better(now, *best) {
+                    *best = now;
+                    record.clone_from(&self.search.rings);
+                }
+            } else {
+                self.search.replace(index, old);
+            }
+        }
+        self.restore(record);
+    }
+
+    /// A ring that differs by chance: in its order, or in the path of a connection or of all connections of a hop.
+    fn propose(&mut self, dice: &mut Dice, index: usize, job: &Job) -> Option<Ring> {
+        let old = self.search.rings.get(index)?.clone();
+        let count = job.hosts.len();
+        if (3..=MOST_SWAPPED).contains(&count) && dice.roll(4) == 0 {
+            let mut order = old.order.clone();
+            order.swap(dice.roll(count), dice.roll(count));
+            let old = self.search.replace(index, Ring::default());
+            let ring = self.search.build(index, job, &order, &old);
+            self.search.replace(index, old);
+            return Some(ring);
+        }
+        let mut ring = old;
+        let ends = self.search.model.ends(job, &ring.order);
+        let hop = dice.roll(ends.len());
+        let (from, to, both) = ends.get(hop).copied()?;
+        let options = self.search.model.options(from, to, both);
+        let connections = job.connections.clamp(1, 64) as usize;
+        let (first, all) = (dice.roll(connections), dice.roll(4) == 0);
+        let mut changed = false;
+        for at in if all { 0..connections } else { first..first + 1 } {
+            let path = options.candidates.get(dice.roll(options.candidates.len()))?;
+            changed |= set(&mut ring, hop, at, path);
+        }
+        changed.then_some(ring)
     }
 
     /// Keeps a ring if it makes the score better.

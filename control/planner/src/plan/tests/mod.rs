@@ -1,4 +1,6 @@
 //! Plans: known situations, properties from printed seeds, and the exact optimum as a yardstick.
 
+mod exact;
+mod properties;
 mod scenarios;
 mod world;
