@@ -1,5 +1,9 @@
 //! Scenarios of the state machine, one at a time, and random ones from seeds.
 
+mod closed_loop;
+mod fabric;
+mod operator;
+mod paths;
 mod random;
 mod scenarios;
 mod telemetry;

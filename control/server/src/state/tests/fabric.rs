@@ -1,0 +1,513 @@
+//! A fabric and its agents in virtual time: switches that hash, strangers' flows, agents that trace, probe, prepare, switch and
+//! tell what holds them up, each after a while of its own.
+
+use super::world::{SECOND, settings_of};
+use crate::state::{Fact, Output, SessionId, State};
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
+use harmonaize_planner::{DirectedLink, HostId, LinkId, Node, Path, SwitchId, Topology};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+pub(super) const MS: Duration = Duration::from_millis(1);
+
+/// What is to happen.
+#[derive(Clone, Debug)]
+enum Event {
+    /// An agent says something in a session.
+    Say(SessionId, from_agent::Message),
+    /// An agent looks at its connections.
+    Look(usize),
+}
+
+/// A stranger's flow: what it takes of a directed link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stranger {
+    pub link: DirectedLink,
+    pub bits: u64,
+}
+
+/// A communicator at one agent.
+#[derive(Debug)]
+struct Part {
+    recipes: BTreeMap<u64, v1::Recipe>,
+    epoch: u64,
+}
+
+/// An agent.
+#[derive(Debug, Default)]
+struct Agent {
+    session: Option<SessionId>,
+    parts: BTreeMap<u64, Part>,
+    /// By communicator, epoch, peer and port: what was told last, and when.
+    told: BTreeMap<(u64, u64, u32, u16), (bool, Duration)>,
+    liar: bool,
+    deaf: bool,
+}
+
+/// Everything.
+pub(super) struct Fabric {
+    pub state: State,
+    pub now: Duration,
+    pub topology: Topology,
+    pub rng: ChaCha8Rng,
+    pub facts: Vec<(Duration, Fact)>,
+    pub strangers: BTreeMap<u32, Stranger>,
+    pub dead: BTreeSet<LinkId>,
+    /// By communicator: when each later epoch was in use by all.
+    pub switches: BTreeMap<u64, Vec<Duration>>,
+    /// When each Change left, by communicator.
+    pub changes: BTreeMap<u64, Vec<Duration>>,
+    agents: Vec<Agent>,
+    events: BTreeMap<(Duration, u64), Event>,
+    count: u64,
+    sessions: u64,
+    pub probes: u64,
+    salt: u64,
+}
+
+/// Two racks of four hosts, two spines, 2:1: hosts at 1 Gbit/s, each leaf's uplinks at 1 Gbit/s.
+pub(super) fn two_by_two() -> String {
+    let mut text = String::new();
+    for (index, switch) in ["leaf0", "leaf1", "spine0", "spine1"].iter().enumerate() {
+        text += &format!("[[switch]]\nname = \"{switch}\"\naddresses = [\"10.64.0.{}\"]\n", index + 1);
+    }
+    for host in 0..8 {
+        text += &format!("[[host]]\nname = \"h{host}\"\nrack = \"r{}\"\n", host / 4);
+    }
+    let mut link = |from: String, to: String| {
+        text +=
+            &format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n");
+    };
+    for host in 0..8 {
+        link(format!("h{host}"), format!("leaf{}", host / 4));
+    }
+    for leaf in 0..2 {
+        for spine in 0..2 {
+            link(format!("leaf{leaf}"), format!("spine{spine}"));
+        }
+    }
+    text
+}
+
+impl Fabric {
+    /// Everything whole and idle, agents connected. Links of communicators have `paths` connections each.
+    pub(super) fn new(seed: u64, paths: u32) -> Self {
+        let mut settings = settings_of(&two_by_two());
+        settings.paths = paths;
+        settings.source_ports = Some((20000, 29999));
+        settings.telemetry_interval = Duration::ZERO;
+        settings.join_timeout = SECOND * 60;
+        let topology = settings.topology.clone();
+        let mut fabric = Self {
+            state: State::new(settings, [seed as u8; 32]),
+            now: SECOND,
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            facts: Vec::new(),
+            strangers: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            switches: BTreeMap::new(),
+            changes: BTreeMap::new(),
+            agents: (0..topology.hosts().len()).map(|_| Agent::default()).collect(),
+            events: BTreeMap::new(),
+            count: 0,
+            sessions: 0,
+            probes: 0,
+            salt: seed,
+            topology,
+        };
+        for host in 0..fabric.agents.len() {
+            fabric.connect(host);
+        }
+        fabric
+    }
+
+    pub(super) fn link(&self, from: &str, to: &str) -> DirectedLink {
+        let node = |name: &str| {
+            let switch = self.topology.switches().iter().position(|switch| switch.name == name);
+            switch.map_or_else(
+                || Node::Host(self.topology.host(name).unwrap()),
+                |id| Node::Switch(SwitchId(id)),
+            )
+        };
+        *self.topology.path_along(&[node(from), node(to)]).unwrap().links().first().unwrap()
+    }
+
+    fn after(&mut self, wait: Duration, event: Event) {
+        self.count += 1;
+        self.events.insert((self.now + wait, self.count), event);
+    }
+
+    fn between(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_micros(self.rng.random_range(least * 1000..=most * 1000))
+    }
+
+    /// The host's agent opens a session.
+    pub(super) fn connect(&mut self, host: usize) {
+        self.sessions += 1;
+        let session = SessionId(self.sessions);
+        let listen = format!("10.0.0.{}:4000", host + 1);
+        let abilities = v1::Abilities {
+            trace: true,
+            probe: true,
+            probe_address: format!("10.0.0.{}:4001", host + 1),
+            hold: true,
+            pace: true,
+            path_verdicts: true,
+            missing: Vec::new(),
+        };
+        self.agents[host] = Agent { session: Some(session), ..Agent::default() };
+        let hello = v1::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            host: format!("h{host}"),
+            listen,
+            abilities: Some(abilities),
+            ..v1::Hello::default()
+        };
+        self.say(session, from_agent::Message::Hello(hello));
+    }
+
+    /// The host's agent dies.
+    pub(super) fn kill(&mut self, host: usize) {
+        if let Some(session) = std::mem::take(&mut self.agents[host]).session {
+            self.state.session_ended(self.now, session);
+            self.settle();
+        }
+    }
+
+    /// From now on the agent says that others congest whatever it sends on, as fast as it can, and finds everything dead.
+    pub(super) fn lies(&mut self, host: usize) {
+        self.agents[host].liar = true;
+        self.after(MS, Event::Look(host));
+    }
+
+    /// From now on what the agent is asked to prepare it never answers for.
+    pub(super) fn deaf(&mut self, host: usize, deaf: bool) {
+        self.agents[host].deaf = deaf;
+    }
+
+    /// One rank on each host joins; the communicator's id.
+    pub(super) fn form(&mut self, tenant: &str, name: &str, hosts: &[usize]) -> u64 {
+        let before: BTreeSet<u64> = self.ids();
+        for (rank, host) in hosts.iter().enumerate() {
+            let join = v1::Join {
+                request: self.count + 1000 + rank as u64,
+                tenant: tenant.to_owned(),
+                communicator: name.to_owned(),
+                rank: rank as u32,
+                ranks: hosts.len() as u32,
+                timeout_ns: 0,
+            };
+            let session = self.agents[*host].session.unwrap();
+            self.say(session, from_agent::Message::Join(join));
+        }
+        *self.ids().difference(&before).next().expect("a communicator formed")
+    }
+
+    pub(super) fn ids(&self) -> BTreeSet<u64> {
+        self.state.communicators.keys().copied().collect()
+    }
+
+    fn say(&mut self, session: SessionId, message: from_agent::Message) {
+        self.state.message(self.now, session, message.into());
+        self.settle();
+    }
+
+    /// Carries out what control decided.
+    pub(super) fn settle(&mut self) {
+        loop {
+            let outputs = self.state.take_outputs();
+            if outputs.is_empty() {
+                return;
+            }
+            for output in outputs {
+                match output {
+                    Output::Send(session, message) => self.heard(session, message),
+                    Output::End(session) => {
+                        let agent = self.agents.iter_mut().find(|agent| agent.session == Some(session));
+                        if let Some(agent) = agent {
+                            *agent = Agent::default();
+                        }
+                    }
+                    Output::Status(..) => {}
+                    Output::Fact(fact) => {
+                        if let Fact::EpochCurrent { communicator, epoch, .. } = &fact
+                            && *epoch > 1
+                        {
+                            self.switches.entry(*communicator).or_default().push(self.now);
+                        }
+                        self.facts.push((self.now, fact));
+                    }
+                }
+            }
+        }
+    }
+
+    fn heard(&mut self, session: SessionId, message: to_agent::Message) {
+        use to_agent::Message;
+        let Some(host) = self.agents.iter().position(|agent| agent.session == Some(session)) else { return };
+        match message {
+            Message::Form(recipe) | Message::Change(recipe) => self.recipe(host, session, recipe),
+            Message::Ready(ready) => {
+                let wait = self.between(1, 15);
+                let part = self.agents[host].parts.get_mut(&ready.communicator).unwrap();
+                let first = part.epoch == 0;
+                assert!(part.recipes.contains_key(&ready.epoch), "ready for what was never prepared");
+                part.epoch = ready.epoch;
+                part.recipes.retain(|epoch, _| *epoch >= ready.epoch);
+                if !first {
+                    let v1::Ready { communicator, epoch } = ready;
+                    let switched = v1::Switched { communicator, epoch, first_segment: 1 };
+                    self.after(wait, Event::Say(session, from_agent::Message::Switched(switched)));
+                }
+                self.look_soon(host);
+            }
+            Message::Abandon(abandon) => {
+                let part = self.agents[host].parts.get_mut(&abandon.communicator).unwrap();
+                assert!(part.epoch < abandon.epoch, "an epoch in use is given up");
+                part.recipes.remove(&abandon.epoch);
+            }
+            Message::Dissolve(end) => drop(self.agents[host].parts.remove(&end.communicator)),
+            Message::TracePaths(question) => {
+                let answer = self.trace(host, &question);
+                let wait = self.between(2, 40);
+                self.after(wait, Event::Say(session, from_agent::Message::PathsTraced(answer)));
+            }
+            Message::ProbePath(question) => {
+                self.probes += 1;
+                let answer = self.probe(host, &question);
+                let wait = self.between(2, 40);
+                self.after(wait, Event::Say(session, from_agent::Message::PathProbed(answer)));
+            }
+            Message::Refused(refused) => panic!("refused: {}", refused.reason),
+            Message::Welcome(_) | Message::JoinRefused(_) | Message::ReportRequest(_) | Message::Hold(_) => {}
+        }
+    }
+
+    fn recipe(&mut self, host: usize, session: SessionId, recipe: v1::Recipe) {
+        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
+        if epoch > 1 && recipe.me == 0 {
+            self.changes.entry(communicator).or_default().push(self.now);
+        }
+        let mut order = recipe.order.clone();
+        order.sort_unstable();
+        assert!(order.iter().copied().eq(0..recipe.participants.len() as u32));
+        let part = self.agents[host].parts.entry(communicator);
+        let part = part.or_insert_with(|| Part { recipes: BTreeMap::new(), epoch: 0 });
+        assert!(part.recipes.insert(epoch, recipe).is_none(), "an epoch comes once");
+        if !self.agents[host].deaf {
+            let wait = self.between(1, 6);
+            let prepared = v1::Prepared { communicator, epoch };
+            self.after(wait, Event::Say(session, from_agent::Message::Prepared(prepared)));
+        }
+    }
+
+    /// Which spine a leaf sends a packet to: by a hash over those whose links live.
+    fn way(&self, from: HostId, to: HostId, ports: (u16, u16)) -> Option<Path> {
+        let paths: Vec<Path> = self.topology.equal_cost_paths(from, to);
+        let lives = |path: &&Path| !path.links().iter().any(|link| self.dead.contains(&link.link));
+        let alive: Vec<&Path> = paths.iter().filter(lives).collect();
+        let key = [from.0 as u64, to.0 as u64, u64::from(ports.0), u64::from(ports.1), self.salt];
+        let hash = key.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, part| {
+            let mixed = (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            mixed ^ (mixed >> 29)
+        });
+        alive.get((hash >> 17) as usize % alive.len().max(1)).map(|path| (*path).clone())
+    }
+
+    fn host_at(&self, address: &str) -> HostId {
+        let last = address.rsplit('.').next().unwrap().split(':').next().unwrap();
+        HostId(last.parse::<usize>().unwrap() - 1)
+    }
+
+    fn trace(&mut self, host: usize, question: &v1::TracePaths) -> v1::PathsTraced {
+        assert!(question.ports.len() <= 64 && (1..=16).contains(&question.hops));
+        let to = self.host_at(&question.address);
+        let liar = self.agents[host].liar;
+        let paths = question.ports.iter().map(|ports| {
+            let v1::PortPair { source_port, destination_port } = *ports;
+            let way = self.way(HostId(host), to, (source_port as u16, destination_port as u16));
+            let switches = way.map(|way| self.topology.switches_of(&way)).unwrap_or_default();
+            let hops = switches.iter().map(|id| self.topology.switches()[id.0].addresses[0].to_string());
+            let mut hops: Vec<String> = hops.collect();
+            if liar {
+                hops.truncate(1);
+            }
+            v1::TracedPath { source_port, destination_port, hops }
+        });
+        v1::PathsTraced { question: question.question, paths: paths.collect(), error: String::new() }
+    }
+
+    fn probe(&mut self, host: usize, question: &v1::ProbePath) -> v1::PathProbed {
+        let to = self.host_at(&question.address);
+        let switch = |hop: &v1::Hop| self.topology.switch_at(hop.addresses[0].parse().unwrap()).unwrap();
+        let via: Vec<SwitchId> = question.via.iter().map(switch).collect();
+        let paths = self.topology.equal_cost_paths(HostId(host), to);
+        let path =
+            paths.iter().find(|path| self.topology.switches_of(path) == via).expect("a path that exists");
+        let dead = path.links().iter().any(|link| self.dead.contains(&link.link));
+        let (question, packets_sent) = (question.question, 46);
+        if dead {
+            return v1::PathProbed { question, unreachable: true, ..v1::PathProbed::default() };
+        }
+        let capacity = 1_000_000_000_f64;
+        let worst = path.links().iter().map(|link| self.foreign(*link)).max().unwrap_or(0) as f64;
+        let noise = 1.0 - self.rng.random_range(0.0..0.05);
+        let lie = if self.agents[host].liar { 0.3 } else { 1.0 };
+        let received_bits = (capacity * capacity / (capacity + worst) * noise * lie) as u64;
+        let packets_received = packets_sent;
+        v1::PathProbed {
+            question,
+            received_bits,
+            sent_bits: 1_000_000_000,
+            packets_sent,
+            packets_received,
+            source_port: 50000,
+            ..v1::PathProbed::default()
+        }
+    }
+
+    /// What strangers take of a link.
+    fn foreign(&self, link: DirectedLink) -> u64 {
+        self.strangers.values().filter(|flow| flow.link == link).map(|flow| flow.bits).sum()
+    }
+
+    /// What one of our connections moves on a path: its part of what strangers leave on the narrowest link.
+    fn moved(&self, path: &Path) -> u64 {
+        let own: Vec<Path> =
+            (0..self.agents.len()).flat_map(|host| self.sends(host)).map(|(.., path)| path).collect();
+        let part = |link: &DirectedLink| {
+            let sharing = own.iter().filter(|path| path.links().contains(link)).count();
+            1_000_000_000_u64.saturating_sub(self.foreign(*link)) / sharing.max(1) as u64
+        };
+        path.links().iter().map(part).min().unwrap_or(0)
+    }
+
+    /// Every agent looks at its connections within some milliseconds: something has changed.
+    pub(super) fn look_all(&mut self) {
+        for host in 0..self.agents.len() {
+            self.look_soon(host);
+        }
+    }
+
+    fn look_soon(&mut self, host: usize) {
+        let wait = self.between(2, 10);
+        self.after(wait, Event::Look(host));
+    }
+
+    /// Connections along the rings that leave an agent, each with its path.
+    fn sends(&self, host: usize) -> Vec<(u64, u64, u32, u16, Path)> {
+        let mut sends = Vec::new();
+        for (id, part) in &self.agents[host].parts {
+            let Some(recipe) = part.recipes.get(&part.epoch) else { continue };
+            let at = recipe.order.iter().position(|index| *index == recipe.me).unwrap();
+            let next = recipe.order[(at + 1) % recipe.order.len()];
+            let Some(peer) = recipe.peers.iter().find(|peer| peer.participant == next) else { continue };
+            let to = self.host_at(&peer.address);
+            for port in &peer.source_ports {
+                let port = *port as u16;
+                let ports = if peer.initiate { (port, 4000) } else { (4000, port) };
+                if let Some(path) = self.way(HostId(host), to, ports) {
+                    sends.push((*id, part.epoch, next, port, path));
+                }
+            }
+        }
+        sends
+    }
+
+    /// Every path that own connections along rings take now, by communicator.
+    pub(super) fn own_paths(&self, id: u64) -> Vec<Path> {
+        let all = (0..self.agents.len()).flat_map(|host| self.sends(host));
+        all.filter(|(of, ..)| *of == id).map(|(.., path)| path).collect()
+    }
+
+    /// An agent tells what changed of its own connections, and again what holds for a second.
+    fn look(&mut self, host: usize) {
+        let Some(session) = self.agents[host].session else { return };
+        let liar = self.agents[host].liar;
+        let mut again = false;
+        let sends = self.sends(host);
+        let keys: BTreeSet<_> =
+            sends.iter().map(|(id, epoch, peer, port, _)| (*id, *epoch, *peer, *port)).collect();
+        self.agents[host].told.retain(|key, _| keys.contains(key));
+        for (id, epoch, peer, port, path) in sends {
+            let held = liar || path.links().iter().any(|link| self.foreign(*link) >= 200_000_000);
+            let key = (id, epoch, peer, port);
+            let told = self.agents[host].told.get(&key).copied();
+            let changed = told.is_none_or(|(before, _)| before != held);
+            let old = told.is_some_and(|(before, at)| before && self.now >= at + SECOND);
+            again |= held;
+            if !(changed || old || liar) || self.rng.random_bool(0.02) {
+                // One in fifty is lost, and told again a second later.
+                continue;
+            }
+            self.agents[host].told.insert(key, (held, self.now));
+            let level = match (held, liar) {
+                (true, true) => CongestionLevel::Severe,
+                (true, false) => CongestionLevel::Mild,
+                _ => CongestionLevel::None,
+            };
+            let cause = if held { CongestionCause::Foreign } else { CongestionCause::Unspecified };
+            let congestion = v1::Congestion {
+                interface: "eth0".to_owned(),
+                level: level.into(),
+                cause: cause.into(),
+                loss: liar,
+                delay: held,
+                own_bits: self.moved(&path),
+                capacity_bits: 1_000_000_000,
+                ..v1::Congestion::default()
+            };
+            let told = v1::PathCongestion {
+                congestion: Some(congestion),
+                communicator: id,
+                epoch,
+                peer,
+                source_port: u32::from(port),
+            };
+            self.say(session, from_agent::Message::PathCongestion(told));
+        }
+        if again {
+            let wait = if liar { MS * 2 } else { SECOND };
+            self.after(wait, Event::Look(host));
+        }
+    }
+
+    /// Goes on for so long.
+    pub(super) fn run(&mut self, time: Duration) {
+        let until = self.now + time;
+        loop {
+            let next = self.events.first_key_value().map(|(key, _)| key.0);
+            let deadline = self.state.next_deadline();
+            let at = next.into_iter().chain(deadline).min().filter(|at| *at <= until);
+            let Some(at) = at else {
+                self.now = until;
+                return;
+            };
+            assert!(at >= self.now || deadline == Some(at), "time goes on");
+            self.now = self.now.max(at);
+            if deadline.is_some_and(|deadline| deadline <= self.now) {
+                self.state.expire(self.now);
+                self.settle();
+                let after = self.state.next_deadline();
+                assert!(
+                    after.is_none_or(|after| after > self.now),
+                    "expired, and still due at {:?}",
+                    self.now
+                );
+                continue;
+            }
+            let Some((_, event)) = self.events.pop_first() else { continue };
+            match event {
+                Event::Say(session, message) => {
+                    if self.agents.iter().any(|agent| agent.session == Some(session)) {
+                        self.say(session, message);
+                    }
+                }
+                Event::Look(host) => self.look(host),
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Traces, verdicts and probes that are wrong, late, lone or nobody's: what control makes of each.
+
+use super::fabric::two_by_two;
+use super::world::{SECOND, World, hello, settings, settings_of};
+use crate::state::SessionId;
+use crate::state::trace::pair_of;
+use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
+use harmonaize_planner::{HostId, LinkId};
+use std::time::Duration;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// An agent that can do everything; what it is asked stays to be looked at.
+fn able(world: &mut World, host: usize) -> SessionId {
+    let abilities = v1::Abilities {
+        trace: true,
+        probe: true,
+        probe_address: format!("10.0.0.{host}:5000"),
+        hold: true,
+        pace: true,
+        path_verdicts: true,
+        missing: vec!["nothing".to_owned(); 20],
+    };
+    let hello = v1::Hello {
+        listen: format!("10.0.0.{}:4000", host + 1),
+        abilities: Some(abilities),
+        ..hello(host, vec![])
+    };
+    let session = world.hello(hello);
+    let heard = world.heard(session);
+    let welcome = heard.iter().find_map(|message| match message {
+        to_agent::Message::Welcome(welcome) => Some(welcome.path_verdicts_per_second),
+        _ => None,
+    });
+    assert_eq!(welcome, Some(100));
+    world.got.entry(session).or_default().extend(heard.into_iter().skip(1));
+    session
+}
+
+/// The questions that a session got about paths; what else it got is dropped.
+fn questions(world: &mut World, session: SessionId) -> Vec<v1::TracePaths> {
+    let heard = world.heard(session).into_iter();
+    let asked = heard.filter_map(|message| match message {
+        to_agent::Message::TracePaths(question) => Some(question),
+        _ => None,
+    });
+    asked.collect()
+}
+
+/// Answers a question: each port by the spine that `spine` says, or by none.
+fn answer(
+    world: &mut World,
+    session: SessionId,
+    question: &v1::TracePaths,
+    (leaf, far): (u8, u8),
+    spine: impl Fn(u32) -> Option<u8>,
+) {
+    let path = |ports: &v1::PortPair| {
+        let port = ports.source_port.max(ports.destination_port);
+        let hops = [Some(leaf), spine(port), spine(port).map(|_| far)];
+        let text = |hop: Option<u8>| hop.map_or_else(String::new, |hop| format!("10.64.0.{hop}"));
+        let v1::PortPair { source_port, destination_port } = *ports;
+        v1::TracedPath { source_port, destination_port, hops: hops.into_iter().map(text).collect() }
+    };
+    let paths = question.ports.iter().map(path).collect();
+    let (question, error) = (question.question, String::new());
+    world.say(session, from_agent::Message::PathsTraced(v1::PathsTraced { question, paths, error }));
+}
+
+fn two_racks() -> World {
+    let mut settings = settings_of(&two_by_two());
+    settings.source_ports = Some((20000, 29999));
+    World::new(settings, 5)
+}
+
+/// Even ports go by the first spine, odd ones by the second.
+fn parity(port: u32) -> Option<u8> {
+    Some(3 + (port % 2) as u8)
+}
+
+/// Hosts 0 and 4, of two racks, with a traced pool and a communicator in use.
+fn traced_pair() -> (World, [SessionId; 2], u64) {
+    let mut world = two_racks();
+    let sessions = [0, 4].map(|host| able(&mut world, host));
+    for (session, ends) in sessions.into_iter().zip([(1, 2), (2, 1)]) {
+        let asked = questions(&mut world, session);
+        let [question] = asked.as_slice() else { panic!("{asked:?}") };
+        assert_eq!((question.ports.len(), question.hops), (64, 3));
+        answer(&mut world, session, question, ends, parity);
+    }
+    let id = world.form(&sessions, "world");
+    (world, sessions, id)
+}
+
+fn known_paths(world: &mut World) -> usize {
+    let pair = pair_of(HostId(0), HostId(4));
+    let ports = world.state.ports.pool_of(pair);
+    ports.filter(|(_, port)| port.is_same_both_ways()).count()
+}
+
+fn verdict(communicator: u64, peer: u32, port: u32) -> v1::PathCongestion {
+    let congestion = v1::Congestion {
+        level: CongestionLevel::Mild.into(),
+        cause: CongestionCause::Foreign.into(),
+        ..v1::Congestion::default()
+    };
+    v1::PathCongestion { congestion: Some(congestion), communicator, epoch: 1, peer, source_port: port }
+}
+
+#[test]
+fn agents_that_can_nothing_new_hear_nothing_new() {
+    let mut world = World::new(settings(4), 7);
+    let old: Vec<SessionId> = (0..3).map(|host| world.agent(host)).collect();
+    let able = able(&mut world, 3);
+    let asked = questions(&mut world, able);
+    assert_eq!(asked.len(), 2, "as many as it may have at a time: {asked:?}");
+    let sessions = [old.as_slice(), &[able]].concat();
+    world.form(&sessions, "world");
+    world.wait(SECOND * 100);
+    for session in old {
+        assert_eq!(world.heard(session), []);
+    }
+}
+
+#[test]
+fn traced_ports_are_used_the_way_they_lead() {
+    let (mut world, sessions, id) = traced_pair();
+    assert_eq!(known_paths(&mut world), 64);
+    let ports: Vec<u16> = world.state.communicators[&id].links.values().flatten().copied().collect();
+    assert_eq!(ports.iter().map(|port| port % 2).sum::<u16>(), 1, "one each way: {ports:?}");
+    assert_eq!(questions(&mut world, sessions[0]).len(), 0, "all is known and fresh");
+    world.wait(SECOND * 21);
+    assert_eq!(questions(&mut world, sessions[0]).len(), 1, "and traced again when it is not");
+}
+
+#[test]
+fn answers_that_nobody_asked_for_change_nothing() {
+    let mut world = two_racks();
+    let [first, second] = [0, 4].map(|host| able(&mut world, host));
+    let asked = questions(&mut world, first).remove(0);
+    answer(&mut world, second, &asked, (1, 2), parity);
+    assert_eq!(known_paths(&mut world), 0, "another's question");
+    let mut odd = asked.clone();
+    odd.question = 99;
+    answer(&mut world, first, &odd, (1, 2), parity);
+    let back = questions(&mut world, second).remove(0);
+    answer(&mut world, second, &back, (2, 1), parity);
+    assert_eq!(known_paths(&mut world), 0);
+    // Ports that were not asked for, ports that are none, addresses that are no switch's, and far too many hops.
+    let bad = |source_port: u32, hops: Vec<&str>| v1::TracedPath {
+        source_port,
+        destination_port: 4000,
+        hops: hops.into_iter().map(ToOwned::to_owned).collect(),
+    };
+    let port = asked.ports[0].source_port;
+    let paths = vec![
+        bad(7, vec!["10.64.0.1", "10.64.0.3", "10.64.0.2"]),
+        bad(u32::MAX, vec![]),
+        bad(port, vec!["10.64.0.1", "10.9.9.9", "here"]),
+        bad(port + 1, vec!["10.64.0.1"; 1000]),
+    ];
+    let traced = v1::PathsTraced { question: asked.question, paths, error: String::new() };
+    world.say(first, from_agent::Message::PathsTraced(traced));
+    assert_eq!(known_paths(&mut world), 0);
+    assert!(world.ended.is_empty(), "it costs no session");
+    let asked = questions(&mut world, first).remove(0);
+    answer(&mut world, first, &asked, (1, 2), parity);
+    assert_eq!(known_paths(&mut world), 64, "asked again, it answers well");
+}
+
+#[test]
+fn questions_without_an_answer_are_asked_ever_more_seldom() {
+    let mut world = two_racks();
+    let [first, _] = [0, 4].map(|host| able(&mut world, host));
+    let mut asked = 0;
+    for _ in 0..600 {
+        world.wait(SECOND);
+        asked += questions(&mut world, first).len();
+    }
+    assert!((8..=20).contains(&asked), "{asked} questions in ten minutes");
+}
+
+#[test]
+fn a_silent_switch_is_not_a_dead_link() {
+    let (mut world, sessions, _) = traced_pair();
+    world.wait(SECOND * 21);
+    let asked = questions(&mut world, sessions[0]).remove(0);
+    // The spines keep silent, and the far leaf answers.
+    let paths = asked.ports.iter().map(|ports| v1::TracedPath {
+        source_port: ports.source_port,
+        destination_port: ports.destination_port,
+        hops: vec!["10.64.0.1".to_owned(), String::new(), "10.64.0.2".to_owned()],
+    });
+    let traced = v1::PathsTraced { question: asked.question, paths: paths.collect(), error: String::new() };
+    world.say(sessions[0], from_agent::Message::PathsTraced(traced));
+    assert_eq!(known_paths(&mut world), 64, "what was known stays");
+    assert!(world.state.failures_known().is_empty());
+}
+
+#[test]
+fn one_host_alone_does_not_make_a_link_dead_while_another_could_tell() {
+    let mut world = two_racks();
+    let sessions = [0, 1, 4].map(|host| able(&mut world, host));
+    let ends = [(1, 2), (1, 2), (2, 1)];
+    let settle = |world: &mut World, spine: &dyn Fn(usize, u32) -> Option<u8>| {
+        for _ in 0..8 {
+            for (at, (session, ends)) in sessions.into_iter().zip(ends).enumerate() {
+                for question in questions(world, session) {
+                    if question.hops == 3 {
+                        answer(world, session, &question, ends, |port| spine(at, port));
+                    }
+                }
+            }
+        }
+    };
+    settle(&mut world, &|_, port| parity(port));
+    world.wait(SECOND * 21);
+    // The first host says that nothing gets to the first spine; the other two see that it does.
+    let lie = |at: usize, port: u32| parity(port).filter(|spine| at != 0 || *spine != 3);
+    settle(&mut world, &lie);
+    assert!(world.state.failures_known().is_empty());
+    world.wait(SECOND * 21);
+    settle(&mut world, &|at, port| parity(port).filter(|spine| at == 2 || *spine != 3));
+    let leaf = world.state.settings.topology.switch("leaf0").unwrap();
+    let failed = world.state.failures_known();
+    assert_eq!(failed.len(), 1);
+    let at_leaf = world.state.settings.topology.links_at(harmonaize_planner::Node::Switch(leaf)).to_vec();
+    assert!(failed.iter().all(|link: &LinkId| at_leaf.contains(link)));
+}
+
+#[test]
+fn verdicts_that_make_no_sense_are_refused_and_cost_no_session() {
+    let (mut world, sessions, id) = traced_pair();
+    let port = u32::from(*world.state.communicators[&id].links.values().flatten().next().unwrap());
+    let good = || verdict(id, 1, port);
+    let other = able(&mut world, 1);
+    let congestion = |change: &dyn Fn(&mut v1::Congestion)| {
+        let mut told = good();
+        change(told.congestion.as_mut().unwrap());
+        told
+    };
+    let bad = [
+        v1::PathCongestion { congestion: None, ..good() },
+        congestion(&|found| found.ingress = true),
+        congestion(&|found| found.level = 77),
+        congestion(&|found| found.lost_ppm = 2_000_000),
+        congestion(&|found| found.interface = "x".repeat(65)),
+        v1::PathCongestion { peer: 0, ..good() },
+        v1::PathCongestion { peer: 9, ..good() },
+        v1::PathCongestion { epoch: 0, ..good() },
+        v1::PathCongestion { epoch: 7, ..good() },
+        v1::PathCongestion { source_port: 70000, ..good() },
+        v1::PathCongestion { source_port: 9, ..good() },
+        v1::PathCongestion { source_port: 0, ..good() },
+    ];
+    for (count, told) in bad.iter().enumerate() {
+        world.say(sessions[0], from_agent::Message::PathCongestion(told.clone()));
+        assert_eq!(world.state.verdict_counts("h0"), (0, 0, count as u64 + 1), "{told:?}");
+    }
+    world.say(other, from_agent::Message::PathCongestion(good()));
+    assert_eq!(world.state.verdict_counts("h1"), (0, 0, 1), "of a communicator of others");
+    assert!(world.state.estimates.links().next().is_none());
+    world.say(sessions[0], from_agent::Message::PathCongestion(verdict(77, 1, port)));
+    assert_eq!(world.state.verdict_counts("h0").0, 1, "one that has ended is no fault");
+    assert!(world.ended.is_empty());
+    for _ in 0..1000 {
+        world.say(sessions[0], from_agent::Message::PathCongestion(verdict(77, 1, port)));
+    }
+    let (taken, dropped, _) = world.state.verdict_counts("h0");
+    assert_eq!((taken, dropped), (100 - 12, 1000 - 100 + 13));
+}
+
+#[test]
+fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
+    let (mut world, sessions, id) = traced_pair();
+    let known = world.state.communicators.get_mut(&id).unwrap();
+    // As after a restart without a store: nothing is known of its links.
+    known.links.clear();
+    let mut ports = std::mem::take(&mut known.ports);
+    world.state.ports.release(&mut ports);
+    world.wait(SECOND);
+    world.got.clear();
+    world.say(sessions[0], from_agent::Message::PathCongestion(verdict(id, 1, 40001)));
+    assert_eq!(world.state.verdict_counts("h0"), (1, 0, 0));
+    assert!(world.state.estimates.links().next().is_none(), "its way is not known");
+    for (session, ends) in sessions.into_iter().zip([(1, 2), (2, 1)]) {
+        let asked = questions(&mut world, session);
+        let [question] = asked.as_slice() else { panic!("{asked:?}") };
+        assert!(question.ports.iter().any(|ports| ports.source_port.max(ports.destination_port) == 40001));
+        world.wait(MS * 5);
+        answer(&mut world, session, question, ends, parity);
+    }
+    assert!(world.state.estimates.links().next().is_some(), "now it is");
+}
