@@ -17,7 +17,7 @@ pub(super) const MS: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug)]
 enum Event {
     /// An agent says something in a session.
-    Say(SessionId, from_agent::Message),
+    Say(SessionId, Box<from_agent::Message>),
     /// An agent looks at its connections.
     Look(usize),
 }
@@ -260,7 +260,7 @@ impl Fabric {
                 if !first {
                     let v1::Ready { communicator, epoch } = ready;
                     let switched = v1::Switched { communicator, epoch, first_segment: 1 };
-                    self.after(wait, Event::Say(session, from_agent::Message::Switched(switched)));
+                    self.after(wait, Event::Say(session, Box::new(from_agent::Message::Switched(switched))));
                 }
                 self.look_soon(host);
             }
@@ -273,13 +273,13 @@ impl Fabric {
             Message::TracePaths(question) => {
                 let answer = self.trace(host, &question);
                 let wait = self.between(2, 40);
-                self.after(wait, Event::Say(session, from_agent::Message::PathsTraced(answer)));
+                self.after(wait, Event::Say(session, Box::new(from_agent::Message::PathsTraced(answer))));
             }
             Message::ProbePath(question) => {
                 self.probes += 1;
                 let answer = self.probe(host, &question);
                 let wait = self.between(2, 40);
-                self.after(wait, Event::Say(session, from_agent::Message::PathProbed(answer)));
+                self.after(wait, Event::Say(session, Box::new(from_agent::Message::PathProbed(answer))));
             }
             Message::Refused(refused) => panic!("refused: {}", refused.reason),
             Message::Welcome(_) | Message::JoinRefused(_) | Message::ReportRequest(_) | Message::Hold(_) => {}
@@ -300,7 +300,7 @@ impl Fabric {
         if !self.agents[host].deaf {
             let wait = self.between(1, 6);
             let prepared = v1::Prepared { communicator, epoch };
-            self.after(wait, Event::Say(session, from_agent::Message::Prepared(prepared)));
+            self.after(wait, Event::Say(session, Box::new(from_agent::Message::Prepared(prepared))));
         }
     }
 
@@ -503,7 +503,7 @@ impl Fabric {
             match event {
                 Event::Say(session, message) => {
                     if self.agents.iter().any(|agent| agent.session == Some(session)) {
-                        self.say(session, message);
+                        self.say(session, *message);
                     }
                 }
                 Event::Look(host) => self.look(host),
