@@ -67,7 +67,7 @@ pub enum Cause {
     /// Not told. Counts as others where the level is severe.
     #[default]
     Unknown,
-    /// We do: takes nothing from what is available.
+    /// We do. Where the queue is long, that holds only if what own connections move comes to about what the link carries.
     Own,
     /// Others.
     Others,
@@ -139,6 +139,11 @@ struct Crossing {
     rate: u64,
 }
 
+/// Own traffic that takes so much of a link, in percent, fills it; so much keeps it busy; less than so much is next to nothing.
+const FULL: u128 = 75;
+const BUSY: u128 = 30;
+const IDLE: u128 = 10;
+
 /// A link that was thought congested before is believed to be so again this much sooner.
 const KNOWN: f64 = 1.5;
 
@@ -195,8 +200,13 @@ impl Estimates {
     /// left alone.
     pub fn verdict(&mut self, topology: &Topology, now: Nanos, verdict: Verdict) -> bool {
         let whole = verdict.path.links().iter().all(|link| topology.ends(*link).is_some());
+        // An agent that fills its link sees no traffic beside its own, and lays the queue to that: what is moved tells.
         let by_others = match verdict.cause {
-            Cause::Own => false,
+            Cause::Own => {
+                let narrow = verdict.path.links().iter().map(|link| capacity(topology, *link)).min();
+                let moved = u128::from(verdict.own.0) * 100;
+                verdict.level == Level::Severe && moved >= u128::from(narrow.unwrap_or(0)) * BUSY
+            }
             Cause::Unknown => verdict.level == Level::Severe,
             Cause::Others => verdict.level != Level::None,
         };
@@ -216,9 +226,9 @@ impl Estimates {
 
     /// Blames links for the verdicts that stand, and reckons what others take there.
     fn infer(&mut self, topology: &Topology, now: Nanos) -> bool {
-        let suspicions: Vec<Suspicion<'_>> = self
-            .standing
-            .values()
+        let verdicts = self.unexplained(topology);
+        let suspicions: Vec<Suspicion<'_>> = verdicts
+            .iter()
             .map(|verdict| Suspicion {
                 path: &verdict.path,
                 active: self.active.contains_key(&verdict.connection),
@@ -231,7 +241,6 @@ impl Estimates {
             (if self.links.contains_key(&link) { KNOWN } else { 1.0 }) * (if at_host { AT_HOST } else { 1.0 })
         };
         let blamed = blame(&suspicions, &clear, &trust);
-        let verdicts: Vec<Verdict> = self.standing.values().cloned().collect();
         let mut moved = false;
         self.links.retain(|link, kept| {
             if !kept.supported || blamed.contains_key(link) {
@@ -248,6 +257,29 @@ impl Estimates {
             moved |= self.support(topology, now, *link, blame, &verdicts);
         }
         moved
+    }
+
+    /// The verdicts that own traffic does not explain. An agent sees what its own host sends: on a link that own connections,
+    /// of this host or others, fill for the most part, the queue is ours. And a small queue before a connection that moves
+    /// next to nothing is no news: what little it sent found it.
+    fn unexplained(&self, topology: &Topology) -> Vec<Verdict> {
+        let mut own: HashMap<DirectedLink, u64> = HashMap::new();
+        for verdict in self.standing.values() {
+            for link in verdict.path.links() {
+                let moved = own.entry(*link).or_default();
+                *moved = moved.saturating_add(verdict.own.0);
+            }
+        }
+        let fills = |link: &DirectedLink, moved: u64, percent: u128| {
+            u128::from(moved) * 100 >= u128::from(capacity(topology, *link)) * percent
+        };
+        let explained = |verdict: &Verdict| {
+            let links = verdict.path.links();
+            let full = links.iter().any(|link| fills(link, own.get(link).copied().unwrap_or(0), FULL));
+            let idles = !links.iter().any(|link| fills(link, verdict.own.0, IDLE));
+            full || idles && verdict.own.0 > 0 && verdict.level < Level::Severe
+        };
+        self.standing.values().filter(|verdict| !explained(verdict)).cloned().collect()
     }
 
     fn support(

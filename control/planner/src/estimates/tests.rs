@@ -143,7 +143,19 @@ fn our_own_filling_is_no_congestion() {
     let vague = Verdict { cause: Cause::Unknown, level: Level::Mild, ..own.clone() };
     assert!(!estimates.verdict(&topology, at(1), vague.clone()));
     assert_eq!(estimates.next_due(), None);
-    assert!(estimates.verdict(&topology, at(1), Verdict { level: Level::Severe, ..vague }));
+    // Its agent may lay it to others: what it moves fills the link nevertheless, and so do several hosts' parts together.
+    let severe = Verdict { level: Level::Severe, ..vague };
+    assert!(!estimates.verdict(&topology, at(1), severe.clone()));
+    assert!(!estimates.verdict(&topology, at(1), Verdict { cause: Cause::Others, ..severe.clone() }));
+    let half = |from| verdict(&topology, from, from + 4, 0, Level::Severe, 450);
+    let mut shared = Estimates::default();
+    assert!(shared.verdict(&topology, at(1), half(0)));
+    shared.verdict(&topology, at(2), half(1));
+    assert_eq!(thought(&topology, &shared), []);
+    // A small queue before what sends next to nothing says nothing, a long one does.
+    let mild = verdict(&topology, 2, 6, 0, Level::Mild, 50);
+    assert!(!estimates.verdict(&topology, at(1), mild));
+    assert!(estimates.verdict(&topology, at(1), Verdict { own: Rate(300_000_000), ..severe }));
     let away = Topology::parse("host = [{ name = \"a\" }]").unwrap();
     assert!(!Estimates::default().verdict(&away, at(1), Verdict { cause: Cause::Others, ..own }));
 }

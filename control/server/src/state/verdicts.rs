@@ -166,6 +166,7 @@ impl State {
             CongestionCause::Foreign => Cause::Others,
             CongestionCause::Unspecified => Cause::Unknown,
         };
+        let cause = if self.idles(path, found) { Cause::Own } else { cause };
         let (communicator, epoch) = (told.communicator, told.epoch);
         let connection = Connection { communicator, epoch, from, to, port };
         let verdict = Verdict { connection, path: path.clone(), level, cause, own: Rate(found.own_bits) };
@@ -181,13 +182,20 @@ impl State {
             let noticed = Noticed {
                 host: self.host_name(from),
                 path: self.path_text(path),
-                what: words(level, cause),
+                what: words(level, cause, Rate(found.own_bits)),
                 since_ns: found.since_ns,
                 found_ns: found.found_ns,
                 received: now,
             };
             self.want_plan(Trigger::Verdict(noticed));
         }
+    }
+
+    /// Whether so little moves, and nothing is lost or marked, that a long round trip tells of a pause and not of a queue: the last
+    /// packet before one is acknowledged late.
+    fn idles(&self, path: &Path, found: &v1::Congestion) -> bool {
+        let narrow = self.settings.topology.path_rate(path);
+        !found.loss && !found.marks && u128::from(found.own_bits) * 10 < u128::from(narrow.0)
     }
 
     /// A pair's paths were learned: what waited for that is looked at again.
@@ -260,7 +268,7 @@ impl State {
     }
 }
 
-fn words(level: Level, cause: Cause) -> String {
+fn words(level: Level, cause: Cause, own: Rate) -> String {
     let level = match level {
         Level::None => return "no congestion any more".to_owned(),
         Level::Mild => "mild",
@@ -271,7 +279,7 @@ fn words(level: Level, cause: Cause) -> String {
         Cause::Others => ", by others",
         Cause::Unknown => "",
     };
-    format!("{level} congestion{cause}")
+    format!("{level} congestion{cause}, with {own} of ours")
 }
 
 /// Control's time as the planner counts it.

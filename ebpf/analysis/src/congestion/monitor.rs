@@ -282,6 +282,13 @@ impl Monitor {
         let marks = enough(marks, measure.marked_ppm, limits.marked_ppm);
         let losses = enough(lost, measure.lost_ppm, limits.lost_ppm);
         measure.delay = self.delay(end_ns, &mut measure, limits);
+        // What stands in a queue was sent before a round trip that tells of it: by then the sender may have paused.
+        let span = SHORT + (measure.trip_ns / 2).saturating_mul(3) / BIN_NS;
+        if span < BINS as u64 && measure.trip_ns > SHORT * BIN_NS {
+            let bins = self.bins.before((end_ns / BIN_NS).saturating_sub(1), span);
+            let own: u64 = bins.map(|(_, bin)| bin.own).sum();
+            measure.own_rate = measure.own_rate.max(per_second(own, span * BIN_NS));
+        }
         let signals = (measure.delay >= MILD, marks >= MILD, losses >= MILD);
         measure.signals = Signals { delay: signals.0, marks: signals.1, loss: signals.2, load: false };
         measure.pressure = measure.delay.max(marks).max(losses);

@@ -102,6 +102,7 @@ fn verdict(communicator: u64, peer: u32, port: u32) -> v1::PathCongestion {
     let congestion = v1::Congestion {
         level: CongestionLevel::Mild.into(),
         cause: CongestionCause::Foreign.into(),
+        own_bits: 400_000_000,
         ..v1::Congestion::default()
     };
     v1::PathCongestion { congestion: Some(congestion), communicator, epoch: 1, peer, source_port: port }
