@@ -140,7 +140,7 @@ pub enum Notice {
         /// Why, for the operator.
         reason: String,
     },
-    /// All participants switch to an epoch.
+    /// All participants have switched to an epoch: what was before it is done, and the next change may come.
     Switched {
         /// Which communicator.
         communicator: CommunicatorId,

@@ -295,13 +295,13 @@ impl Engine {
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
             Action::Ended(failure) => self.ended(key, failure),
-            Action::Switched { epoch, segment } => {
+            Action::Switched { epoch, segment } => member.switching = Some((epoch, segment)),
+            Action::Retire { epoch: retired } => {
                 let communicator = member.id;
-                (self.notify)(Notice::Switched { communicator, epoch, segment });
-            }
-            Action::Retire { epoch } => {
-                let communicator = member.id;
-                self.drop_links(communicator, epoch);
+                if let Some((epoch, segment)) = member.switching.take_if(|(epoch, _)| retired < *epoch) {
+                    (self.notify)(Notice::Switched { communicator, epoch, segment });
+                }
+                self.drop_links(communicator, retired);
             }
         }
     }

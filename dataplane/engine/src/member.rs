@@ -51,6 +51,8 @@ pub(crate) struct Member {
     pub(crate) ranks: u32,
     pub(crate) locals: Vec<Local>,
     pub(crate) epochs: Vec<Links>,
+    /// An epoch that is agreed on, and its first segment, until all before that is done.
+    pub(crate) switching: Option<(u32, u64)>,
     pub(crate) landing_slots: u32,
     pub(crate) chunk_bytes: u32,
     pub(crate) algorithms: [u8; 4],
@@ -93,6 +95,7 @@ impl Member {
             ranks: parts.ranks,
             locals: parts.locals,
             epochs: vec![parts.links],
+            switching: None,
             landing_slots: parts.landing_slots,
             chunk_bytes: parts.chunk_bytes,
             algorithms: parts.algorithms,

@@ -152,6 +152,32 @@ fn a_running_operation_changes_its_plan() {
     );
 }
 
+/// Who has switched takes the next change at once, in the same operation.
+#[test]
+fn a_change_may_follow_as_soon_as_one_is_made() {
+    let mut world = World::new(tcp(4), &[vec![0], vec![1], vec![2], vec![3]], small());
+    let count = 1 << 20;
+    (0..4).for_each(|rank| world.write(rank, 0, &input(rank, count)));
+    (0..4).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
+    let told = |world: &World, me: usize, epoch: u32| {
+        let heard = world.notices[me].lock().unwrap();
+        heard.iter().any(|n| matches!(n, Notice::Switched { epoch: of, .. } if *of == epoch))
+    };
+    for (epoch, order) in [(2, [0, 2, 1, 3]), (3, [0, 1, 2, 3]), (4, [0, 3, 1, 2])] {
+        for me in (0..4).map(Participant) {
+            let (plan, peers) = (world.plan(epoch, &order), world.peers(epoch, me));
+            let command = Command::Change { communicator: CommunicatorId(1), plan, peers };
+            world.engines[me.0 as usize].command(command);
+        }
+        world.until("a switch", |world| (0..4).all(|me| told(world, me, epoch)));
+    }
+    assert!(world.completions().iter().all(|c| c.status == 0));
+    for heard in &world.notices {
+        let heard = heard.lock().unwrap();
+        assert!(!heard.iter().any(|n| matches!(n, Notice::PrepareFailed { .. })), "{heard:?}");
+    }
+}
+
 #[test]
 fn bad_calls_are_refused_and_hurt_nobody() {
     let mut world = World::new(loopback(2), &[vec![0], vec![1]], small());
