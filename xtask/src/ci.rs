@@ -2,7 +2,7 @@
 
 use crate::packages::{self, Consent};
 use crate::workspace::{self, Binaries, Profile};
-use crate::{aarch64, ebpf, softroce, test, tidy};
+use crate::{aarch64, ebpf, test, tidy};
 use anyhow::{Result, bail};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub struct Args {
     /// Install missing packages and tools without asking
     #[arg(long)]
     pub yes: bool,
-    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, softroce, aarch64, dpu, bench, demo
+    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, ebpf, softroce, aarch64, dpu, bench, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -44,26 +44,12 @@ const STAGES: &[(&str, Stage)] = &[
     }),
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
     ("ebpf", |args| ebpf::check(Consent::from_flag(args.yes))),
-    ("softroce", |args| softroce::test(&softroce::TestArgs::all(args.yes))),
+    ("softroce", |args| task(args, &["softroce", "test"])),
     ("aarch64", |args| aarch64::run(&aarch64::Args { yes: args.yes, cargo: Vec::new() })),
-    ("dpu", |args| {
-        let mut task = vec!["xtask", "dpu"];
-        task.extend(args.yes.then_some("--yes"));
-        cargo(&task)
-    }),
-    ("bench", |args| {
-        Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
-        // Optimised, as it is used: its training would crawl otherwise.
-        cargo(&["test", "--locked", "--quiet", "--release", "--package", "harmonaize-bench"])?;
-        // Whether all of it runs; nothing is timed.
-        let mut smoke = vec!["xtask", "bench", "telemetry", "--smoke"];
-        smoke.extend(args.yes.then_some("--yes"));
-        cargo(&smoke)
-    }),
-    ("demo", |_| {
-        // By cargo: the stages before may have built this very program anew.
-        cargo(&["xtask", "demo", "--yes", "--steps", "60"])
-    }),
+    ("dpu", |args| task(args, &["dpu"])),
+    // Whether all of it runs; nothing is timed.
+    ("bench", |args| task(args, &["bench", "telemetry", "--smoke"])),
+    ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];
 
 /// Runs the task: every stage, even after one has failed.
@@ -107,6 +93,16 @@ fn table(rows: &[(&str, Duration, bool)], total: Duration) -> String {
 
 fn cargo(arguments: &[&str]) -> Result<()> {
     workspace::run(workspace::cargo().args(arguments))
+}
+
+/// Another task, with the programs that the tests have built: a release build takes minutes and gigabytes, and shows no
+/// more. By cargo, for the stages before may have built this very program anew.
+fn task(args: &Args, words: &[&str]) -> Result<()> {
+    cargo(&["build", "--quiet", "--workspace", "--bins", "--tests"])?;
+    let mut task = workspace::cargo();
+    task.env("HARMONAIZE_BINARIES", Binaries::folder_of(Profile::Dev));
+    task.arg("xtask").args(words).args(args.yes.then_some("--yes"));
+    workspace::run(&mut task)
 }
 
 fn deny(consent: Consent) -> Result<()> {

@@ -102,11 +102,6 @@ pub struct TestArgs {
 }
 
 impl TestArgs {
-    /// All tests, as in CI.
-    pub(crate) fn all(yes: bool) -> Self {
-        Self { guest: Guest { yes, hosts: 4, kvm: false }, only: Vec::new() }
-    }
-
     fn wants(&self, step: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|name| step.starts_with(name))
     }

@@ -39,20 +39,22 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         eprintln!("SKIPPED: not root, so the end-to-end tests in network namespaces do nothing in this run.");
     }
-    workspace::run(workspace::cargo().args(["build"]))?;
+    // One selection in all calls: cargo unifies features over what a call names, and builds anew what differs.
+    let all: &[&str] = if args.runner.is_empty() { &["--workspace"] } else { &[] };
+    workspace::run(workspace::cargo().args(["build", "--bins", "--tests"]).args(all))?;
     let mut count = Count::default();
     let mut wrong = Vec::new();
     let mut tests = match packages::tool(packages::NEXTEST, consent) {
         Ok(nextest) => {
             let mut command = Command::new(nextest);
             command.current_dir(workspace::root());
-            command.args(["nextest", "run", "--no-fail-fast"]);
+            command.args(["nextest", "run", "--no-fail-fast"]).args(all);
             command
         }
         Err(error) => {
             eprintln!("note: {error:#}; `cargo test` stands in for it");
             let mut command = workspace::cargo();
-            command.args(["test", "--no-fail-fast", "--lib", "--bins", "--tests"]);
+            command.args(["test", "--no-fail-fast", "--lib", "--bins", "--tests"]).args(all);
             command
         }
     };
@@ -60,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
     stage(&mut tests, &mut count, &mut wrong)?;
     if args.runner.is_empty() {
         let mut documents = workspace::cargo();
-        documents.args(["test", "--quiet", "--doc", "--no-fail-fast"]);
+        documents.args(["test", "--quiet", "--doc", "--no-fail-fast"]).args(all);
         stage(&mut documents, &mut count, &mut wrong)?;
     }
     if count.failed == 0 && !wrong.is_empty() {

@@ -98,10 +98,11 @@ pub(super) fn project(tree: &mut Initramfs, hosts: u32, wanted: impl Fn(&str) ->
     if suites.is_empty() {
         return Ok(Vec::new());
     }
-    let mut arguments = vec!["test", "--no-run"];
+    // The whole workspace's features, as `cargo xtask test` has built it already.
+    let mut arguments = vec!["test", "--no-run", "--workspace"];
     let targets: Vec<&str> = suites.iter().map(|suite| suite.target).collect();
     for suite in &suites {
-        arguments.extend(["--package", suite.package, "--test", suite.target]);
+        arguments.extend(["--test", suite.target]);
     }
     let built = executables(workspace::cargo().args(&arguments), &targets)?;
     let (here, mut steps, mut again) = (Userland::here(), Vec::new(), Vec::new());
