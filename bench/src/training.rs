@@ -21,7 +21,7 @@ pub const TOLERANCE: f32 = 1e-4;
 pub struct Recipe {
     /// Seed of split, weights and batches.
     pub seed: u64,
-    /// Steps.
+    /// Steps; the fewest, where a training goes on until it is told to end.
     pub steps: usize,
     /// Images a step, over all workers.
     pub batch: usize,
@@ -67,10 +67,11 @@ pub struct Outcome {
     pub digest: String,
 }
 
-/// Trains; calls `each` after every step.
+/// Trains until all steps are made and `told` says so at any worker: all end after the same step. Calls `each` after every step.
 pub fn train(
     recipe: &Recipe,
     communicator: &mut dyn Communicator,
+    told: &dyn Fn() -> bool,
     each: &mut dyn FnMut(&Step) -> Result<()>,
 ) -> Result<Outcome> {
     let digits = Digits::load(recipe.seed)?;
@@ -78,22 +79,25 @@ pub fn train(
     let model = Mlp::new(recipe.seed)?;
     let mut parameters = model.parameters()?;
     let mut velocity = vec![0f32; parameters.len()];
-    let mut bucket = Vec::with_capacity(parameters.len() + 1);
-    for number in 0..recipe.steps {
+    let mut bucket = Vec::with_capacity(parameters.len() + 2);
+    let (mut number, mut ends) = (0, recipe.steps == 0);
+    while !ends {
         let began = Instant::now();
         let shard = batches.shard(number, communicator.rank(), communicator.ranks())?;
         let loss = model.gradients(&digits.training.select(&shard)?, &mut bucket)?;
-        // The loss rides along with the gradients, so that every worker knows the whole batch's.
-        bucket.push(loss);
+        // The loss rides along with the gradients, so that every worker knows the whole batch's, and the wish to end.
+        bucket.extend([loss, if told() { 1.0 } else { 0.0 }]);
         let computed = began.elapsed();
         let cost = communicator.average(&mut bucket)?;
         let averaged = Instant::now();
-        let (&loss, gradients) = bucket.split_last().context("empty bucket")?;
+        let (gradients, &[loss, wish]) = bucket.split_last_chunk().context("empty bucket")?;
         ensure!(loss.is_finite(), "the loss of step {number} is {loss}");
         descend(recipe, gradients, &mut velocity, &mut parameters);
         model.set_parameters(&parameters)?;
         let compute = computed + averaged.elapsed();
         each(&Step { number, loss, cost, bytes: size_of_val(bucket.as_slice()), compute })?;
+        number += 1;
+        ends = number >= recipe.steps && wish > 0.0;
     }
     let mut digest = Digest::default();
     parameters.iter().for_each(|parameter| digest.update(&parameter.to_le_bytes()));
@@ -123,7 +127,7 @@ mod tests {
 
     fn curve(recipe: &Recipe, communicator: &mut dyn Communicator) -> (Vec<f32>, Outcome) {
         let mut losses = Vec::new();
-        let outcome = train(recipe, communicator, &mut |step| {
+        let outcome = train(recipe, communicator, &|| true, &mut |step| {
             losses.push(step.loss);
             Ok(())
         });
@@ -180,11 +184,34 @@ mod tests {
             self.calls += 1;
             if self.calls == 5 && self.rank() == 3 {
                 // Gradients only: the loss itself stays right.
-                let last = values.len() - 1;
+                let last = values.len() - 2;
                 values[..last].fill(0.0);
             }
             self.inner.average(values)
         }
+    }
+
+    #[test]
+    fn a_worker_that_is_told_to_end_ends_all_after_the_same_step() {
+        let steps = std::thread::scope(|scope| {
+            let worker = |mut communicator: Together| {
+                scope.spawn(move || {
+                    let recipe = Recipe { steps: 3, ..SHORT };
+                    let made = std::cell::Cell::new(0);
+                    let third = communicator.rank() == 2;
+                    let told = || third && made.get() >= 5;
+                    train(&recipe, &mut communicator, &told, &mut |step| {
+                        made.set(step.number + 1);
+                        Ok(())
+                    })
+                    .unwrap();
+                    made.get()
+                })
+            };
+            let workers: Vec<_> = Together::new(4).into_iter().map(worker).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap()).collect::<Vec<usize>>()
+        });
+        assert_eq!(steps, [6; 4]);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! `cargo xtask demo`: one tenant trains a model through the provider's AllReduce, another exchanges by AllToAll on the
-//! same links, and both are proved right.
+//! same links, a foreign flow congests a spine meanwhile, and all results are proved right.
 
+pub mod course;
 pub mod lines;
 pub mod page;
 pub mod plot;
+pub mod timeline;
 pub mod verdict;
 
 use crate::deployment::{Deployment, Setup, Tenant};
@@ -13,6 +15,7 @@ use crate::packages::{self, Consent};
 use crate::topology::{self, Topology};
 use crate::workspace::{self, Binaries, Profile};
 use anyhow::{Context, Result, bail};
+use course::Course;
 use indicatif::{ProgressBar, ProgressStyle};
 use lines::{Line, Tail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -22,12 +25,20 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use timeline::{Seen, Timeline};
 use verdict::{Printed, Verdict};
 
-const HOSTS: usize = 4;
+/// Racks, hosts with agents in each, spines.
+const RACKS: usize = 2;
+const HOSTS_A_RACK: usize = 2;
+const SPINES: usize = 2;
+const HOSTS: usize = RACKS * HOSTS_A_RACK;
 const WORKERS_PER_HOST: usize = 2;
-/// Rate of each link, in bits a second.
-const RATE: u64 = 1_000_000_000;
+/// Rate of each link, in bits a second: what two cores forward over three switches with time to spare.
+const RATE: u64 = 250_000_000;
+/// The hosts of the other tenant's ranks, one a rack, and how long they rest after a round.
+const EXCHANGE: [usize; 4] = [0, 0, HOSTS_A_RACK, HOSTS_A_RACK];
+const REST: Duration = Duration::from_millis(20);
 /// How long the training may stand still.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
@@ -44,7 +55,7 @@ pub struct Args {
     /// Print figures and checks as JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Steps of the training
+    /// Steps of the training, at least: it goes on until the foreign flow has come and gone
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub steps: u64,
     /// Seed of data split, weights, batches and payloads
@@ -67,13 +78,16 @@ pub fn run(args: &Args) -> Result<()> {
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
     let began = Instant::now();
     let demo = Demo { args, logs, stop, binaries };
-    let mut printed = demo.tenants()?;
+    let (mut printed, seen) = demo.tenants()?;
     eprintln!("The same training in one process");
-    printed.reference = demo.reference()?;
-    let verdict = verdict::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
+    printed.reference = demo.reference(printed.steps())?;
+    let mut verdict = verdict::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
+    let (began_us, ended_us) = verdict::span(&printed.workers)?;
+    let timeline = Timeline::of(&seen, began_us * 1000, ended_us * 1000);
+    timeline.checks.iter().for_each(|check| verdict.hold(check.clone()));
     let report = folder.join("report.html");
     let setting = demo.setting(began.elapsed());
-    std::fs::write(&report, page::page(&verdict, &setting))
+    std::fs::write(&report, page::page(&verdict, &timeline, &setting))
         .with_context(|| format!("cannot write {}", report.display()))?;
     show(args, &verdict, &report)?;
     if !verdict.passed {
@@ -90,12 +104,18 @@ struct Demo<'a> {
 }
 
 impl Demo<'_> {
-    /// Runs both tenants on a fabric until the training has ended, and returns what they printed.
-    fn tenants(&self) -> Result<Printed> {
-        eprintln!("{HOSTS} hosts around a switch, links of 1 Gbit/s, control, an agent a host");
-        let fabric = Fabric::build(&Topology::parse(&topology::star(HOSTS, "1Gbit/s"))?)?;
+    /// Runs both tenants on a fabric until the training has ended, and returns what they printed and what was seen.
+    fn tenants(&self) -> Result<(Printed, Seen)> {
+        let rate = format!("{}Mbit/s", RATE / 1_000_000);
+        eprintln!(
+            "{RACKS} racks of {HOSTS_A_RACK} hosts with agents and one without, {SPINES} spines, links of {rate}, control"
+        );
+        let topology = topology::racks_and_strangers(RACKS, HOSTS_A_RACK, SPINES, &rate);
+        let fabric = Fabric::build(&Topology::parse(&topology)?)?;
         let [a, b] = [("a", 3001), ("b", 3002)].map(|(name, user)| Tenant { name: name.into(), user });
-        let setup = Setup::new(self.binaries.clone(), &[a.clone(), b.clone()]);
+        let mut setup = Setup::new(self.binaries.clone(), &[a.clone(), b.clone()]);
+        setup.strangers = RACKS;
+        setup.measure(&rate);
         let mut deployment = Deployment::start(fabric, setup)?;
         let done = self.jobs(&mut deployment, &a, &b);
         self.keep_logs(&mut deployment);
@@ -109,7 +129,7 @@ impl Demo<'_> {
                 eprintln!("warning: {} is not kept: {error}", from.display());
             }
         };
-        for host in deployment.fabric().hosts() {
+        for host in deployment.hosts() {
             keep(&host.folder.join("log"), &format!("agent-{}.log", host.name));
         }
         if let Ok(control) = deployment.control() {
@@ -117,24 +137,30 @@ impl Demo<'_> {
         }
     }
 
-    fn jobs(&self, deployment: &mut Deployment, a: &Tenant, b: &Tenant) -> Result<Printed> {
+    fn jobs(&self, deployment: &mut Deployment, a: &Tenant, b: &Tenant) -> Result<(Printed, Seen)> {
         let folder = self.binaries.path("train")?.parent().map(Path::to_path_buf).unwrap_or_default();
         let programs = Programs::publish(&folder, &["train", "alltoall"])?;
         let seed = ["--seed".to_owned(), self.args.seed.to_string()];
         let steps = ["--steps".to_owned(), self.args.steps.to_string()];
         let (space_a, space_b) = (Spaces::make(deployment, a)?, Spaces::make(deployment, b)?);
-        let each: Vec<usize> = (0..HOSTS).collect();
-        let mut exchange = space_b.start("exchange", &each, &programs.path("alltoall"), &seed, &self.logs)?;
+        let rest = ["--rest-ms".to_owned(), REST.as_millis().to_string()];
+        let arguments = [seed.clone(), rest].concat();
+        let mut exchange =
+            space_b.start("exchange", &EXCHANGE, &programs.path("alltoall"), &arguments, &self.logs)?;
         let two: Vec<usize> = (0..HOSTS * WORKERS_PER_HOST).map(|rank| rank / WORKERS_PER_HOST).collect();
-        let arguments = [seed, steps].concat();
+        let arguments = [&seed[..], &steps[..], &["--until-told".to_owned()]].concat();
         let mut training =
             space_a.start("training", &two, &programs.path("train"), &arguments, &self.logs)?;
-        let workers = self.watch(deployment, &mut training, &mut exchange)?;
+        let mut course = Course::begin(deployment, RATE / 2)?;
+        let workers = self.watch(deployment, &mut course, &mut training, &mut exchange)?;
+        let seen = course.finish(deployment)?;
         exchange.stop()?;
         exchange.wait(STANDSTILL, || self.go_on())?;
         let exchangers = exchange.logs();
         let exchangers = exchangers.iter().map(|log| Tail::open(log)?.lines()).collect::<Result<_>>()?;
-        Ok(Printed { workers, exchangers, reference: Vec::new(), workers_per_host: WORKERS_PER_HOST })
+        let printed =
+            Printed { workers, exchangers, reference: Vec::new(), workers_per_host: WORKERS_PER_HOST };
+        Ok((printed, seen))
     }
 
     fn go_on(&self) -> Result<()> {
@@ -148,6 +174,7 @@ impl Demo<'_> {
     fn watch(
         &self,
         deployment: &mut Deployment,
+        course: &mut Course,
         training: &mut Job,
         exchange: &mut Job,
     ) -> Result<Vec<Vec<Line>>> {
@@ -156,7 +183,7 @@ impl Demo<'_> {
         let mut rounds = exchange.logs().first().map(|log| Tail::open(log)).transpose()?;
         let mut printed: Vec<Vec<Line>> = vec![Vec::new(); tails.len()];
         let mut progress = Progress::new(self.args.steps);
-        let mut moved = Instant::now();
+        let (mut moved, mut told) = (Instant::now(), false);
         loop {
             self.go_on()?;
             deployment.check()?;
@@ -174,6 +201,11 @@ impl Demo<'_> {
             }
             let exchanged = rounds.as_mut().map(Tail::lines).transpose()?.unwrap_or_default();
             progress.show(printed.first().map_or(&[], Vec::as_slice), &exchanged);
+            course.advance(deployment, training.name(), progress.step)?;
+            if course.over() && !told {
+                training.stop()?;
+                told = true;
+            }
             if ended {
                 progress.bar.finish_and_clear();
                 return Ok(printed);
@@ -185,10 +217,10 @@ impl Demo<'_> {
         }
     }
 
-    fn reference(&self) -> Result<Vec<Line>> {
+    fn reference(&self, steps: usize) -> Result<Vec<Line>> {
         let mut command = Command::new(self.binaries.path("train")?);
         command.arg("--single").args(["--seed", &self.args.seed.to_string()]);
-        command.args(["--steps", &self.args.steps.to_string()]).env("RAYON_NUM_THREADS", "1");
+        command.args(["--steps", &steps.to_string()]).env("RAYON_NUM_THREADS", "1");
         let log = self.logs.join("reference.log");
         std::fs::write(&log, job::printed(&mut command)?)?;
         Tail::open(&log)?.lines()
@@ -200,11 +232,13 @@ impl Demo<'_> {
         vec![
             format!("cargo xtask demo --steps {} --seed {}", self.args.steps, self.args.seed),
             format!(
-                "{HOSTS} network namespaces as hosts, a bridge as the switch, each link shaped to 1 Gbit/s in each \
-                 direction; {cores} cores for everything; {:.0} s without the build.",
+                "Network namespaces as {HOSTS} hosts with agents in {RACKS} racks, a host without agent in each, leaves and \
+                 {SPINES} spines that choose among paths by hash; each link shaped to {} Mbit/s in each direction; {cores} \
+                 cores for everything; {:.0} s without the build.",
+                RATE / 1_000_000,
                 took.as_secs_f64()
             ),
-            "Tenant A: 8 workers, 2 a host; tenant B: 4, 1 a host. Each process runs under its tenant's user, in a \
+            "Tenant A: 8 workers, 2 a host; tenant B: 4, 2 each on a host a rack. Each process runs under its tenant's user, in a \
              namespace that has loopback alone, and sees its agent's socket."
                 .to_owned(),
             "The model: 64-512-512-10, SiLU, SGD with momentum 0.9, rate 0.05, weight decay 1e-3, batches of 128.".to_owned(),
@@ -219,6 +253,8 @@ impl Demo<'_> {
 struct Progress {
     bar: ProgressBar,
     steps: u64,
+    /// Made so far.
+    step: u64,
     said: u64,
     rounds: u64,
 }
@@ -230,7 +266,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{bar:30} step {pos}/{len} {elapsed} {msg}") {
             bar.set_style(style);
         }
-        Self { bar, steps, said: 0, rounds: 0 }
+        Self { bar, steps, step: 0, said: 0, rounds: 0 }
     }
 
     fn show(&mut self, worker: &[Line], exchanged: &[Line]) {
@@ -241,6 +277,7 @@ impl Progress {
             _ => None,
         });
         let Some((step, loss, collective_us)) = last else { return };
+        self.step = step;
         let milliseconds = collective_us as f64 / 1e3;
         let text = format!(
             "loss {loss:.4}, AllReduce {milliseconds:.1} ms; tenant B: {} rounds of AllToAll",
@@ -248,6 +285,7 @@ impl Progress {
         );
         self.bar.set_position(step);
         self.bar.set_message(text.clone());
+        // It goes on beyond its steps if the foreign flow takes longer.
         let tenth = step * 10 / self.steps;
         if self.bar.is_hidden() && tenth > self.said {
             self.said = tenth;
@@ -266,12 +304,7 @@ fn show(args: &Args, verdict: &Verdict, report: &Path) -> Result<()> {
         }
         println!();
         for check in &verdict.checks {
-            println!(
-                "{}  {}\n        {}",
-                if check.passed { "passed" } else { "FAILED" },
-                check.what,
-                check.found
-            );
+            println!("{}  {}\n        {}", check.word(), check.what, check.found);
         }
         println!("\nTolerance: {}", verdict::WHY);
     }

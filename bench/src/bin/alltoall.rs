@@ -9,6 +9,7 @@ use harmonaize_bench::tenant::{Member, Seat};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Exchanges payloads that prove themselves and prints a line of JSON per round; SIGTERM to any rank ends all of them
 /// after the same round.
@@ -22,6 +23,9 @@ struct Arguments {
     /// Stop after so many rounds at the latest
     #[arg(long, default_value_t = u64::MAX)]
     rounds: u64,
+    /// Rest after each round, in milliseconds
+    #[arg(long, default_value_t = 0)]
+    rest_ms: u64,
 }
 
 fn main() -> Result<()> {
@@ -40,6 +44,7 @@ fn main() -> Result<()> {
         let last = arguments.rounds.saturating_sub(1) <= round;
         stopping = exchange.round(round, last || stop.load(Ordering::Relaxed))?;
         round += 1;
+        std::thread::sleep(Duration::from_millis(arguments.rest_ms));
     }
     Line::Stopped { at_us: now_us(), rounds: round, verified_bytes: exchange.verified }.print()
 }

@@ -7,6 +7,9 @@ use harmonaize_bench::communicator::{Alone, Communicator};
 use harmonaize_bench::report::{Line, now_us};
 use harmonaize_bench::tenant::{Seat, Worker};
 use harmonaize_bench::training::{Recipe, train};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Room for the gradients and what rides along.
 const ARENA: u64 = 4 << 20;
@@ -25,6 +28,9 @@ struct Arguments {
     /// Steps
     #[arg(long, default_value_t = Recipe::default().steps)]
     steps: usize,
+    /// Go on after those until SIGTERM to any worker: all of them end after the same step
+    #[arg(long)]
+    until_told: bool,
     /// Images a step, over all workers
     #[arg(long, default_value_t = Recipe::default().batch)]
     batch: usize,
@@ -37,15 +43,22 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let Arguments { seed, steps, batch, tested, .. } = arguments;
     let recipe = Recipe { seed, steps, batch, tested, ..Recipe::default() };
-    if arguments.single {
-        return work(&recipe, &mut Alone);
+    let told = Arc::new(AtomicBool::new(!arguments.until_told));
+    if arguments.until_told {
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&told))?;
+        }
     }
-    work(&recipe, &mut Worker::join(&arguments.seat, ARENA)?)
+    if arguments.single {
+        return work(&recipe, &mut Alone, &told);
+    }
+    work(&recipe, &mut Worker::join(&arguments.seat, ARENA)?, &told)
 }
 
-fn work(recipe: &Recipe, communicator: &mut dyn Communicator) -> Result<()> {
+fn work(recipe: &Recipe, communicator: &mut dyn Communicator, told: &AtomicBool) -> Result<()> {
     let (rank, ranks) = (communicator.rank(), communicator.ranks());
     Line::Start { at_us: now_us(), rank, ranks }.print()?;
-    let outcome = train(recipe, communicator, &mut |step| Line::step(step).print())?;
+    let outcome =
+        train(recipe, communicator, &|| told.load(Ordering::Relaxed), &mut |step| Line::step(step).print())?;
     Line::trained(&outcome).print()
 }

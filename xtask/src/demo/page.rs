@@ -1,6 +1,7 @@
 //! The demo's report: one HTML file with its plots, without any outside resource.
 
 use super::plot::{self, Chart, Series, escape};
+use super::timeline::Timeline;
 use super::verdict::{TOLERANCE, Verdict, WHY};
 use std::fmt::Write;
 
@@ -54,6 +55,7 @@ fn charts(verdict: &Verdict) -> Vec<Chart> {
         y: y.to_owned(),
         logarithmic,
         series,
+        marks: Vec::new(),
     };
     vec![
         chart(
@@ -114,10 +116,50 @@ fn charts(verdict: &Verdict) -> Vec<Chart> {
     ]
 }
 
+/// What the closed loop did: when, and how bandwidth and links went meanwhile.
+fn timeline(html: &mut String, verdict: &Verdict, timeline: &Timeline) {
+    html.push_str("<h2>A foreign flow on a spine</h2>\n<p>");
+    html.push_str(&escape(&timeline.story));
+    html.push_str("</p>\n<table>\n");
+    for (number, event) in timeline.events.iter().enumerate() {
+        let _ = writeln!(
+            html,
+            "<tr><td class=\"n\">{}</td><td class=\"n\">{:.3} s</td><td>{}</td></tr>",
+            number + 1,
+            event.at,
+            escape(&event.what)
+        );
+    }
+    html.push_str("</table>\n");
+    let bus = 2.0 * (verdict.workers as f64 - 1.0) / verdict.workers as f64;
+    let rate = |step: &super::verdict::Step| verdict.bytes as f64 / step.collective.max(1e-9) * bus / 1e6;
+    let steps = verdict.steps.iter().map(|step| (step.at, rate(step)));
+    let loads = timeline.loads.iter().map(|(name, points)| series(name, points.iter().copied()));
+    let charts: [(&str, &str, Vec<Series>); 3] = [
+        ("AllReduce of the training", "busbw, MB/s", vec![series("busbw", steps)]),
+        ("Load of the links to and from the spines", "Mbit/s", loads.collect()),
+        ("Plans of the training", "epoch", vec![series("epoch", timeline.epochs.iter().copied())]),
+    ];
+    for (title, y, series) in charts {
+        let chart = Chart {
+            title: title.to_owned(),
+            x: "seconds".to_owned(),
+            y: y.to_owned(),
+            logarithmic: false,
+            series,
+            marks: timeline.events.iter().map(|event| event.at).collect(),
+        };
+        html.push_str(&chart.svg());
+    }
+}
+
 /// The page. `setting` describes fabric, machine and command, a sentence each.
-pub fn page(verdict: &Verdict, setting: &[String]) -> String {
-    let (class, word) =
-        if verdict.passed { ("good", "All checks passed") } else { ("bad", "A check failed") };
+pub fn page(verdict: &Verdict, timeline: &Timeline, setting: &[String]) -> String {
+    let (class, word) = match (verdict.passed, verdict.checks.iter().all(|check| check.passed)) {
+        (true, true) => ("good", "All checks passed"),
+        (true, false) => ("good", "All results right, with a warning"),
+        (false, _) => ("bad", "A check failed"),
+    };
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width,initial-scale=1\"><title>harmonaize demo</title><style>{STYLE}{}</style></head>\n\
@@ -130,7 +172,7 @@ pub fn page(verdict: &Verdict, setting: &[String]) -> String {
     );
     // Writing to a String cannot fail.
     for check in &verdict.checks {
-        let (class, mark) = if check.passed { ("good", "passed") } else { ("bad", "FAILED") };
+        let (class, mark) = (if check.passed { "good" } else { "bad" }, check.word());
         let _ = writeln!(
             html,
             "<tr><td class=\"{class}\">{mark}</td><td>{}<br><small>{}</small></td></tr>",
@@ -143,6 +185,7 @@ pub fn page(verdict: &Verdict, setting: &[String]) -> String {
         let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(&what), escape(&figure));
     }
     html.push_str("</table>\n");
+    self::timeline(&mut html, verdict, timeline);
     for chart in charts(verdict) {
         html.push_str(&chart.svg());
     }
@@ -159,6 +202,7 @@ pub fn page(verdict: &Verdict, setting: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::timeline::Event;
     use super::super::verdict::{Check, Round, Step};
     use super::*;
 
@@ -166,7 +210,7 @@ mod tests {
         let step = |loss| Step { loss, reference: loss * 1.000_01, collective: 0.02, at: 0.1 };
         Verdict {
             passed,
-            checks: vec![Check { what: "a < b".into(), passed, found: "c & d".into() }],
+            checks: vec![Check { what: "a < b".into(), passed, found: "c & d".into(), warns: false }],
             workers: 8,
             hosts: 4,
             line_rate: 125e6,
@@ -187,18 +231,37 @@ mod tests {
         }
     }
 
+    fn seen() -> Timeline {
+        let event = |at, what: &str| Event { at, what: what.to_owned() };
+        Timeline {
+            story: "spine0 & half".into(),
+            events: vec![event(0.05, "the flow begins"), event(0.08, "h0 tells")],
+            loads: vec![("leaf0 to spine0".into(), vec![(0.0, 0.0), (0.2, 100.0)])],
+            epochs: vec![(0.0, 1.0), (0.2, 2.0)],
+            checks: vec![Check { what: "w".into(), passed: false, found: "f".into(), warns: true }],
+        }
+    }
+
     #[test]
     fn the_page_stands_alone_and_escapes_text() {
-        let html = page(&verdict(true), &["<script>".into()]);
-        assert_eq!(html.matches("<svg").count(), 4);
-        assert_eq!(html.matches("</svg>").count(), 4);
+        let html = page(&verdict(true), &seen(), &["<script>".into()]);
+        assert_eq!(html.matches("<svg").count(), 7);
+        assert_eq!(html.matches("</svg>").count(), 7);
         for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
             assert!(!html.contains(outside), "{outside}");
         }
-        for text in ["a &lt; b", "c &amp; d", "&lt;script&gt;", "prefers-color-scheme:dark", "97.5%"] {
+        for text in [
+            "a &lt; b",
+            "c &amp; d",
+            "spine0 &amp; half",
+            "0.080 s</td><td>h0 tells",
+            "&lt;script&gt;",
+            "prefers-color-scheme:dark",
+            "97.5%",
+        ] {
             assert!(html.contains(text), "{text}");
         }
-        assert!(!html.contains("FAILED") && page(&verdict(false), &[]).contains("FAILED"));
+        assert!(!html.contains("FAILED") && page(&verdict(false), &seen(), &[]).contains("FAILED"));
     }
 
     #[test]

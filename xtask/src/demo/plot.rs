@@ -22,7 +22,9 @@ svg.chart path{fill:none;stroke-width:1.8;stroke-linejoin:round}
 svg.chart .s0{stroke:var(--s0)}
 svg.chart .s1{stroke:var(--s1);stroke-dasharray:6 4}
 svg.chart .s2{stroke:var(--s2);stroke-dasharray:2 3}
-svg.chart .s3{stroke:var(--s3);stroke-dasharray:8 3 2 3}";
+svg.chart .s3{stroke:var(--s3);stroke-dasharray:8 3 2 3}
+svg.chart .mark{stroke:var(--soft);stroke-width:1}
+svg.chart text.mark{fill:var(--soft);stroke:none;font-size:10px}";
 
 /// Values to draw as one line.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +48,8 @@ pub struct Chart {
     pub logarithmic: bool,
     /// The lines.
     pub series: Vec<Series>,
+    /// What happened when: upright lines at their x, numbered in this order.
+    pub marks: Vec<f64>,
 }
 
 /// Text as it may stand in HTML, between tags and in attributes.
@@ -153,6 +157,7 @@ impl Chart {
             escape(&self.title)
         );
         self.axes(&mut svg, &x, &y);
+        self.marks(&mut svg, &x);
         for (place, series) in self.series.iter().enumerate() {
             self.line(&mut svg, place % 4, series, &x, &y);
         }
@@ -219,6 +224,27 @@ impl Chart {
         }
     }
 
+    fn marks(&self, svg: &mut String, x: &Scale) {
+        let bottom = HEIGHT - BOTTOM;
+        for (number, mark) in
+            self.marks.iter().enumerate().filter(|(_, mark)| (x.low..=x.high).contains(*mark))
+        {
+            let at = along(x, *mark);
+            let _ = writeln!(
+                svg,
+                "<line class=\"mark\" x1=\"{at:.1}\" y1=\"{TOP}\" x2=\"{at:.1}\" y2=\"{bottom}\"/>"
+            );
+            // Numbers take turns in height: marks are often close together.
+            let text = TOP - 3.0 + 10.0 * (number % 3) as f64;
+            let _ = writeln!(
+                svg,
+                "<text class=\"mark\" x=\"{:.1}\" y=\"{text}\">{}</text>",
+                at + 2.0,
+                number + 1
+            );
+        }
+    }
+
     fn line(&self, svg: &mut String, class: usize, series: &Series, x: &Scale, y: &Scale) {
         let points: Vec<(f64, f64)> = self.shown(series).collect();
         let mut path = String::new();
@@ -265,13 +291,28 @@ mod tests {
 
     fn chart(points: Vec<(f64, f64)>, logarithmic: bool) -> Chart {
         let series = vec![Series { name: "a <b>".into(), points }];
-        Chart { title: "T & \"t\"".into(), x: "x".into(), y: "y".into(), logarithmic, series }
+        Chart {
+            title: "T & \"t\"".into(),
+            x: "x".into(),
+            y: "y".into(),
+            logarithmic,
+            series,
+            marks: vec![5.0, 50.0],
+        }
     }
 
     #[test]
     fn a_line_runs_from_corner_to_corner() {
         let svg = chart(vec![(0.0, 0.0), (5.0, 5.0), (10.0, 10.0)], false).svg();
         assert!(svg.contains("d=\"M74.0 254.0L409.0 144.0L744.0 34.0\""), "{svg}");
+        assert!(
+            svg.contains("x1=\"409.0\" y1=\"34\" x2=\"409.0\" y2=\"254\"") && svg.contains(">1</text>"),
+            "{svg}"
+        );
+        assert!(
+            !svg.contains("class=\"mark\" x=\"411.0\" y=\"41"),
+            "what happened outside is not shown: {svg}"
+        );
         assert!(svg.contains("aria-label=\"T &amp; &quot;t&quot;\"") && svg.contains("a &lt;b&gt;"), "{svg}");
     }
 

@@ -1,0 +1,204 @@
+//! When the foreign flow comes and goes, by what control says of its plans, and what is watched meanwhile.
+
+use super::timeline::Seen;
+use crate::clock::realtime_ns;
+use crate::deployment::Deployment;
+use crate::foreign::Foreign;
+use crate::load::Watch;
+use crate::plans::{self, Decision, Plan};
+use anyhow::Result;
+use std::time::{Duration, Instant};
+
+/// The spines of the demo's fabric.
+const SPINES: [&str; 2] = ["spine0", "spine1"];
+/// The leaves that the foreign flow goes from and to.
+const LEAVES: [&str; 2] = ["leaf0", "leaf1"];
+/// How often their links are read.
+const LOOK: Duration = Duration::from_millis(20);
+/// How often control is asked.
+const ASK: Duration = Duration::from_millis(200);
+/// Steps of the training before anything happens.
+const FIRST_STEPS: u64 = 5;
+/// How long nothing must have been decided before the flow begins, and how long that is waited for.
+const CALM: Duration = Duration::from_secs(2);
+const UNTIL_CALM: Duration = Duration::from_secs(15);
+/// How long the flow lasts at most where nobody answers it; and how long it stays once they have.
+const UNTIL_ANSWERED: Duration = Duration::from_secs(20);
+const STAYS: Duration = Duration::from_secs(3);
+/// How long is waited after the flow for plans to come back, and how long all goes on once they have.
+const UNTIL_BACK: Duration = Duration::from_secs(30);
+const LINGERS: Duration = Duration::from_secs(1);
+
+/// How far it is.
+#[derive(Debug)]
+enum Stage {
+    /// The flow has not begun.
+    Before { since: Instant },
+    /// It lasts; answered since.
+    Flows { flow: Foreign, since: Instant, answered: Option<Instant> },
+    /// It has ended; plans have come back since.
+    After { since: Instant, back: Option<Instant> },
+    /// Nothing more happens.
+    Over,
+}
+
+/// The course of things beside the training.
+#[derive(Debug)]
+pub struct Course {
+    watch: Watch,
+    stage: Stage,
+    asked: Option<Instant>,
+    seen: Seen,
+}
+
+impl Course {
+    /// Begins to watch; the flow will have `rate` in bits a second.
+    pub fn begin(deployment: &Deployment, rate: u64) -> Result<Self> {
+        let watch = Watch::start(deployment.fabric(), &SPINES, LOOK)?;
+        let stage = Stage::Before { since: Instant::now() };
+        Ok(Self { watch, stage, asked: None, seen: Seen { rate, ..Seen::default() } })
+    }
+
+    /// Whether nothing more happens: the training need not go on for this.
+    pub fn over(&self) -> bool {
+        matches!(self.stage, Stage::Over)
+    }
+
+    /// Does what is due after so many steps of the job of that name.
+    pub fn advance(&mut self, deployment: &Deployment, job: &str, steps: u64) -> Result<()> {
+        if steps < FIRST_STEPS || self.over() || self.asked.is_some_and(|at| at.elapsed() < ASK) {
+            return Ok(());
+        }
+        self.asked = Some(Instant::now());
+        let (plans, decisions) = (plans::plans(deployment)?, plans::decisions(deployment)?);
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Before { since } => self.before(deployment, job, since, &plans, &decisions)?,
+            Stage::Flows { flow, since, answered } => {
+                self.flows(flow, since, answered, &plans, &decisions)?
+            }
+            Stage::After { since, back } => self.after(since, back, &plans, &decisions)?,
+            Stage::Over => Stage::Over,
+        };
+        Ok(())
+    }
+
+    fn before(
+        &mut self,
+        deployment: &Deployment,
+        job: &str,
+        since: Instant,
+        plans: &[Plan],
+        decisions: &[Decision],
+    ) -> Result<Stage> {
+        // Before control knows all paths, and while it still changes plans, it is too early.
+        let known = plans.iter().all(Plan::known);
+        let latest = decisions.iter().map(|decision| decision.at_ns).max().unwrap_or(0);
+        let calm = latest + u64::try_from(CALM.as_nanos())? < realtime_ns()? && since.elapsed() > CALM;
+        let plan = plans.iter().find(|plan| plan.name == job);
+        let late = since.elapsed() > UNTIL_CALM;
+        let (Some(plan), true) = (plan, known && (calm || late)) else {
+            return Ok(if since.elapsed() > 2 * UNTIL_CALM { Stage::Over } else { Stage::Before { since } });
+        };
+        // The spine that the training uses most, of those the flow can cross.
+        let own = |spine: &&str| crossing(std::slice::from_ref(plan), spine);
+        let spine = SPINES.into_iter().max_by_key(own).unwrap_or_default();
+        self.seen.communicator.clone_from(&plan.communicator);
+        spine.clone_into(&mut self.seen.spine);
+        self.seen.connections[0] = crossing(plans, spine);
+        let flow = Foreign::start(deployment.fabric(), "f0", "f1", spine, self.seen.rate)?;
+        self.seen.flow_ns = Some([flow.began_realtime_ns(); 2]);
+        Ok(Stage::Flows { flow, since: Instant::now(), answered: None })
+    }
+
+    fn flows(
+        &mut self,
+        flow: Foreign,
+        since: Instant,
+        answered: Option<Instant>,
+        plans: &[Plan],
+        decisions: &[Decision],
+    ) -> Result<Stage> {
+        let own = crossing(plans, &self.seen.spine);
+        let [before, ..] = self.seen.connections;
+        let began = flow.began_realtime_ns();
+        let in_use = |decision: &Decision| {
+            decision.at_ns >= began && decision.verdict.is_some() && decision.switched_ns().is_some()
+        };
+        let left = own < before && decisions.iter().any(in_use);
+        let answered = answered.or_else(|| left.then(Instant::now));
+        self.seen.connections[1] = own;
+        if since.elapsed() < UNTIL_ANSWERED && answered.is_none_or(|at| at.elapsed() < STAYS) {
+            return Ok(Stage::Flows { flow, since, answered });
+        }
+        self.seen.flow_ns = Some([began, flow.stop()?]);
+        Ok(Stage::After { since: Instant::now(), back: None })
+    }
+
+    fn after(
+        &mut self,
+        since: Instant,
+        back: Option<Instant>,
+        plans: &[Plan],
+        decisions: &[Decision],
+    ) -> Result<Stage> {
+        let own = crossing(plans, &self.seen.spine);
+        let [before, during, _] = self.seen.connections;
+        let ended = self.seen.flow_ns.map_or(0, |[_, ended]| ended);
+        let again = own > during && own >= before.min(during + 1);
+        if again && back.is_none() {
+            let last = decisions.iter().filter(|decision| decision.at_ns >= ended);
+            self.seen.back_ns = last.filter_map(Decision::switched_ns).max();
+        }
+        let back = back.or_else(|| (again && self.seen.back_ns.is_some()).then(Instant::now));
+        self.seen.connections[2] = own;
+        self.seen.waited = since.elapsed();
+        let goes_on = back.map_or(since.elapsed() < UNTIL_BACK, |at| at.elapsed() < LINGERS);
+        Ok(if goes_on { Stage::After { since, back } } else { Stage::Over })
+    }
+
+    /// What was seen, when the training has ended.
+    pub fn finish(mut self, deployment: &Deployment) -> Result<Seen> {
+        if let Stage::Flows { flow, .. } = std::mem::replace(&mut self.stage, Stage::Over) {
+            self.seen.flow_ns = Some([flow.began_realtime_ns(), flow.stop()?]);
+        }
+        let loads = self.watch.finish()?;
+        Ok(Seen { decisions: plans::decisions(deployment)?, loads, ..self.seen })
+    }
+}
+
+/// How many own connections cross a spine the way the foreign flow does.
+fn crossing(plans: &[Plan], spine: &str) -> usize {
+    let [from, to] = LEAVES;
+    let paths = plans.iter().flat_map(|plan| &plan.hops).flat_map(|hop| &hop.paths);
+    paths.filter(|path| path.switches == [from, spine, to]).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plans::{Hop, Path};
+
+    #[test]
+    fn connections_count_in_the_flows_direction_alone() {
+        let path = |switches: &[&str]| Path {
+            source_port: 1,
+            switches: switches.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let up = path(&["leaf0", "spine0", "leaf1"]);
+        let hop = |paths| Hop { from: "a".into(), to: "b".into(), paths };
+        let plan = Plan {
+            communicator: "c".into(),
+            name: "n".into(),
+            epoch: 1,
+            order: Vec::new(),
+            hops: vec![
+                hop(vec![up.clone(), up, path(&["leaf0", "spine1", "leaf1"])]),
+                hop(vec![path(&["leaf1", "spine0", "leaf0"]), path(&["leaf0"])]),
+            ],
+            reason: String::new(),
+            pinned: false,
+        };
+        let plans = [plan.clone(), plan];
+        assert_eq!([crossing(&plans, "spine0"), crossing(&plans, "spine1")], [4, 2]);
+    }
+}
