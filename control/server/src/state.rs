@@ -1,5 +1,6 @@
 //! What control knows and decides, as a pure state machine: messages, calls and the time come in, outputs go out.
 
+mod carry;
 mod change;
 mod communicator;
 mod decisions;

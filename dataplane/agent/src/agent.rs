@@ -4,7 +4,7 @@
 
 use crate::control::Event;
 use crate::paths::Paths;
-use crate::recipe::expand;
+use crate::recipe::{Proved, expand};
 use crate::report;
 use crate::session::{AttachmentId, SessionRequest};
 use crate::telemetry;
@@ -78,6 +78,7 @@ pub struct Agent {
     waiting: BTreeMap<u64, Waiting>,
     next_request: u64,
     communicators: HashMap<u64, Communicator>,
+    proved: Proved,
     start: Instant,
     errors: u64,
     recent: Vec<String>,
@@ -104,6 +105,7 @@ impl Agent {
             waiting: BTreeMap::new(),
             next_request: 1,
             communicators: HashMap::new(),
+            proved: Proved::default(),
             start: Instant::now(),
             errors: 0,
             recent: Vec::new(),
@@ -296,7 +298,7 @@ impl Agent {
 
     fn form(&mut self, recipe: v1::Recipe) {
         let (communicator, epoch) = (recipe.communicator, recipe.epoch);
-        let expanded = match expand(&recipe) {
+        let expanded = match expand(&recipe, &mut self.proved) {
             Ok(expanded) => expanded,
             Err(error) => return self.prepare_failed(communicator, epoch, error.to_string()),
         };
@@ -341,12 +343,16 @@ impl Agent {
 
     fn change(&mut self, recipe: v1::Recipe) {
         let (communicator, epoch) = (recipe.communicator, recipe.epoch);
-        match expand(&recipe) {
-            Ok(expanded) => self.command(Command::Change {
-                communicator: CommunicatorId(communicator),
-                plan: expanded.plan,
-                peers: expanded.peers,
-            }),
+        tracing::debug!(communicator, epoch, "change");
+        match expand(&recipe, &mut self.proved) {
+            Ok(expanded) => {
+                tracing::debug!(communicator, epoch, "change is checked");
+                self.command(Command::Change {
+                    communicator: CommunicatorId(communicator),
+                    plan: expanded.plan,
+                    peers: expanded.peers,
+                });
+            }
             Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
         }
     }
@@ -386,6 +392,7 @@ impl Agent {
     pub fn engine(&mut self, notice: Notice) {
         match notice {
             Notice::Prepared { communicator, epoch, flows } => {
+                tracing::debug!(communicator = communicator.0, epoch, "links are up");
                 self.formed(communicator.0, epoch, &flows);
                 let (communicator, epoch) = (communicator.0, epoch.into());
                 self.tell(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
@@ -395,6 +402,7 @@ impl Agent {
             }
             Notice::Switched { communicator, epoch, segment } => {
                 let (communicator, epoch) = (communicator.0, u64::from(epoch));
+                tracing::debug!(communicator, epoch, segment, "the epoch before is done");
                 if let Some(known) = self.communicators.get_mut(&communicator) {
                     known.recipe.epoch = epoch;
                 }

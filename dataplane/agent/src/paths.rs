@@ -66,6 +66,7 @@ impl Paths {
             probe: self.source.is_some() && self.answerer.is_some(),
             probe_address: probe_address.unwrap_or_default(),
             hold: true,
+            carry: true,
             pace,
             path_verdicts,
             missing: self.missing.clone(),

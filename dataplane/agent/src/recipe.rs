@@ -6,6 +6,7 @@ use harmonaize_core::{EpochPlan, Nanos, Timeouts};
 use harmonaize_engine::Peer;
 use harmonaize_plan::{Access, Group, Local, Participant, Plan, Request, Retention, Tuning, check, program};
 use harmonaize_transport::Introduction;
+use std::collections::VecDeque;
 
 /// Longest that participants have to answer before a time-out is declared.
 const INQUIRY: u64 = 1_000_000_000;
@@ -32,11 +33,31 @@ pub struct RecipeError {
     what: String,
 }
 
+/// Plans that are kept in mind as proved.
+const PROVED: usize = 32;
+
+/// Plans that were proved lately: a change that leaves order and landing slots as they are needs no other proof.
+#[derive(Debug, Default)]
+pub struct Proved(VecDeque<(Plan, u32)>);
+
+impl Proved {
+    /// Proves what was not proved yet.
+    fn prove(&mut self, plan: &EpochPlan) -> Result<(), String> {
+        let known = |(known, slots): &(Plan, u32)| *known == plan.plan && *slots == plan.landing_slots;
+        if !self.0.iter().any(known) {
+            prove(plan)?;
+            self.0.truncate(PROVED - 1);
+            self.0.push_front((plan.plan.clone(), plan.landing_slots));
+        }
+        Ok(())
+    }
+}
+
 /// Expands a recipe.
 ///
 /// # Errors
 /// If anything in it does not fit together.
-pub fn expand(recipe: &Recipe) -> Result<Expanded, RecipeError> {
+pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeError> {
     let error = |what: String| RecipeError { communicator: recipe.communicator, epoch: recipe.epoch, what };
     let members = recipe.participants.iter().map(|p| p.ranks.iter().map(|&rank| Rank(rank)).collect());
     let group = Group::new(members.collect()).ok_or_else(|| error("ranks missing or there twice".into()))?;
@@ -68,7 +89,7 @@ pub fn expand(recipe: &Recipe) -> Result<Expanded, RecipeError> {
     };
     let operation = Nanos(tuning.operation_timeout_ns);
     let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(INQUIRY)) };
-    prove(&plan).map_err(error)?;
+    proved.prove(&plan).map_err(error)?;
     let peers = recipe.peers.iter().map(|peer| introduce(peer).map_err(error)).collect::<Result<_, _>>()?;
     Ok(Expanded { plan, me, peers, timeouts })
 }
@@ -110,6 +131,10 @@ fn prove_one(
 
 fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
     let at = |what: &str| format!("participant {}: {what}", peer.participant);
+    let rate = (peer.rate_bits > 0).then_some(peer.rate_bits);
+    if peer.carried {
+        return Ok(Peer { participant: Participant(peer.participant), introduction: None, rate });
+    }
     let ports = peer.source_ports.iter().map(|&port| u16::try_from(port));
     let source_ports: Vec<u16> = ports.collect::<Result<_, _>>().map_err(|_| at("source port"))?;
     if source_ports.is_empty() {
@@ -122,8 +147,7 @@ fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
         initiate: peer.initiate,
         source_ports,
     };
-    let rate = (peer.rate_bits > 0).then_some(peer.rate_bits);
-    Ok(Peer { participant: Participant(peer.participant), introduction, rate })
+    Ok(Peer { participant: Participant(peer.participant), introduction: Some(introduction), rate })
 }
 
 #[cfg(test)]
@@ -142,7 +166,7 @@ mod tests {
             secret: vec![2; 32],
             initiate: true,
             source_ports: vec![0],
-            rate_bits: 0,
+            ..v1::Peer::default()
         };
         Recipe {
             communicator: 7,
@@ -167,10 +191,28 @@ mod tests {
     #[test]
     fn right_recipes_are_expanded_and_proved() {
         for (hosts, per_host) in [(1, 1), (1, 9), (2, 1), (5, 3), (32, 2)] {
-            let expanded = expand(&recipe(hosts, per_host)).unwrap();
+            let expanded = expand(&recipe(hosts, per_host), &mut Proved::default()).unwrap();
             assert_eq!(expanded.plan.plan.participants(), hosts);
             assert_eq!(expanded.peers.len() as u32, hosts - 1);
         }
+    }
+
+    #[test]
+    fn links_that_go_on_need_no_introduction() {
+        let mut recipe = recipe(3, 1);
+        recipe.peers[1] = v1::Peer { participant: 2, carried: true, ..v1::Peer::default() };
+        let mut proved = Proved::default();
+        for epoch in 2..100 {
+            recipe.epoch = epoch;
+            let peers = expand(&recipe, &mut proved).unwrap().peers;
+            assert_eq!(
+                peers.iter().map(|peer| peer.introduction.is_some()).collect::<Vec<_>>(),
+                [true, false]
+            );
+        }
+        assert_eq!(proved.0.len(), 1, "the same plan is proved once");
+        recipe.tuning.as_mut().unwrap().landing_slots = 0;
+        assert!(expand(&recipe, &mut proved).is_err(), "another plan is proved anew");
     }
 
     #[test]
@@ -189,7 +231,7 @@ mod tests {
         for (what, damage) in damaged {
             let mut recipe = recipe(3, 1);
             damage(&mut recipe);
-            let error = expand(&recipe).expect_err(what).to_string();
+            let error = expand(&recipe, &mut Proved::default()).expect_err(what).to_string();
             assert!(error.contains(what) && error.contains("0000000000000007"), "{what}: {error}");
         }
     }

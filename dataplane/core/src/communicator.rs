@@ -3,7 +3,7 @@
 use crate::acknowledge::Acknowledgements;
 use crate::channel::{Channel, Segment};
 use crate::departure::Departures;
-use crate::epoch::{Epoch, EpochPlan, MAX_STEP_PEERS, Timeouts};
+use crate::epoch::{Epoch, EpochPlan, MAX_STEP_PEERS, Timeouts, stream};
 use crate::hold::Hold;
 use crate::inquiry::Inquiry;
 use crate::message::{Control, Header, Kind, Message, Payload};
@@ -293,6 +293,11 @@ impl Communicator {
         self.control_epoch()
     }
 
+    /// The epoch whose links a change may carry over.
+    pub fn epoch_of_links(&self) -> u32 {
+        self.current.number()
+    }
+
     /// Why it ended, if it has.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
@@ -309,13 +314,13 @@ impl Communicator {
         *self.operations.get(operation)?.calls.get(local)?
     }
 
-    /// A frame came from a peer on the link of `epoch`; a data frame's payload lies in its slot, or where it was
-    /// posted.
+    /// A frame came from a peer on the link that was made for the epoch `link`; a data frame's payload lies in its slot, or
+    /// where it was posted.
     pub fn receive(
         &mut self,
         now: Nanos,
         from: Participant,
-        epoch: u32,
+        link: u32,
         header: Header,
         control: Option<Control>,
         payload: Payload,
@@ -330,10 +335,10 @@ impl Communicator {
         }
         let right = match header.kind {
             k if k == Kind::Acknowledge as u8 => true,
-            k if k == Kind::Credit as u8 => self.credit(from, epoch, &header),
+            k if k == Kind::Credit as u8 => self.credit(from, link, &header),
             k if k == Kind::Data as u8 => {
                 self.moved(now);
-                self.credit(from, epoch, &header) && self.arrive(now, from, epoch, &header, payload)
+                self.credit(from, link, &header) && self.arrive(now, from, link, &header, payload)
             }
             k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(now, from, control)),
             _ => false,
@@ -350,16 +355,19 @@ impl Communicator {
         self.next.as_mut().map(|switch| &mut switch.epoch).filter(|epoch| epoch.number() == number)
     }
 
-    fn credit(&mut self, from: Participant, epoch: u32, header: &Header) -> bool {
-        if header.epoch != epoch {
+    fn credit(&mut self, from: Participant, link: u32, header: &Header) -> bool {
+        let newest = self.next.as_ref().map_or(self.current.number(), |switch| switch.epoch.number());
+        if header.epoch < link || header.epoch > newest {
             return false;
         }
-        match self.epoch(epoch) {
+        let next = self.next.as_mut().map(|switch| &mut switch.epoch);
+        let of_link = |epoch: &&mut Epoch| epoch.link(from) == Some(link);
+        match Some(&mut self.current).filter(of_link).or(next.filter(of_link)) {
             Some(epoch) => {
                 epoch.stream(from, header.channel).is_some_and(|stream| stream.credit(header.credit))
             }
-            // The last credits of an epoch that is no longer needed here.
-            None => epoch < self.current.number(),
+            // The last credits of a link that is no longer needed here.
+            None => link < self.current.number(),
         }
     }
 
@@ -367,7 +375,7 @@ impl Communicator {
         &mut self,
         now: Nanos,
         from: Participant,
-        epoch: u32,
+        link: u32,
         header: &Header,
         payload: Payload,
     ) -> bool {
@@ -378,14 +386,16 @@ impl Communicator {
             self.fail(self.mismatch(header.operation, call, from, signature));
             return true;
         }
-        if epoch < self.current.number() {
+        if header.epoch < self.current.number() {
             self.doubt(now, from, header.operation);
             return true;
         }
         let arrival = Arrival { operation: header.operation, segment: header.segment, signature, payload };
-        let Some(stream) = self.epoch(epoch).and_then(|epoch| epoch.stream(from, header.channel)) else {
+        if self.epoch(header.epoch).is_none_or(|epoch| epoch.link(from) != Some(link)) {
             return false;
-        };
+        }
+        let plans = (&mut self.current, &mut self.next);
+        let Some(stream) = stream(plans, header.epoch, from, header.channel) else { return false };
         if !stream.arrive(header.sequence, arrival) {
             return false;
         }
@@ -439,7 +449,10 @@ impl Communicator {
             Control::Left { .. } | Control::Abort { .. } | Control::Inquire { .. } | Control::Answer { .. }
         );
         // Until the commit is known here, a peer that knows of it may have closed the old link.
-        let other = self.next.as_ref().filter(|switch| twice && switch.ready && switch.commit.is_none());
+        let other = self
+            .next
+            .as_ref()
+            .filter(|switch| twice && switch.ready && switch.commit.is_none() && !switch.epoch.carries(to));
         let message = Message { header, control: Some(Box::new(control)) };
         if let Some(switch) = other {
             self.outbox.push_back((to, Some(switch.epoch.number()), message.clone()));

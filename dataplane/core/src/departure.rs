@@ -29,6 +29,11 @@ impl Departures {
         self.next.fill(false);
     }
 
+    /// Whether the link of the current epoch to a peer is down.
+    pub(crate) fn is_down(&self, peer: Participant) -> bool {
+        self.current.get(peer.0 as usize) == Some(&true)
+    }
+
     /// Whether a link of the next epoch is down.
     pub(crate) fn broken(&self) -> bool {
         self.next.contains(&true)
@@ -53,24 +58,26 @@ impl Departures {
 }
 
 impl Communicator {
-    /// The link of `epoch` to a peer has gone down.
-    pub fn link_down(&mut self, epoch: u32, peer: Participant) {
+    /// The link to a peer that was made for the epoch `link` has gone down.
+    pub fn link_down(&mut self, link: u32, peer: Participant) {
         if self.failure().is_some() {
             return;
         }
-        let next =
-            self.next.as_ref().filter(|switch| switch.epoch.number() == epoch).map(|switch| switch.ready);
-        let down = match next {
-            Some(_) => &mut self.departures.next,
-            None if self.current.number() == epoch => &mut self.departures.current,
-            None => return,
-        };
-        if let Some(down) = down.get_mut(peer.0 as usize) {
+        let index = peer.0 as usize;
+        if self.current.link(peer) == Some(link)
+            && let Some(down) = self.departures.current.get_mut(index)
+        {
             *down = true;
         }
-        if next == Some(true) {
-            // Before any promise this is a plan that cannot be, not a peer that is gone.
-            self.withdraw(epoch);
+        let next = self.next.as_ref().filter(|switch| switch.epoch.link(peer) == Some(link));
+        if let Some((epoch, ready)) = next.map(|switch| (switch.epoch.number(), switch.ready)) {
+            if let Some(down) = self.departures.next.get_mut(index) {
+                *down = true;
+            }
+            if ready {
+                // Before any promise this is a plan that cannot be, not a peer that is gone.
+                self.withdraw(epoch);
+            }
         }
         self.refuse_impossible();
     }

@@ -1,6 +1,7 @@
 //! A plan in force: participants' order, tuning, compiled programs, and the streams that belong to it.
 
 use crate::stream::Stream;
+use crate::switch::Switch;
 use crate::{CoreError, Nanos};
 use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::{
@@ -44,6 +45,8 @@ pub(crate) struct Epoch {
     access: Vec<(Rank, Access)>,
     programs: Vec<(Request, Retention, Arc<Program>)>,
     streams: Vec<Stream>,
+    /// By participant: the epoch that the link to it was made for; an earlier one than this where it was carried over.
+    links: Vec<u32>,
 }
 
 impl Epoch {
@@ -55,9 +58,50 @@ impl Epoch {
         if decided.channels == 0 || !decided.landing_slots.is_power_of_two() {
             return Err(CoreError::BadPlan("channels must not be 0, landing slots a power of two"));
         }
-        let streams = decided.plan.group().participants() as usize * usize::from(decided.channels);
+        let participants = decided.plan.group().participants() as usize;
+        let streams = participants * usize::from(decided.channels);
         let streams = (0..streams).map(|_| Stream::new(decided.landing_slots)).collect();
-        Ok(Self { decided, me, access, programs: Vec::new(), streams })
+        let links = vec![decided.epoch; participants];
+        Ok(Self { decided, me, access, programs: Vec::new(), streams, links })
+    }
+
+    /// Goes on with the links that `today` has to these participants. Their streams stay with `today` until [`Epoch::succeed`].
+    pub(crate) fn carry(&mut self, today: &Self, carried: &[Participant]) -> Result<(), CoreError> {
+        for (at, peer) in carried.iter().enumerate() {
+            let known = today.link(*peer).filter(|_| *peer != self.me);
+            let (Some(since), Some(link)) = (known, self.links.get_mut(peer.0 as usize)) else {
+                return Err(CoreError::BadPlan("a link to carry over is to nobody"));
+            };
+            if carried.iter().skip(at + 1).any(|other| other == peer) {
+                return Err(CoreError::BadPlan("a link is to be carried over twice"));
+            }
+            *link = since;
+        }
+        if !carried.is_empty() && self.decided.landing_slots != today.decided.landing_slots {
+            return Err(CoreError::BadPlan("landing slots differ, so that no link can be carried over"));
+        }
+        Ok(())
+    }
+
+    /// Takes the streams of the links that are carried over from the epoch before, which is over.
+    pub(crate) fn succeed(&mut self, before: &mut Self) {
+        let channels = usize::from(self.decided.channels).max(1);
+        let number = self.number();
+        let carried = self.links.iter().map(|link| *link != number);
+        let streams = self.streams.chunks_mut(channels).zip(before.streams.chunks_mut(channels));
+        for ((ours, theirs), _) in streams.zip(carried).filter(|(_, carried)| *carried) {
+            ours.swap_with_slice(theirs);
+        }
+    }
+
+    /// The epoch that the link to a peer was made for.
+    pub(crate) fn link(&self, peer: Participant) -> Option<u32> {
+        self.links.get(peer.0 as usize).copied()
+    }
+
+    /// Whether the link to a peer is one of an earlier epoch.
+    pub(crate) fn carries(&self, peer: Participant) -> bool {
+        self.link(peer).is_some_and(|link| link != self.number())
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -110,6 +154,22 @@ impl Epoch {
     pub(crate) fn stream_ref(&self, peer: Participant, channel: u16) -> Option<&Stream> {
         self.streams.get(self.stream_index(peer, channel)?)
     }
+}
+
+/// The stream of an epoch, given by its number: for a link that is carried over it is the present epoch's until that is over.
+pub(crate) fn stream<'a>(
+    (current, next): (&'a mut Epoch, &'a mut Option<Switch>),
+    epoch: u32,
+    peer: Participant,
+    channel: u16,
+) -> Option<&'a mut Stream> {
+    let carried = current.number() != epoch
+        && next.as_ref().is_some_and(|next| next.epoch.number() == epoch && next.epoch.carries(peer));
+    if carried || current.number() == epoch {
+        return current.stream(peer, channel);
+    }
+    let next = next.as_mut().map(|switch| &mut switch.epoch).filter(|next| next.number() == epoch);
+    next?.stream(peer, channel)
 }
 
 /// Peers among operands.

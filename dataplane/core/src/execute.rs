@@ -2,7 +2,7 @@
 
 use crate::channel::Segment;
 use crate::communicator::{Action, Communicator, PeerMessage};
-use crate::epoch::peers;
+use crate::epoch::{peers, stream};
 use crate::message::{Header, Kind, Message, Payload};
 use crate::operation::Run;
 use crate::{Failure, Nanos};
@@ -126,17 +126,15 @@ impl Communicator {
         let Some(channel) = self.channels.get_mut(usize::from(index)) else { return Ok(None) };
         let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
         let Some((step, segment, what)) = channel.ready(acknowledged) else { return Ok(None) };
-        let epoch = match &mut self.next {
-            Some(switch) if switch.epoch.number() == segment.epoch => &mut switch.epoch,
-            _ => &mut self.current,
-        };
+        let epoch = segment.epoch;
         let Some(operation) = self.operations.get_mut(segment.operation) else { return Ok(None) };
         let signature = operation.signature;
         let expected = |operand: &Operand| {
             operand.part.elements(segment.lo, segment.hi).1 * signature.dtype.size() as u64
         };
         for (peer, operand) in peers(&what.sources) {
-            let Some(stream) = epoch.stream(peer, index) else { return Ok(None) };
+            let plans = (&mut self.current, &mut self.next);
+            let Some(stream) = stream(plans, epoch, peer, index) else { return Ok(None) };
             let Some((_, arrival)) = stream.peek(0) else { return Ok(None) };
             let right = arrival.operation == segment.operation
                 && arrival.segment == segment.number
@@ -148,7 +146,8 @@ impl Communicator {
             }
         }
         for (peer, _) in peers(&what.destinations) {
-            if !epoch.stream(peer, index).is_some_and(|stream| stream.may_send()) {
+            let plans = (&mut self.current, &mut self.next);
+            if !stream(plans, epoch, peer, index).is_some_and(|stream| stream.may_send()) {
                 return Ok(None);
             }
         }
@@ -157,7 +156,8 @@ impl Communicator {
         (header.channel, header.operation, header.segment) = (index, segment.operation, segment.number);
         header.sign(&signature);
         for (peer, _) in peers(&what.sources) {
-            let Some(stream) = epoch.stream(peer, index) else { return Ok(None) };
+            let plans = (&mut self.current, &mut self.next);
+            let Some(stream) = stream(plans, epoch, peer, index) else { return Ok(None) };
             let Some((sequence, arrival)) = stream.peek(0) else { return Ok(None) };
             stream.consume();
             if stream.credit_due() {
@@ -167,7 +167,8 @@ impl Communicator {
             sources.push(PeerMessage { peer, sequence, bytes, posted, header });
         }
         for (peer, operand) in peers(&what.destinations) {
-            let Some(stream) = epoch.stream(peer, index) else { return Ok(None) };
+            let plans = (&mut self.current, &mut self.next);
+            let Some(stream) = stream(plans, epoch, peer, index) else { return Ok(None) };
             header.sequence = stream.send();
             header.credit = stream.tell_credit();
             header.acknowledged = self.acknowledgements.tell(peer);
@@ -185,8 +186,10 @@ impl Communicator {
 
     pub(crate) fn tell_credit(&mut self) -> Option<Action> {
         while let Some((number, peer, channel)) = self.credits.pop_front() {
-            let Some(epoch) = self.epoch(number) else { continue };
-            let Some(stream) = epoch.stream(peer, channel) else { continue };
+            // What is due on a link that was carried over since is due still.
+            let number = number.max(self.current.number());
+            let plans = (&mut self.current, &mut self.next);
+            let Some(stream) = stream(plans, number, peer, channel) else { continue };
             if !stream.credit_due() {
                 continue;
             }

@@ -60,7 +60,9 @@ impl Communicator {
             ahead += peers(&earlier.sources).filter(from_peer).count() as u32;
         }
         let epoch = match &self.next {
-            Some(switch) if switch.epoch.number() == segment.epoch => &switch.epoch,
+            Some(switch) if switch.epoch.number() == segment.epoch && !switch.epoch.carries(peer) => {
+                &switch.epoch
+            }
             _ => &self.current,
         };
         match epoch.stream_ref(peer, index) {

@@ -61,10 +61,13 @@ impl Switch {
 
 impl Communicator {
     /// Prepares a new plan. [`Communicator::links_up`] must follow when its links are, or [`Communicator::abandon`].
+    /// The links to the participants in `carried` are today's, with what is under way on them; at the other end it must be the
+    /// same ones.
     ///
     /// # Errors
-    /// If another change is under way, the epoch is not newer, or members, channels or chunk differ from today's.
-    pub fn change(&mut self, decided: EpochPlan) -> Result<(), CoreError> {
+    /// If another change is under way, the epoch is not newer, members, channels or chunk differ from today's, or a link cannot be
+    /// carried over: it is to nobody, is down, or landing slots differ.
+    pub fn change(&mut self, decided: EpochPlan, carried: &[Participant]) -> Result<(), CoreError> {
         self.open()?;
         let today = &self.current.decided;
         if self.next.is_some() {
@@ -82,7 +85,11 @@ impl Communicator {
         if decided.channels != today.channels || decided.tuning.chunk_bytes != today.tuning.chunk_bytes {
             return Err(CoreError::BadPlan("channels or chunk size differ"));
         }
-        let epoch = Epoch::new(decided, self.me, self.access.clone())?;
+        if carried.iter().any(|peer| self.departures.is_down(*peer)) {
+            return Err(CoreError::BadPlan("a link to carry over is down"));
+        }
+        let mut epoch = Epoch::new(decided, self.me, self.access.clone())?;
+        epoch.carry(&self.current, carried)?;
         self.next = Some(Switch::new(epoch, self.group.participants()));
         Ok(())
     }
@@ -236,7 +243,8 @@ impl Communicator {
         let Some(switch) = self.next.take_if(|s| s.commit.is_some_and(|commit| everyone >= commit)) else {
             return;
         };
-        let old = std::mem::replace(&mut self.current, switch.epoch);
+        let mut old = std::mem::replace(&mut self.current, switch.epoch);
+        self.current.succeed(&mut old);
         self.departures.retire();
         self.actions.push_back(Action::Retire { epoch: old.number() });
     }

@@ -120,6 +120,48 @@ fn change() {
     assert!(sum.switches > 0, "no plan was ever changed");
 }
 
+#[test]
+fn carried() {
+    let sum = family(
+        "carried",
+        400,
+        false,
+        |seed| Scenario::new(seed, 2).changing().carrying(),
+        |world| {
+            well(world);
+            agreed(world);
+        },
+    );
+    assert!(sum.switches > 0 && sum.carried > 0, "no link was ever carried over");
+}
+
+#[test]
+fn carried_and_given_up() {
+    let build = |seed| Scenario::new(seed, 2).changing().carrying().unlinkable();
+    family("carried_and_given_up", 200, false, build, |world| {
+        well(world);
+        agreed(world);
+    });
+}
+
+/// A new link breaks: the plan is given up, or, once it was promised, the link's ends are lost to each other.
+#[test]
+fn cut() {
+    let build = |seed| Scenario::new(seed, 2).changing().carrying().cutting();
+    let sum = family("cut", 300, true, build, |world| {
+        agreed(world);
+        assert!(world.last < 5 * SECOND, "it took until {}\n{}", world.last, world.describe());
+        for (index, node) in world.nodes.iter().enumerate() {
+            match &node.failure {
+                None => assert!(node.closed, "participant {index} hangs\n{}", world.describe()),
+                Some((Failure::RanksLost { .. }, _)) => {}
+                Some((other, _)) => panic!("participant {index} fails: {other}\n{}", world.describe()),
+            }
+        }
+    });
+    assert!(sum.cut > 0 && sum.switches > 0, "nothing was cut, or nothing switched");
+}
+
 /// All who switched did so at the same segment.
 fn agreed(world: &World) {
     for plan in &world.plans {
@@ -192,7 +234,10 @@ fn death() {
 
 #[test]
 fn death_during_change() {
-    let build = |seed| Scenario::new(seed, 2).rough().changing().killing();
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).rough().changing();
+        if seed % 2 == 0 { scenario.killing() } else { scenario.carrying().killing() }
+    };
     family("death_during_change", 200, true, build, |world| {
         mourned(world);
         agreed(world);
@@ -327,7 +372,7 @@ fn hostile_peer() {
         "hostile_peer",
         300,
         true,
-        |seed| Scenario::new(seed, 2).hostile(),
+        |seed| Scenario::new(seed, 2).hostile().carrying(),
         |world| {
             let timeouts = world.scenario.timeouts;
             let incidents = world.scenario.incidents.iter().map(|(at, _)| *at).max().unwrap_or(0);

@@ -29,8 +29,8 @@ pub struct LocalRank {
 pub struct Peer {
     /// Which.
     pub participant: Participant,
-    /// Both ends were told this by control.
-    pub introduction: Introduction,
+    /// Both ends were told this by control; none: the link of the epoch before goes on.
+    pub introduction: Option<Introduction>,
     /// Most that this end may send to it, in bits a second; none: no bound.
     pub rate: Option<u64>,
 }

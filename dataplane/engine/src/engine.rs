@@ -295,7 +295,15 @@ impl Engine {
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
             Action::Ended(failure) => self.ended(key, failure),
-            Action::Switched { epoch, segment } => member.switching = Some((epoch, segment)),
+            Action::Switched { epoch, segment } => {
+                tracing::debug!(communicator = member.id.0, epoch, segment, "switch is agreed on");
+                member.switching = Some((epoch, segment));
+                let before = member.links(member.core.epoch_of_links());
+                let rates = member.links(epoch).zip(before).map(|(links, before)| links.other_rates(before));
+                for (link, rate) in rates.into_iter().flatten() {
+                    self.transport.pace(link, rate);
+                }
+            }
             Action::Retire { epoch: retired } => {
                 let communicator = member.id;
                 if let Some((epoch, segment)) = member.switching.take_if(|(epoch, _)| retired < *epoch) {

@@ -8,14 +8,16 @@ use harmonaize_abi::Collective;
 use harmonaize_core::{Communicator, Config, EpochPlan};
 use harmonaize_plan::{Access, Participant};
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::{Ring, Transport};
+use harmonaize_transport::{LinkId, Ring, Transport};
 
-/// Opens the links of an epoch and gives each its landing rings, one per channel. On an error, what was opened is closed.
+/// Opens the links of an epoch, all at once, and gives each its landing rings, one per channel; those that go on are taken over
+/// from the epoch before with their rings. On an error, what was opened is closed.
 pub(crate) fn open_links(
     transport: &mut dyn Transport,
     plan: &EpochPlan,
     me: Participant,
     peers: Vec<Peer>,
+    before: Option<&Links>,
 ) -> Result<Links, String> {
     let participants = plan.plan.group().participants();
     let mut expected: Vec<Participant> =
@@ -26,17 +28,17 @@ pub(crate) fn open_links(
         let result = match known {
             Some(position) => {
                 expected.swap_remove(position);
-                open_link(transport, plan, &mut links, peer)
+                open_link(transport, plan, &mut links, peer, before)
             }
             None => Err(format!("participant {} introduced twice or unknown", peer.participant.0)),
         };
         if let Err(reason) = result {
-            close_links(transport, &links);
+            close_links(transport, &links, before);
             return Err(reason);
         }
     }
     if let Some(missing) = expected.first() {
-        close_links(transport, &links);
+        close_links(transport, &links, before);
         return Err(format!("participant {} was not introduced", missing.0));
     }
     Ok(links)
@@ -47,19 +49,25 @@ fn open_link(
     plan: &EpochPlan,
     links: &mut Links,
     peer: Peer,
+    before: Option<&Links>,
 ) -> Result<(), String> {
     let participant = peer.participant;
     let at = |error: &dyn std::fmt::Display| format!("link to participant {}: {error}", participant.0);
-    let paths = u16::try_from(peer.introduction.source_ports.len()).map_err(|error| at(&error))?;
+    let Some(introduction) = peer.introduction else {
+        let carried = before.is_some_and(|before| links.carry(participant, before, peer.rate));
+        return if carried { Ok(()) } else { Err(at(&"there is none to go on with")) };
+    };
+    let paths = u16::try_from(introduction.source_ports.len()).map_err(|error| at(&error))?;
     let ring_bytes = u64::from(plan.landing_slots) * u64::from(plan.tuning.chunk_bytes);
     let bytes = u64::from(plan.channels) * ring_bytes;
     let memory =
         Memory::private(usize::try_from(bytes).map_err(|error| at(&error))?).map_err(|error| at(&error))?;
-    let link = transport.open(peer.introduction).map_err(|error| at(&error))?;
+    let link = transport.open(introduction).map_err(|error| at(&error))?;
     if peer.rate.is_some() && !transport.pace(link, peer.rate) {
         tracing::warn!(participant = participant.0, "this transport bounds no rates");
     }
     links.set(participant, link, std::sync::Arc::clone(&memory), paths);
+    links.limit(participant, peer.rate);
     for channel in 0..plan.channels {
         let memory =
             Span::new(&memory, u64::from(channel) * ring_bytes, ring_bytes).map_err(|error| at(&error))?;
@@ -69,11 +77,10 @@ fn open_link(
     Ok(())
 }
 
-/// Closes every link of an epoch.
-pub(crate) fn close_links(transport: &mut dyn Transport, links: &Links) {
-    for link in links.links.iter().flatten() {
-        transport.close(*link);
-    }
+/// Closes the links of an epoch that another does not have.
+fn close_links(transport: &mut dyn Transport, links: &Links, other: Option<&Links>) {
+    let gone = |link: &&LinkId| other.is_none_or(|other| !other.has(**link));
+    links.links.iter().flatten().filter(gone).for_each(|link| transport.close(*link));
 }
 
 /// A member whose links are on their way up.
@@ -112,7 +119,7 @@ pub(crate) fn form(
     let algorithms =
         [Collective::AllReduce, Collective::AllToAll, Collective::Broadcast, Collective::Barrier]
             .map(algorithm);
-    let links = open_links(transport, &plan, formation.me, formation.peers)?;
+    let links = open_links(transport, &plan, formation.me, formation.peers, None)?;
     Ok(Member::new(Parts {
         id: formation.communicator,
         core,

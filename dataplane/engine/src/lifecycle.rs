@@ -3,7 +3,7 @@
 use crate::attachment::Attachment;
 use crate::command::{Command, CommunicatorId, Formation, MAX_HOLD, Notice, Peer, Status};
 use crate::engine::{Engine, watch};
-use crate::formation::{close_links, form, open_links};
+use crate::formation::{form, open_links};
 use crate::member::{Links, Member};
 use crate::table::Key;
 use harmonaize_abi::Status as Code;
@@ -129,16 +129,23 @@ impl Engine {
             return self.refuse_change(communicator, epoch, "no such communicator".into());
         };
         let Some(member) = self.members.get_mut(key) else { return };
-        if let Err(error) = member.core.change(plan.clone()) {
+        let goes_on = peers.iter().filter(|peer| peer.introduction.is_none());
+        let carried: Vec<Participant> = goes_on.map(|peer| peer.participant).collect();
+        if let Err(error) = member.core.change(plan.clone(), &carried) {
             return self.refuse_change(communicator, epoch, error.to_string());
         }
-        match open_links(self.transport.as_mut(), &plan, member.core.me(), peers) {
-            Ok(links) => {
-                let ids = links.links.clone();
-                let alone = links.complete();
+        let before = member.links(member.core.epoch_of_links());
+        match open_links(self.transport.as_mut(), &plan, member.core.me(), peers, before) {
+            Ok(mut links) => {
+                let new = |link: &LinkId| before.is_none_or(|before| !before.has(*link));
+                let ids: Vec<_> = links.links.iter().map(|link| link.filter(new)).collect();
+                let complete = links.complete();
+                links.announced = complete;
+                let made = ids.iter().flatten().count();
+                tracing::debug!(communicator = communicator.0, epoch, made, carried = carried.len(), "links");
                 member.epochs.push(links);
                 self.enter_links(key, epoch, &ids);
-                if alone {
+                if complete {
                     self.epoch_up(key, epoch);
                 }
             }
@@ -165,9 +172,11 @@ impl Engine {
     }
 
     pub(crate) fn drop_links(&mut self, communicator: CommunicatorId, epoch: u32) {
-        let Some(links) = self.member(communicator).and_then(|member| member.take_links(epoch)) else {
-            return;
-        };
+        let Some(key) = self.by_communicator.get(&communicator).copied() else { return };
+        let Some(member) = self.members.get_mut(key) else { return };
+        let Some(mut links) = member.take_links(epoch) else { return };
+        let kept = |link: &LinkId| member.epochs.iter().any(|other| other.has(*link));
+        links.links.iter_mut().for_each(|link| *link = link.filter(|link| !kept(link)));
         self.close(&links);
     }
 
@@ -217,9 +226,9 @@ impl Engine {
     /// Closes an epoch's links: what is queued without payload still goes out, payloads do not, so that nothing reads a
     /// tenant's memory any more.
     fn close(&mut self, links: &Links) {
-        close_links(self.transport.as_mut(), links);
-        for link in links.links.iter().flatten() {
-            self.links.remove(link);
+        // One that two epochs have is closed with the first.
+        for link in links.links.iter().flatten().filter(|link| self.links.remove(link).is_some()) {
+            self.transport.close(*link);
         }
         self.closed = self.now();
     }

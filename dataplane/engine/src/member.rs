@@ -41,6 +41,8 @@ pub(crate) struct Links {
     /// Landing slots, by participant: `channels * landing_slots` slots of `chunk_bytes`.
     pub(crate) landing: Vec<Option<Arc<Memory>>>,
     pub(crate) paths: Vec<u16>,
+    /// What may be sent on each, in bits a second.
+    rates: Vec<Option<u64>>,
     pub(crate) announced: bool,
 }
 
@@ -246,6 +248,7 @@ impl Links {
             up: vec![false; participants],
             landing: vec![None; participants],
             paths: vec![0; participants],
+            rates: vec![None; participants],
             announced: false,
         }
     }
@@ -262,6 +265,40 @@ impl Links {
         {
             (*l, *s, *p) = (Some(link), Some(landing), paths);
         }
+    }
+
+    /// Goes on with the link to a peer that another epoch has. False if it has none.
+    pub(crate) fn carry(&mut self, peer: Participant, from: &Self, rate: Option<u64>) -> bool {
+        let at = peer.0 as usize;
+        let theirs = (from.links.get(at).copied().flatten(), from.landing.get(at).cloned().flatten());
+        let ((Some(link), Some(landing)), Some(paths)) = (theirs, from.paths.get(at)) else { return false };
+        self.set(peer, link, landing, *paths);
+        self.limit(peer, rate);
+        if let Some(up) = self.up.get_mut(at) {
+            *up = true;
+        }
+        true
+    }
+
+    /// Notes what may be sent to a peer.
+    pub(crate) fn limit(&mut self, peer: Participant, rate: Option<u64>) {
+        if let Some(known) = self.rates.get_mut(peer.0 as usize) {
+            *known = rate;
+        }
+    }
+
+    /// The links that another epoch has too, with another rate than here: what they may send by this one.
+    pub(crate) fn other_rates(&self, before: &Self) -> impl Iterator<Item = (LinkId, Option<u64>)> {
+        let ours = self.links.iter().zip(&self.rates);
+        let pairs = ours.zip(before.links.iter().zip(&before.rates));
+        pairs.filter_map(|(ours, theirs)| {
+            Some(((*ours.0)?, *ours.1)).filter(|_| ours.0 == theirs.0 && ours.1 != theirs.1)
+        })
+    }
+
+    /// Whether a link is one of these.
+    pub(crate) fn has(&self, link: LinkId) -> bool {
+        self.links.contains(&Some(link))
     }
 
     /// Every path of every link, and to whom it leads.

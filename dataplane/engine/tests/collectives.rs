@@ -207,11 +207,11 @@ fn what_is_only_copied_lands_in_its_place() {
         let mut world = World::new(counted, &[vec![0], vec![1]], small());
         let elements = 50_000;
         for to in [16 << 20, 0] {
-            let before: Vec<u64> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+            let before: Vec<u64> = counts.iter().map(|count| count.posted.load(Ordering::Relaxed)).collect();
             allreduce(&mut world, 2, elements, 0, to);
             for (count, before) in counts.iter().zip(before) {
                 // Half of the elements come reduced, and only after what they wait for was sent.
-                assert_eq!(count.load(Ordering::Relaxed) - before, elements as u64 * 8 / 2);
+                assert_eq!(count.posted.load(Ordering::Relaxed) - before, elements as u64 * 8 / 2);
             }
         }
     }

@@ -156,6 +156,7 @@ impl State {
         communicator.last_change.clear();
         let (tenant, name, epoch) = (communicator.tenant.clone(), communicator.name.clone(), pending.epoch);
         let mut old = std::mem::replace(&mut communicator.ports, pending.ports);
+        super::carry::keep(&mut old, &communicator.ports);
         self.ports.release(&mut old);
         self.decisions.switched(now, pending.decision, id);
         self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
@@ -193,6 +194,7 @@ impl State {
         }
         communicator.last_change = format!("epoch {epoch} was given up: {why}");
         if let Some(mut pending) = communicator.pending.take() {
+            super::carry::keep(&mut pending.ports, &communicator.ports);
             self.ports.release(&mut pending.ports);
             self.decisions.given_up(pending.decision, id, &why);
             self.hold_off(now, id);

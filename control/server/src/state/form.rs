@@ -140,11 +140,14 @@ impl State {
         let epoch = communicator.next_epoch;
         let addresses: Vec<String> = communicator.members.iter().map(|member| self.address(member)).collect();
         let hosts: Vec<HostId> = communicator.members.iter().map(|member| member.host).collect();
-        let wanted = self.wanted_paths(&hosts, &order, &hops);
+        let mut wanted = self.wanted_paths(&hosts, &order, &hops);
         let mut ports = Vec::new();
-        let numbers = self.take_ports(&hosts, wanted, &mut ports);
+        let carried = self.carried(id, &order, &mut wanted, &mut ports);
+        let mut numbers = self.take_ports(&hosts, wanted, &mut ports);
         let paces = self.paces(id, &order, plan.as_ref());
-        let links = self.introduce(&hosts, &addresses, &numbers, &paces);
+        let carried_over = carried.keys().copied().collect();
+        numbers.extend(carried);
+        let links = self.introduce(&hosts, &addresses, &numbers, &paces, &carried_over);
         let Some(communicator) = self.communicators.get(&id) else { return 0 };
         let participants: Vec<v1::Participant> = communicator
             .members
@@ -288,13 +291,14 @@ impl State {
         hops.filter(|(from, to)| from != to && can(**from)).map(|(from, to)| ((*from, *to), pace.0)).collect()
     }
 
-    /// Fresh links between all participants: for each its peers, in ascending order.
+    /// Links between all participants, fresh but for those that are carried over: for each its peers, in ascending order.
     fn introduce(
         &mut self,
         hosts: &[HostId],
         addresses: &[String],
         numbers: &BTreeMap<(u32, u32), Vec<u16>>,
         paces: &BTreeMap<(u32, u32), u64>,
+        carried: &BTreeSet<(u32, u32)>,
     ) -> Vec<Vec<v1::Peer>> {
         let mut links: Vec<Vec<v1::Peer>> = hosts.iter().map(|_| Vec::new()).collect();
         for (low, (low_host, low_address)) in hosts.iter().zip(addresses).enumerate() {
@@ -303,13 +307,16 @@ impl State {
                 let mut secret = [0; SECRET_BYTES];
                 self.random.fill_bytes(&mut link);
                 self.random.fill_bytes(&mut secret);
+                let goes_on = carried.contains(&(low as u32, high as u32));
+                let only_new = |bytes: &[u8]| if goes_on { Vec::new() } else { bytes.to_vec() };
                 let ports = numbers.get(&(low as u32, high as u32)).into_iter().flatten();
                 let source_ports: Vec<u32> = ports.map(|port| u32::from(*port)).collect();
                 let peer = |me: usize, participant: usize, address: &String, initiate| v1::Peer {
                     participant: participant as u32,
                     address: address.clone(),
-                    link: link.to_vec(),
-                    secret: secret.to_vec(),
+                    link: only_new(&link),
+                    secret: only_new(&secret),
+                    carried: goes_on,
                     initiate,
                     source_ports: source_ports.clone(),
                     rate_bits: paces.get(&(me as u32, participant as u32)).copied().unwrap_or(0),

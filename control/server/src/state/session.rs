@@ -37,6 +37,7 @@ pub(super) struct Abilities {
     pub hold: bool,
     pub pace: bool,
     pub verdicts: bool,
+    pub carry: bool,
     /// What is missing and why.
     pub missing: Vec<String>,
 }
@@ -53,6 +54,7 @@ impl Abilities {
             hold: said.hold,
             pace: said.pace,
             verdicts: said.path_verdicts,
+            carry: said.carry,
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }
     }

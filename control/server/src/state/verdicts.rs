@@ -167,7 +167,8 @@ impl State {
             CongestionCause::Unspecified => Cause::Unknown,
         };
         let cause = if self.idles(path, found) { Cause::Own } else { cause };
-        let (communicator, epoch) = (told.communicator, told.epoch);
+        // A connection may go on from one epoch to the next: its port names it.
+        let (communicator, epoch) = (told.communicator, 0);
         let connection = Connection { communicator, epoch, from, to, port };
         let verdict = Verdict { connection, path: path.clone(), level, cause, own: Rate(found.own_bits) };
         if level == Level::Severe && found.loss {

@@ -105,21 +105,22 @@ impl World {
         let context = Context { at, channel, index, segment, signature };
         let location = self.locate(&context, memory_destination(step), false);
         self.check_write(&context, step, &location);
-        let epoch = context.segment.epoch;
         let node = &mut self.nodes[at.0 as usize];
-        let delivered = node.delivered.get(&(epoch, peer.0, channel)).copied().unwrap_or(0);
+        let link = node.link(context.segment.epoch, peer);
+        let delivered = node.delivered.get(&(link, peer.0, channel)).copied().unwrap_or(0);
         if delivered > sequence || self.rng.random_bool(0.2) {
             return;
         }
-        let before = node.posts.insert((epoch, peer.0, channel, sequence), (location, false));
+        let before = node.posts.insert((link, peer.0, channel, sequence), (location, false));
         assert!(self.scenario.hostile.is_some() || before.is_none(), "posted twice");
         self.write(at, &location, &vec![POISON; location.bytes]);
     }
 
     /// Where the payload of a message is that was posted for; the post is over.
     fn posted(&mut self, context: &Context, step: &Step, message: &PeerMessage) -> Option<Location> {
-        let key = (context.segment.epoch, message.peer.0, context.channel, message.sequence);
         let node = &mut self.nodes[context.at.0 as usize];
+        let link = node.link(context.segment.epoch, message.peer);
+        let key = (link, message.peer.0, context.channel, message.sequence);
         let post = node.posts.remove(&key);
         let there = post.is_some_and(|(_, there)| there);
         assert!(self.scenario.hostile.is_some() || there == message.posted, "posted, or not");
@@ -216,7 +217,8 @@ impl World {
     }
 
     fn landed(&self, context: &Context, message: &PeerMessage) -> Location {
-        let place = Place::Landing(context.segment.epoch, message.peer.0, context.channel, message.sequence);
+        let link = self.nodes[context.at.0 as usize].link(context.segment.epoch, message.peer);
+        let place = Place::Landing(link, message.peer.0, context.channel, message.sequence);
         let (operation, segment) = (context.segment.operation, context.segment.number);
         Location { place, operation, segment, offset: 0, bytes: message.bytes as usize }
     }

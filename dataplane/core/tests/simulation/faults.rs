@@ -30,9 +30,45 @@ impl Scenario {
         self
     }
 
+    /// Changes keep some of the links that are there, or all.
+    pub(crate) fn carrying(mut self) -> Self {
+        let mut rng = generator(self.seed, 11);
+        let all = self.group.participants();
+        for (_, incident) in &mut self.incidents {
+            let Incident::Change(plan) = incident else { continue };
+            plan.landing_slots = self.plan.landing_slots;
+            let share = [0.0, 0.3, 0.7, 1.0][rng.random_range(0..4)];
+            for low in 0..all {
+                for high in low + 1..all {
+                    if rng.random_bool(share) {
+                        self.carried.push((plan.epoch, Participant(low), Participant(high)));
+                    }
+                }
+            }
+        }
+        self
+    }
+
+    /// A new link of each change breaks.
+    pub(crate) fn cutting(mut self) -> Self {
+        let mut rng = generator(self.seed, 12);
+        let all = self.group.participants();
+        for (_, incident) in &self.incidents {
+            let Incident::Change(plan) = incident else { continue };
+            let low = rng.random_range(0..all);
+            let high = rng.random_range(low..all);
+            self.cut.push((plan.epoch, Participant(low), Participant(high)));
+        }
+        self
+    }
+
     /// Changes of plan beside whatever else, in every other seed.
     pub(crate) fn sometimes_changing(self) -> Self {
-        if self.seed.is_multiple_of(2) { self } else { self.changing() }
+        match self.seed % 4 {
+            0 | 2 => self,
+            1 => self.changing(),
+            _ => self.changing().carrying(),
+        }
     }
 
     /// Some of the changes cannot be prepared by somebody.

@@ -50,7 +50,8 @@ pub(crate) struct Location {
 pub(crate) struct Frame {
     pub(crate) from: Participant,
     pub(crate) to: Participant,
-    pub(crate) epoch: u32,
+    /// The epoch that its link was made for.
+    pub(crate) link: u32,
     pub(crate) message: Vec<u8>,
     pub(crate) payload: Option<Payload>,
     pub(crate) content: Vec<u8>,
@@ -92,7 +93,8 @@ impl World {
         let used = message.encode(&mut buffer);
         let weather = self.scenario.weather;
         let (read, flight) = (weather.wait(&mut self.rng), weather.wait(&mut self.rng));
-        let link = self.links.entry((epoch, from, to)).or_default();
+        let made = self.nodes[from.0 as usize].link(epoch, to);
+        let link = self.links.entry((made, from, to)).or_default();
         let (last_read, last_arrival) = link.paths.entry(path).or_default();
         *last_read = (*last_read).max(self.now + read);
         *last_arrival = (*last_arrival + 1).max(*last_read + flight);
@@ -101,7 +103,7 @@ impl World {
         let frame = Frame {
             from,
             to,
-            epoch,
+            link: made,
             message: buffer[..used].to_vec(),
             payload,
             content: Vec::new(),
@@ -131,9 +133,9 @@ impl World {
     /// posted for it.
     pub(crate) fn deliver(&mut self, frame: Frame) {
         let data = frame.payload.is_some();
-        let down = self.links.get(&(frame.epoch, frame.from, frame.to)).is_some_and(|link| link.down);
+        let down = self.links.get(&(frame.link, frame.from, frame.to)).is_some_and(|link| link.down);
         let node = &mut self.nodes[frame.to.0 as usize];
-        let open = node.alive && !node.closed && !node.retired.contains(&frame.epoch);
+        let open = node.alive && !node.closed && node.has(frame.link, frame.from);
         if down || !open {
             let harmless = !data || self.faulty;
             assert!(
@@ -147,8 +149,8 @@ impl World {
         let mut posted = None;
         if let Some(payload) = frame.payload {
             let hostile = self.scenario.hostile.is_some();
-            let key = (frame.epoch, frame.from.0, payload.channel);
-            let plan = self.plans.iter().find(|plan| plan.epoch == frame.epoch);
+            let key = (frame.link, frame.from.0, payload.channel);
+            let plan = self.plans.iter().find(|plan| plan.epoch == frame.link);
             let slots = plan.map_or(1, |plan| plan.landing_slots) as usize;
             let bytes = self.scenario.plan.tuning.chunk_bytes.max(8) as usize;
             let ring = node.landing.entry(key).or_insert_with(|| vec![(false, vec![POISON; bytes]); slots]);
@@ -174,19 +176,19 @@ impl World {
             self.statistics.posted += 1;
         }
         let payload = core::Payload { bytes: frame.content.len() as u32, posted: posted.is_some() };
-        let input = Input::Frame { from: frame.from, epoch: frame.epoch, message: frame.message, payload };
+        let input = Input::Frame { from: frame.from, link: frame.link, message: frame.message, payload };
         self.input(frame.to, input);
     }
 
-    /// One end closes its side of an epoch's links; the other ends hear of it after the last frames.
-    pub(crate) fn close_links(&mut self, from: Participant, epoch: u32, within: u64) {
-        for to in (0..self.scenario.group.participants()).map(Participant).filter(|to| *to != from) {
-            let link = self.links.entry((epoch, from, to)).or_default();
+    /// One end closes its side of links; the other ends hear of it after the last frames.
+    pub(crate) fn close_links(&mut self, from: Participant, links: &[(u32, Participant)], within: u64) {
+        for (made, to) in links.iter().copied().filter(|(_, to)| *to != from) {
+            let link = self.links.entry((made, from, to)).or_default();
             let last = link.paths.values().map(|(_, arrival)| *arrival).max().unwrap_or(0);
             let alive = self.nodes[from.0 as usize].alive;
             let base = if alive { last.max(self.now) } else { self.now };
             let down = base + 1 + self.rng.random_range(0..=within);
-            self.at(down, Event::Down { at: to, epoch, peer: from });
+            self.at(down, Event::Down { at: to, link: made, peer: from });
         }
     }
 
@@ -232,6 +234,6 @@ impl World {
         }
         let payload = core::Payload { bytes: self.rng.random_range(0..3) * 8, posted: false };
         let epoch = if self.rng.random_bool(0.9) { self.scenario.plan.epoch } else { epoch };
-        self.input(to, Input::Frame { from, epoch, message, payload });
+        self.input(to, Input::Frame { from, link: epoch, message, payload });
     }
 }

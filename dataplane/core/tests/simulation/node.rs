@@ -38,11 +38,13 @@ pub(crate) struct Node {
     pub(crate) retired: BTreeSet<u32>,
     pub(crate) epochs: BTreeSet<u32>,
     pub(crate) switched: BTreeMap<u32, u64>,
+    /// By epoch and peer: the epoch that the link was made for.
+    pub(crate) links: BTreeMap<(u32, u32), u32>,
     pub(crate) staging: Vec<Staging>,
     pub(crate) landing: HashMap<(u32, u32, u16), Ring>,
-    /// By epoch, peer, channel and sequence: where a payload to come goes instead of its slot, and whether it is there.
+    /// By link's epoch, peer, channel and sequence: where a payload to come goes instead of its slot, and whether it is there.
     pub(crate) posts: BTreeMap<(u32, u32, u16, u32), (Location, bool)>,
-    /// By epoch, peer and channel: messages delivered.
+    /// By link's epoch, peer and channel: messages delivered.
     pub(crate) delivered: HashMap<(u32, u32, u16), u32>,
     pub(crate) tracks: BTreeMap<u64, Track>,
     /// Segments done, as seen from outside.
@@ -95,6 +97,9 @@ impl Node {
             retired: BTreeSet::new(),
             epochs: BTreeSet::from([scenario.plan.epoch]),
             switched: BTreeMap::new(),
+            links: (0..scenario.group.participants())
+                .map(|peer| ((scenario.plan.epoch, peer), scenario.plan.epoch))
+                .collect(),
             staging: (0..scenario.plan.channels).map(|_| Staging::default()).collect(),
             landing: HashMap::new(),
             posts: BTreeMap::new(),
@@ -104,5 +109,36 @@ impl Node {
             kept: HashMap::new(),
             wire: HashMap::new(),
         }
+    }
+
+    /// The epoch that the link of `epoch` to a peer was made for.
+    pub(crate) fn link(&self, epoch: u32, peer: Participant) -> u32 {
+        self.links.get(&(epoch, peer.0)).copied().unwrap_or(epoch)
+    }
+
+    /// Whether any epoch has this link.
+    pub(crate) fn has(&self, link: u32, peer: Participant) -> bool {
+        self.links.iter().any(|((_, to), known)| *to == peer.0 && *known == link)
+    }
+
+    /// Forgets the links of an epoch; those that no other has.
+    pub(crate) fn forget(&mut self, epoch: u32) -> Vec<(u32, Participant)> {
+        let mut links = Vec::new();
+        self.links.retain(|(of, peer), link| {
+            if *of == epoch {
+                links.push((*link, Participant(*peer)));
+            }
+            *of != epoch
+        });
+        links.retain(|(link, peer)| !self.has(*link, *peer));
+        links
+    }
+
+    /// All links.
+    pub(crate) fn all_links(&self) -> Vec<(u32, Participant)> {
+        let mut links: Vec<_> = self.links.iter().map(|((_, to), link)| (*link, Participant(*to))).collect();
+        links.sort_unstable();
+        links.dedup();
+        links
     }
 }

@@ -70,6 +70,10 @@ pub(crate) struct Scenario {
     pub(crate) hostile: Option<Participant>,
     /// No new plan can be prepared by this participant: its links do not come up, and it gives up.
     pub(crate) unlinkable: Vec<(u32, Participant)>,
+    /// By epoch: pairs, the lower first, whose links are those of the epoch before.
+    pub(crate) carried: Vec<(u32, Participant, Participant)>,
+    /// New links that break soon after they are up.
+    pub(crate) cut: Vec<(u32, Participant, Participant)>,
 }
 
 pub(crate) fn generator(seed: u64, purpose: u64) -> ChaCha8Rng {
@@ -214,6 +218,8 @@ impl Scenario {
             incidents: Vec::new(),
             hostile: None,
             unlinkable: Vec::new(),
+            carried: Vec::new(),
+            cut: Vec::new(),
             plan,
             group,
         }
@@ -228,6 +234,17 @@ impl Scenario {
             stall: 5 * MILLISECOND,
         };
         self
+    }
+
+    /// To whom a participant keeps its link when an epoch begins.
+    pub(crate) fn carried_by(&self, epoch: u32, me: Participant) -> Vec<Participant> {
+        let of_epoch = self.carried.iter().filter(|(carried, ..)| *carried == epoch);
+        let other = |(_, low, high): &(u32, Participant, Participant)| match me {
+            me if me == *low => Some(*high),
+            me if me == *high => Some(*low),
+            _ => None,
+        };
+        of_epoch.filter_map(other).collect()
     }
 
     pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {

@@ -11,6 +11,10 @@ pub(crate) struct Statistics {
     pub(crate) frames: u64,
     /// Payloads that went straight to their place.
     pub(crate) posted: u64,
+    /// Links that went over to a new plan, seen from one end.
+    pub(crate) carried: u64,
+    /// New links that were broken.
+    pub(crate) cut: u64,
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -24,6 +28,8 @@ impl Statistics {
         self.failures += other.failures;
         self.frames += other.frames;
         self.posted += other.posted;
+        self.carried += other.carried;
+        self.cut += other.cut;
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -35,12 +41,14 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete, {} segments, {} frames ({} posted), {} switches, {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete, {} segments, {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.segments,
             self.frames,
             self.posted,
             self.switches,
+            self.carried,
+            self.cut,
             self.failures,
             self.virtual_time as f64 / 1e9,
             self.actions,

@@ -26,9 +26,9 @@ pub(crate) enum Event {
     Deliver(Box<Frame>),
     Fetch(Box<Transfer>),
     Store(Box<Transfer>),
-    Down { at: Participant, epoch: u32, peer: Participant },
+    Down { at: Participant, link: u32, peer: Participant },
     Incident(Incident),
-    Close(Participant, u32),
+    Close(Participant, Vec<(u32, Participant)>),
 }
 
 /// A fetch or store under way.
@@ -47,9 +47,9 @@ pub(crate) struct Transfer {
 #[derive(Debug)]
 pub(crate) enum Input {
     Call(Rank),
-    Frame { from: Participant, epoch: u32, message: Vec<u8>, payload: Payload },
+    Frame { from: Participant, link: u32, message: Vec<u8>, payload: Payload },
     Completed { channel: u16, step: u32 },
-    Down { epoch: u32, peer: Participant },
+    Down { link: u32, peer: Participant },
     Change(Box<EpochPlan>),
     LinksUp(u32),
     Abandon(u32),
@@ -231,14 +231,14 @@ impl World {
             Event::Read(frame) => self.read_frame(frame),
             Event::Deliver(frame) => self.deliver(*frame),
             Event::Fetch(transfer) | Event::Store(transfer) => self.transfer(transfer),
-            Event::Down { at, epoch, peer } => {
-                self.links.entry((epoch, peer, at)).or_default().down = true;
-                if self.nodes[at.0 as usize].epochs.contains(&epoch) {
-                    self.input(at, Input::Down { epoch, peer });
+            Event::Down { at, link, peer } => {
+                self.links.entry((link, peer, at)).or_default().down = true;
+                if self.nodes[at.0 as usize].has(link, peer) {
+                    self.input(at, Input::Down { link, peer });
                 }
             }
             Event::Incident(incident) => self.befall(incident),
-            Event::Close(p, epoch) => self.close_links(p, epoch, NOTICE),
+            Event::Close(p, links) => self.close_links(p, &links, NOTICE),
         }
     }
 
@@ -258,9 +258,8 @@ impl World {
             Incident::Kill(p) => {
                 self.nodes[p.0 as usize].alive = false;
                 if !self.nodes[p.0 as usize].closed {
-                    for epoch in self.nodes[p.0 as usize].epochs.clone() {
-                        self.close_links(p, epoch, NOTICE);
-                    }
+                    let links = self.nodes[p.0 as usize].all_links();
+                    self.close_links(p, &links, NOTICE);
                 }
             }
             Incident::RankGone(rank) => {
@@ -316,9 +315,8 @@ impl World {
         }
         if self.nodes[p.0 as usize].core.finished() {
             self.nodes[p.0 as usize].closed = true;
-            for epoch in self.nodes[p.0 as usize].epochs.clone() {
-                self.close_links(p, epoch, NOTICE);
-            }
+            let links = self.nodes[p.0 as usize].all_links();
+            self.close_links(p, &links, NOTICE);
         }
         self.arm(p);
     }
@@ -341,8 +339,8 @@ impl World {
         let node = &mut self.nodes[p.0 as usize];
         match input {
             Input::Call(rank) => self.call(p, rank),
-            Input::Frame { from, epoch, message, payload } => match Message::decode(&message) {
-                Some((header, control)) => node.core.receive(now, from, epoch, header, control, payload),
+            Input::Frame { from, link, message, payload } => match Message::decode(&message) {
+                Some((header, control)) => node.core.receive(now, from, link, header, control, payload),
                 None => assert!(self.scenario.hostile.is_some(), "a message that cannot be decoded"),
             },
             Input::Completed { channel, step } => {
@@ -351,7 +349,7 @@ impl World {
                     self.nodes[p.0 as usize].core.completed(now, channel, step);
                 }
             }
-            Input::Down { epoch, peer } => node.core.link_down(epoch, peer),
+            Input::Down { link, peer } => node.core.link_down(link, peer),
             Input::Change(plan) => node.changes.push_back(*plan),
             Input::LinksUp(epoch) => node.core.links_up(epoch),
             Input::Abandon(epoch) => {
@@ -369,13 +367,25 @@ impl World {
 
     fn prepare(&mut self, p: Participant, plan: EpochPlan) {
         let epoch = plan.epoch;
+        let carried = self.scenario.carried_by(epoch, p);
         let node = &mut self.nodes[p.0 as usize];
-        match node.core.change(plan.clone()) {
+        match node.core.change(plan.clone(), &carried) {
             Ok(()) => {
+                let today = node.core.epoch_of_links();
+                for peer in (0..self.scenario.group.participants()).map(Participant) {
+                    let made = if carried.contains(&peer) { node.link(today, peer) } else { epoch };
+                    node.links.insert((epoch, peer.0), made);
+                    self.statistics.carried += u64::from(made != epoch);
+                }
                 node.epochs.insert(epoch);
                 if self.scenario.unlinkable.contains(&(epoch, p)) {
                     let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
                     self.at(at, Event::Input(p, Input::Abandon(epoch)));
+                    return;
+                }
+                if carried.len() as u32 + 1 == self.scenario.group.participants() {
+                    let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
+                    self.at(at, Event::Input(p, Input::LinksUp(epoch)));
                     return;
                 }
                 // Links come up when both ends have opened them.
@@ -386,6 +396,7 @@ impl World {
                         let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
                         self.at(at, Event::Input(p, Input::LinksUp(epoch)));
                     }
+                    self.cut(epoch);
                 }
             }
             Err(CoreError::Ended(_)) => {}
@@ -393,7 +404,36 @@ impl World {
             Err(CoreError::BadPlan("another participant gave up this change"))
                 if !self.scenario.unlinkable.is_empty() => {}
             Err(CoreError::BadPlan("another change is under way")) => node.changes.push_front(plan),
+            // Whoever had it is gone, which this one will hear.
+            Err(CoreError::BadPlan("a link to carry over is down")) => {
+                self.give_up(epoch);
+            }
             Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Breaks one of an epoch's new links if that is to happen, before, while or after it is agreed on.
+    fn cut(&mut self, epoch: u32) {
+        let all = self.scenario.group.participants();
+        let Some((_, low, high)) = self.scenario.cut.iter().find(|(cut, ..)| *cut == epoch).copied() else {
+            return;
+        };
+        if low == high || low.0 >= all || self.scenario.carried_by(epoch, low).contains(&high) {
+            return;
+        }
+        let at = self.now + self.rng.random_range(0..3 * MILLISECOND);
+        for (at_end, peer) in [(low, high), (high, low)] {
+            let at = at + self.rng.random_range(0..MILLISECOND);
+            self.at(at, Event::Down { at: at_end, link: epoch, peer });
+        }
+        self.statistics.cut += 1;
+    }
+
+    /// Control hears that somebody cannot prepare an epoch, and tells everybody.
+    fn give_up(&mut self, epoch: u32) {
+        for p in (0..self.scenario.group.participants()).map(Participant) {
+            let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
+            self.at(at, Event::Input(p, Input::Abandon(epoch)));
         }
     }
 
@@ -478,13 +518,15 @@ impl World {
         let node = &mut self.nodes[p.0 as usize];
         assert!(node.epochs.remove(&epoch), "epoch {epoch} is retired twice, or was never there");
         node.retired.insert(epoch);
-        node.landing.retain(|(of, _, _), _| *of != epoch);
+        let closed = node.forget(epoch);
+        let open = |link: u32, peer: u32| !closed.contains(&(link, Participant(peer)));
+        node.landing.retain(|(link, peer, _), _| open(*link, *peer));
         let before = node.posts.len();
-        node.posts.retain(|(of, ..), _| *of != epoch);
+        node.posts.retain(|(link, peer, ..), _| open(*link, *peer));
         let over = before == node.posts.len() || self.scenario.hostile.is_some() || node.failure.is_some();
         assert!(over, "a post outlives its epoch");
         let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
-        self.at(at, Event::Close(p, epoch));
+        self.at(at, Event::Close(p, closed));
         self.wake(p);
     }
 

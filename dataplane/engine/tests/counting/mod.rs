@@ -1,4 +1,4 @@
-//! A transport that counts what landed where it was posted.
+//! A transport that counts what landed where it was posted, and its links.
 
 use harmonaize_shm::Span;
 use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
@@ -7,16 +7,27 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// What was counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Bytes that lay where they had been posted for.
+    pub(crate) posted: AtomicU64,
+    /// Links opened.
+    pub(crate) opened: AtomicU64,
+    /// Links closed, by this end or by the other one.
+    pub(crate) closed: AtomicU64,
+}
+
 pub(crate) struct Counting {
     inner: Box<dyn Transport + Send>,
-    bytes: Arc<AtomicU64>,
+    counts: Arc<Counts>,
 }
 
 impl Counting {
-    /// With the count of bytes.
-    pub(crate) fn around(inner: Box<dyn Transport + Send>) -> (Box<dyn Transport + Send>, Arc<AtomicU64>) {
-        let bytes = Arc::new(AtomicU64::new(0));
-        (Box::new(Self { inner, bytes: Arc::clone(&bytes) }), bytes)
+    /// With the counts.
+    pub(crate) fn around(inner: Box<dyn Transport + Send>) -> (Box<dyn Transport + Send>, Arc<Counts>) {
+        let counts = Arc::new(Counts::default());
+        (Box::new(Self { inner, counts: Arc::clone(&counts) }), counts)
     }
 }
 
@@ -26,6 +37,7 @@ impl Transport for Counting {
     }
 
     fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
+        self.counts.opened.fetch_add(1, Ordering::Relaxed);
         self.inner.open(introduction)
     }
 
@@ -48,16 +60,18 @@ impl Transport for Counting {
     }
 
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
-        let bytes = &self.bytes;
+        let Counts { posted: bytes, closed, .. } = &*self.counts;
         self.inner.progress(budget, &mut |link, event| {
             if let Event::Received { payload: Some((_, length)), posted: true, .. } = event {
                 bytes.fetch_add(length.into(), Ordering::Relaxed);
             }
+            closed.fetch_add(matches!(event, Event::Down { .. }).into(), Ordering::Relaxed);
             sink(link, event);
         })
     }
 
     fn close(&mut self, link: LinkId) {
+        self.counts.closed.fetch_add(1, Ordering::Relaxed);
         self.inner.close(link);
     }
 

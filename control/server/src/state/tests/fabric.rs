@@ -156,6 +156,7 @@ impl Fabric {
             hold: true,
             pace: true,
             path_verdicts: true,
+            carry: true,
             missing: Vec::new(),
         };
         self.agents[host] = Agent { session: Some(session), ..Agent::default() };

@@ -19,6 +19,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
         hold: true,
         pace: true,
         path_verdicts: true,
+        carry: true,
         missing: vec!["nothing".to_owned(); 20],
     };
     let hello = v1::Hello {

@@ -1,0 +1,84 @@
+//! Links that go on from one epoch to the next: those with whose ways the new plan has no quarrel.
+
+use super::State;
+use super::ports::Port;
+use super::trace::pair_of;
+use harmonaize_planner::{Conditions, HostId, Path, Use};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl State {
+    /// Takes those pairs of participants out of `wanted` whose link the next epoch has from the one in use, and says by which
+    /// ports they are connected; `held` then has these ports too. None while the first epoch forms.
+    pub(super) fn carried(
+        &self,
+        id: u64,
+        order: &[u32],
+        wanted: &mut BTreeMap<(u32, u32), Vec<Path>>,
+        held: &mut Vec<(HostId, u16)>,
+    ) -> BTreeMap<(u32, u32), Vec<u16>> {
+        let mut carried = BTreeMap::new();
+        let Some(known) = self.communicators.get(&id).filter(|known| known.epoch != 0) else {
+            return carried;
+        };
+        let able = |at: u32| {
+            let member = known.members.get(at as usize)?;
+            self.sessions.get(&member.session?)?.abilities.carry.then_some(member.host)
+        };
+        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+        let steps = order.iter().zip(order.iter().cycle().skip(1));
+        let ring: BTreeSet<(u32, u32)> = steps.map(|(from, to)| (*from.min(to), *from.max(to))).collect();
+        let ours: BTreeSet<(HostId, u16)> = known.ports.iter().copied().collect();
+        wanted.retain(|ends, paths| {
+            let hosts = able(ends.0).zip(able(ends.1));
+            let ports = known.links.get(ends).filter(|ports| ports.len() == self.settings.paths as usize);
+            let (Some((low, high)), Some(ports)) = (hosts, ports) else { return true };
+            let pair = pair_of(low, high);
+            let mut ways: Vec<Path> =
+                paths.iter().map(|path| if pair.0 == low { path.clone() } else { path.reversed() }).collect();
+            let exact = ring.contains(ends) && !ways.is_empty();
+            if exact {
+                ways = ways.iter().cycle().take(ports.len()).cloned().collect();
+            }
+            let open = || self.all_open(&conditions, pair);
+            let fits = ports.iter().all(|port| {
+                let port = self.ports.traced(pair, *port);
+                fits(port, &mut ways, exact, &conditions).unwrap_or_else(|| !exact && open())
+            });
+            if fits {
+                held.extend(ports.iter().map(|port| (pair.0, *port)).filter(|port| ours.contains(port)));
+                carried.insert(*ends, ports.clone());
+            }
+            !fits
+        });
+        carried
+    }
+
+    /// Whether no way between two hosts is to be avoided, so that it does not matter which a connection takes.
+    fn all_open(&self, conditions: &Conditions, pair: (HostId, HostId)) -> bool {
+        let paths = self.settings.topology.equal_cost_paths(pair.0, pair.1);
+        paths.iter().all(|path| conditions.path(path) == Use::Open)
+    }
+}
+
+/// Whether a connection's way, there and back, is one of those that are wanted, each once where they are to be exactly these; any
+/// that is open where none is wanted. None where the way is not known.
+fn fits(port: Option<&Port>, ways: &mut Vec<Path>, exact: bool, conditions: &Conditions) -> Option<bool> {
+    let port = port?;
+    let there = port.there.as_ref()?;
+    let legs = [Some(there), port.back.as_ref()];
+    let open = legs.into_iter().flatten().all(|leg| conditions.path(leg) == Use::Open);
+    if ways.is_empty() && !exact {
+        return Some(open);
+    }
+    let Some(at) = ways.iter().position(|way| way == there) else { return Some(false) };
+    if exact {
+        ways.swap_remove(at);
+    }
+    Some(open || port.is_same_both_ways())
+}
+
+/// Takes those ports out of `over` that `current` has: connections that go on have them.
+pub(super) fn keep(over: &mut Vec<(HostId, u16)>, current: &[(HostId, u16)]) {
+    let current: BTreeSet<(HostId, u16)> = current.iter().copied().collect();
+    over.retain(|port| !current.contains(port));
+}

@@ -1,0 +1,171 @@
+//! Changes of plan make the links that they need and no others; what is under way on the rest goes on.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+#[allow(dead_code, reason = "other tests need more of it")]
+mod counting;
+
+use common::{World, call};
+use counting::{Counting, Counts};
+use harmonaize_abi::Collective;
+use harmonaize_core::Failure;
+use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_plan::{Participant, Tuning};
+use harmonaize_transport::Transport;
+use harmonaize_transport::loopback::Hub;
+use harmonaize_transport::tcp::{Config, TcpTransport};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const RANKS: usize = 4;
+const COMMUNICATOR: CommunicatorId = CommunicatorId(1);
+
+fn loopback() -> Vec<Box<dyn Transport + Send>> {
+    let hub = Hub::new();
+    (0..RANKS).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
+}
+
+fn tcp() -> Vec<Box<dyn Transport + Send>> {
+    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
+    (0..RANKS).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
+}
+
+fn world(transports: Vec<Box<dyn Transport + Send>>) -> (World, Vec<Arc<Counts>>) {
+    let tuning = Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 };
+    let (counted, counts): (Vec<_>, Vec<_>) = transports.into_iter().map(Counting::around).unzip();
+    let ranks: Vec<Vec<u32>> = (0..RANKS as u32).map(|rank| vec![rank]).collect();
+    (World::new(counted, &ranks, tuning), counts)
+}
+
+/// By engine: links opened so far, and closed.
+fn links(counts: &[Arc<Counts>]) -> Vec<(u64, u64)> {
+    let load =
+        |counts: &Arc<Counts>| (counts.opened.load(Ordering::Relaxed), counts.closed.load(Ordering::Relaxed));
+    counts.iter().map(load).collect()
+}
+
+/// Gives everybody a plan for which the links between these pairs are made, the lower first, and all others go on.
+fn change(world: &mut World, epoch: u32, order: &[u32], made: &[(u32, u32)]) {
+    for me in (0..RANKS as u32).map(Participant) {
+        let mut peers = world.peers(epoch, me);
+        for peer in &mut peers {
+            let pair = (me.0.min(peer.participant.0), me.0.max(peer.participant.0));
+            peer.introduction = peer.introduction.take().filter(|_| made.contains(&pair));
+        }
+        let plan = world.plan(epoch, order);
+        world.engines[me.0 as usize].command(Command::Change { communicator: COMMUNICATOR, plan, peers });
+    }
+}
+
+fn until_switched(world: &mut World, epoch: u32) {
+    world.until("a switch", |world| {
+        world.notices.iter().all(|heard| {
+            let heard = heard.lock().unwrap();
+            heard.iter().any(|notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch))
+        })
+    });
+}
+
+fn input(rank: usize, count: usize) -> Vec<u64> {
+    (0..count as u64).map(|i| (i + 3).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(rank as u32)).collect()
+}
+
+fn begin(world: &mut World, count: usize) {
+    (0..RANKS).for_each(|rank| world.write(rank, 0, &input(rank, count)));
+    (0..RANKS).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
+}
+
+fn end(world: &mut World, count: usize) {
+    assert!(world.completions().iter().all(|completion| completion.status == 0));
+    let sum = (0..RANKS).map(|rank| input(rank, count)).fold(vec![0_u64; count], |sum, values| {
+        sum.iter().zip(&values).map(|(one, other)| one.wrapping_add(*other)).collect()
+    });
+    (0..RANKS).for_each(|rank| assert!(world.read(rank, 16 << 20, count) == sum, "rank {rank}"));
+}
+
+/// The other end may hear a moment later that a link is closed.
+fn until_links(world: &mut World, counts: &[Arc<Counts>], expected: [(u64, u64); RANKS]) {
+    world.until(&format!("links {expected:?}"), |_| links(counts) == expected);
+}
+
+fn exactly_the_links_that_are_needed(transports: fn() -> Vec<Box<dyn Transport + Send>>) {
+    let (mut world, counts) = world(transports());
+    assert_eq!(links(&counts), [(3, 0); RANKS], "each has a link to every other");
+    let count = 1 << 20;
+    begin(&mut world, count);
+    for _ in 0..20 {
+        world.engines.iter_mut().for_each(|engine| {
+            engine.progress(64);
+        });
+    }
+    // Under way, two pairs get other links: each of the four makes one and closes one.
+    change(&mut world, 2, &[0, 2, 1, 3], &[(0, 1), (2, 3)]);
+    until_switched(&mut world, 2);
+    until_links(&mut world, &counts, [(4, 1); RANKS]);
+    // Another order by the links that there are, some of the first epoch, some of the second.
+    change(&mut world, 3, &[0, 1, 3, 2], &[]);
+    until_switched(&mut world, 3);
+    end(&mut world, count);
+    until_links(&mut world, &counts, [(4, 1); RANKS]);
+    // Between operations nobody waits for a call.
+    change(&mut world, 4, &[3, 1, 0, 2], &[(0, 3)]);
+    until_switched(&mut world, 4);
+    until_links(&mut world, &counts, [(5, 2), (4, 1), (4, 1), (5, 2)]);
+    begin(&mut world, 1000);
+    end(&mut world, 1000);
+    let failure = Failure::Dissolved;
+    for engine in &mut world.engines {
+        engine.command(Command::Dissolve { communicator: COMMUNICATOR, failure: failure.clone() });
+    }
+    until_links(&mut world, &counts, [(5, 5), (4, 4), (4, 4), (5, 5)]);
+}
+
+#[test]
+fn exactly_the_links_that_are_needed_are_made_in_process() {
+    exactly_the_links_that_are_needed(loopback);
+}
+
+#[test]
+fn exactly_the_links_that_are_needed_are_made_over_tcp() {
+    exactly_the_links_that_are_needed(tcp);
+}
+
+#[test]
+fn a_change_that_is_given_up_closes_what_it_made_and_nothing_else() {
+    let (mut world, counts) = world(tcp());
+    let count = 1 << 18;
+    begin(&mut world, count);
+    for engine in &mut world.engines {
+        engine.progress(64);
+    }
+    change(&mut world, 2, &[0, 2, 1, 3], &[(1, 2)]);
+    for engine in &mut world.engines {
+        engine.command(Command::Abandon { communicator: COMMUNICATOR, epoch: 2 });
+    }
+    end(&mut world, count);
+    until_links(&mut world, &counts, [(3, 0), (4, 1), (4, 1), (3, 0)]);
+    change(&mut world, 3, &[0, 2, 1, 3], &[(1, 2)]);
+    until_switched(&mut world, 3);
+    begin(&mut world, count);
+    end(&mut world, count);
+    until_links(&mut world, &counts, [(3, 0), (5, 2), (5, 2), (3, 0)]);
+}
+
+#[test]
+fn a_link_that_is_not_there_cannot_go_on() {
+    let (mut world, counts) = world(loopback());
+    let mut peers = world.peers(2, Participant(0));
+    for peer in &mut peers {
+        (peer.participant, peer.introduction) = (Participant(9), None);
+    }
+    let plan = world.plan(2, &[0, 1, 2, 3]);
+    world.engines[0].command(Command::Change { communicator: COMMUNICATOR, plan, peers });
+    world.until("a refusal", |world| {
+        let heard = world.notices[0].lock().unwrap();
+        heard.iter().any(|notice| matches!(notice, Notice::PrepareFailed { epoch: 2, .. }))
+    });
+    until_links(&mut world, &counts, [(3, 0); RANKS]);
+    begin(&mut world, 1000);
+    end(&mut world, 1000);
+}
