@@ -165,6 +165,9 @@ static __always_inline int sample(struct tcp_sock *tcp, enum reason reason, u32 
 
 	net = FIELD(sk, __sk_common.skc_net.net);
 	key.namespace = FIELD(net, ns.inum);
+	/* The most frequent question, and the cheapest: others' segments end here. */
+	if (SETTINGS.namespace && key.namespace != SETTINGS.namespace)
+		return 0;
 	cgroup = FIELD(sk, sk_cgrp_data.cgroup);
 	if (direct && !cgroup)
 		return 0;

@@ -69,6 +69,8 @@ struct EndpointLosses {
 struct Settings {
 	/* Segments that come in sooner after the last sample are not sampled. */
 	u64 interval_ns;
+	/* The one namespace whose sockets are followed. */
+	u64 namespace;
 	/* Only sockets of the namespaces, or the cgroups, that are listed in NAMESPACES or CGROUPS. */
 	u32 by_namespace;
 	u32 by_cgroup;

@@ -29,6 +29,8 @@ const TCP: [(&str, &str); 3] = [
     ("retransmission_typed", "retransmission_untyped"),
     ("state_typed", "state_untyped"),
 ];
+/// Of those, the ones that every segment runs.
+const SEGMENTS: [&str; 2] = ["segment_typed", "segment_untyped"];
 /// What is followed of queue pairs: a program, the kernel's function that it waits for, and whether all is void without it.
 const RDMA: [(&str, &str, bool); 5] = [
     ("pair_created", "ib_create_qp_user", true),
@@ -44,6 +46,9 @@ pub struct Options {
     /// A segment that comes in sooner after a socket's last sample does not make another. Retransmissions and changes of state always
     /// do.
     pub interval: Duration,
+    /// Sample sockets at segments from the beginning on; else from [`Tracing::sample_segments`] on. Until then sockets are known
+    /// from changes of their state and from retransmissions.
+    pub segments: bool,
     /// How many sockets are kept; the least recently used are evicted beyond. About 300 bytes each.
     pub sockets: u32,
     /// How many queue pairs, likewise.
@@ -62,6 +67,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             interval: Duration::from_millis(1),
+            segments: true,
             sockets: 1 << 14,
             queue_pairs: 1 << 13,
             namespaces: Vec::new(),
@@ -85,6 +91,7 @@ pub enum How {
 pub struct Tracing {
     // Before the object: programs are detached first.
     links: Vec<Link>,
+    segments: Option<Link>,
     object: Object,
     tcp: Option<How>,
     rdma: bool,
@@ -132,9 +139,15 @@ impl Tracing {
         let object = object.map_err(refused)?;
         scope(&object, "NAMESPACES", &options.namespaces)?;
         scope(&object, "CGROUPS", &options.cgroups)?;
-        let mut tracing = Self { links: Vec::new(), object, tcp: None, rdma: false, missing };
-        tracing.tcp =
-            tracing.attach(|name| !RDMA.iter().any(|(own, ..)| *own == name), "TCP's sockets").then_some(how);
+        let mut tracing = Self { links: Vec::new(), segments: None, object, tcp: None, rdma: false, missing };
+        let rare = |name: &str| !RDMA.iter().any(|(own, ..)| *own == name) && !SEGMENTS.contains(&name);
+        tracing.tcp = tracing.attach(rare, "TCP's sockets").then_some(how);
+        if options.segments
+            && tracing.tcp.is_some()
+            && let Err(error) = tracing.sample_segments(true)
+        {
+            tracing.missing.push(Missing { what: "TCP's segments", why: error.to_string() });
+        }
         tracing.rdma =
             rdma && tracing.attach(|name| RDMA.iter().any(|(own, ..)| *own == name), "queue pairs");
         Ok(tracing)
@@ -159,6 +172,29 @@ impl Tracing {
         }
         self.links.append(&mut links);
         true
+    }
+
+    /// Begins or ends sampling sockets at segments that come in: a run of a program for each. True if that changes anything.
+    ///
+    /// # Errors
+    /// The kernel does not attach the program.
+    pub fn sample_segments(&mut self, wanted: bool) -> Result<bool, Error> {
+        let sampled = self.segments.is_some();
+        if wanted == sampled || self.tcp.is_none() {
+            return Ok(false);
+        }
+        if !wanted {
+            self.segments = None;
+            return Ok(true);
+        }
+        let mut programs = self.object.progs_mut();
+        let program = programs.find(|program| {
+            program.autoload() && SEGMENTS.contains(&program.name().to_string_lossy().as_ref())
+        });
+        let program = program.ok_or_else(|| Error::object("it has no program for segments"))?;
+        let link = program.attach().map_err(|error| Error::object(format!("attaching: {error}")))?;
+        self.segments = Some(link);
+        Ok(true)
     }
 
     /// How TCP's sockets are followed; none where they are not.
@@ -233,6 +269,7 @@ impl std::fmt::Debug for Tracing {
         let (links, tcp, rdma) = (self.links.len(), &self.tcp, &self.rdma);
         f.debug_struct("Tracing")
             .field("links", &links)
+            .field("segments", &self.segments.is_some())
             .field("tcp", tcp)
             .field("rdma", rdma)
             .finish_non_exhaustive()
@@ -304,14 +341,19 @@ fn prepared(options: &Options, wanted: impl Fn(&str) -> bool) -> Result<OpenObje
 }
 
 /// `struct Settings` of `programs/schema.h`.
-fn settings(options: &Options) -> [u64; 2] {
+fn settings(options: &Options) -> [u64; 3] {
     let interval = u64::try_from(options.interval.as_nanos()).unwrap_or(u64::MAX);
     let scoped = |list: &[u64]| u64::from(!list.is_empty());
-    let (namespaces, cgroups) = (scoped(&options.namespaces), scoped(&options.cgroups));
+    // One alone is compared, several are looked up.
+    let (namespace, namespaces) = match options.namespaces.as_slice() {
+        [one] => (*one, 0),
+        several => (0, scoped(several)),
+    };
+    let cgroups = scoped(&options.cgroups);
     // Two words of 32 bits in one of 64, in memory order.
     let [low, high] =
         if cfg!(target_endian = "little") { [namespaces, cgroups] } else { [cgroups, namespaces] };
-    [interval, low | high << 32]
+    [interval, namespace, low | high << 32]
 }
 
 fn scope(object: &Object, table: &str, list: &[u64]) -> Result<(), Error> {

@@ -79,6 +79,16 @@ pub trait Collector: Send {
     /// A call on a table fails.
     fn read_endpoints(&mut self, into: &mut Endpoints) -> Result<(), Error>;
 
+    /// Begins or ends following sockets at each of their segments: what [`Collector::read_endpoints`] reads is else as of the
+    /// last change of their state. True if that changes anything.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn watch_endpoints(&mut self, wanted: bool) -> Result<bool, Error> {
+        let _ = wanted;
+        Ok(false)
+    }
+
     /// What crossed an interface since it was attached.
     ///
     /// # Errors
@@ -147,6 +157,10 @@ impl Collector for Programs {
 
     fn read_endpoints(&mut self, into: &mut Endpoints) -> Result<(), Error> {
         Programs::read_endpoints(self, into)
+    }
+
+    fn watch_endpoints(&mut self, wanted: bool) -> Result<bool, Error> {
+        Programs::watch_endpoints(self, wanted)
     }
 
     fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {

@@ -3,7 +3,7 @@
 use harmonaize_events::{
     Direction, EndpointLosses, FlowKey, Protocol, QueuePair, QueuePairKey, Socket, SocketKey,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Sockets and queue pairs that the kernel knew at a reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,9 +11,55 @@ pub struct Endpoints {
     /// TCP sockets by connection and network namespace.
     pub sockets: BTreeMap<SocketKey, Socket>,
     /// Queue pairs by device and number; those destroyed since the last reading among them.
-    pub queue_pairs: BTreeMap<QueuePairKey, QueuePair>,
+    pub queue_pairs: QueuePairs,
     /// What was lost since the programs were loaded.
     pub losses: EndpointLosses,
+}
+
+/// Queue pairs by device and number, which are found by the number that a packet has, too.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueuePairs {
+    all: BTreeMap<QueuePairKey, QueuePair>,
+    /// Those that live, by their own number, and by their peers'.
+    numbered: HashMap<u32, Vec<QueuePairKey>>,
+    facing: HashMap<u32, Vec<QueuePairKey>>,
+}
+
+impl QueuePairs {
+    /// Adds one, or takes it in place of one that has its device and number.
+    pub fn insert(&mut self, key: QueuePairKey, pair: QueuePair) {
+        let Self { all, numbered, facing } = self;
+        if let Some(before) = all.insert(key, pair) {
+            for (index, number) in [(&mut *numbered, key.number), (&mut *facing, before.peer)] {
+                index.entry(number).or_default().retain(|other| *other != key);
+            }
+        }
+        if pair.destroyed_ns == 0 {
+            numbered.entry(key.number).or_default().push(key);
+            facing.entry(pair.peer).or_default().push(key);
+        }
+    }
+
+    /// All of them, in the order of devices and numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (&QueuePairKey, &QueuePair)> {
+        self.all.iter()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Those that live and have this number of their own (`ingress`), or whose peers have it: what a packet names is where it goes.
+    fn named(&self, number: u32, ingress: bool) -> impl Iterator<Item = (&QueuePairKey, &QueuePair)> {
+        let index = if ingress { &self.numbered } else { &self.facing };
+        index.get(&number).into_iter().flatten().filter_map(|key| self.all.get_key_value(key))
+    }
 }
 
 impl Endpoints {
@@ -43,11 +89,10 @@ impl Endpoints {
         }
         let ingress = flow.direction == Direction::Ingress as u8;
         let unknown = [0; 4];
-        let mut found = self.queue_pairs.iter().filter(|(key, pair)| {
-            let number = if ingress { key.number } else { pair.peer };
+        let mut found = self.queue_pairs.named(flow.queue_pair, ingress).filter(|(_, pair)| {
             let near = pair.local == flow.local || pair.local == unknown;
             let far = pair.remote == flow.remote || (pair.remote == unknown && ingress);
-            number == flow.queue_pair && near && far && pair.destroyed_ns == 0
+            near && far
         });
         let (key, pair) = found.next()?;
         found.next().is_none().then_some((*key, pair))
@@ -112,5 +157,27 @@ mod tests {
         let mut two = endpoints.clone();
         two.queue_pairs.insert(key(2), pair(here, there, 18));
         assert_eq!(two.queue_pair(&flow(Direction::Egress, 18)), None, "two that cannot be told apart");
+    }
+
+    #[test]
+    fn a_queue_pair_that_was_changed_or_destroyed_is_found_by_what_it_is_now() {
+        let key = QueuePairKey { device: 0, number: 17 };
+        let flow = |direction: Direction, queue_pair| FlowKey {
+            queue_pair,
+            protocol: Protocol::Roce as u8,
+            direction: direction as u8,
+            ..FlowKey::default()
+        };
+        let mut endpoints = Endpoints::default();
+        let mut found = |pair: QueuePair| {
+            endpoints.queue_pairs.insert(key, pair);
+            let by = [(Direction::Ingress, 17), (Direction::Egress, 18), (Direction::Egress, 19)];
+            by.map(|(direction, number)| endpoints.queue_pair(&flow(direction, number)).is_some())
+        };
+        assert_eq!(found(QueuePair { peer: 18, ..QueuePair::default() }), [true, true, false]);
+        assert_eq!(found(QueuePair { peer: 19, ..QueuePair::default() }), [true, false, true]);
+        let destroyed = QueuePair { peer: 19, destroyed_ns: 1, ..QueuePair::default() };
+        assert_eq!(found(destroyed), [false; 3]);
+        assert_eq!((endpoints.queue_pairs.len(), endpoints.queue_pairs.is_empty()), (1, false));
     }
 }

@@ -22,7 +22,7 @@ mod trial;
 pub use attachment::{Change, Hook};
 pub use clock::Offset;
 pub use collector::{Collector, Watched};
-pub use endpoints::Endpoints;
+pub use endpoints::{Endpoints, QueuePairs};
 pub use error::Error;
 pub use harmonaize_core_c::{Options as EndpointOptions, own_namespace};
 pub use interfaces::{interface_with, interfaces_up};

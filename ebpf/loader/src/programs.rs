@@ -225,6 +225,16 @@ impl Programs {
         Ok(())
     }
 
+    /// Begins or ends following sockets segment by segment, for who reads them often: see
+    /// [`EndpointOptions::segments`](crate::EndpointOptions). True if that changes anything.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn watch_endpoints(&mut self, wanted: bool) -> Result<bool, Error> {
+        let Some(tracing) = &mut self.tracing else { return Ok(false) };
+        tracing.sample_segments(wanted).map_err(|error| Error::object(error.to_string()))
+    }
+
     /// What was found of the kernel.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel

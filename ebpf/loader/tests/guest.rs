@@ -189,12 +189,16 @@ static LINKS: Mutex<()> = Mutex::new(());
 
 /// The collector on all hosts' links; none, loudly, elsewhere than in the guest.
 fn collector() -> Option<(Programs, MutexGuard<'static, ()>)> {
+    collector_with(Options { endpoints: Some(EndpointOptions::default()), ..Options::default() })
+}
+
+/// The same with other options.
+fn collector_with(options: Options) -> Option<(Programs, MutexGuard<'static, ()>)> {
     if std::env::var_os("HARMONAIZE_GUEST").is_none() {
         println!("SKIPPED: this test needs the guest of `cargo xtask softroce test`");
         return None;
     }
     let alone = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
-    let options = Options { endpoints: Some(EndpointOptions::default()), ..Options::default() };
     let mut collector = Programs::open(&options).unwrap();
     println!("{}; missing: {:?}", collector.kernel(), collector.missing());
     for host in 0..HOSTS {
@@ -305,6 +309,25 @@ fn injected_loss_is_found_for_each_queue_pair_and_its_owner_is_known() {
         }
     }
     assert_eq!(endpoints.losses.queue_pairs_unplaced, 0);
+}
+
+#[test]
+fn packets_are_counted_before_the_stack_sees_them() {
+    let Some((mut collector, _alone)) = collector_with(Options { early: true, ..Options::default() }) else {
+        return;
+    };
+    assert!(collector.cost().unwrap().programs.iter().any(|program| program.name == "count_early"));
+    println!("{:?}", collector.attached().collect::<Vec<_>>());
+    Traffic::start(0, 1).finish(|| while collector.read_events(256, |_| {}).unwrap() > 0 {});
+    let mut flows = Flows::default();
+    collector.read_flows(&mut flows).unwrap();
+    let streams = streams(&flows);
+    let data = streams.values().filter(|[sent, _]| sent.writes > 0);
+    assert_eq!(data.clone().count(), PAIRS, "{:?}", streams.keys());
+    for [sent, received] in data {
+        let counted = |one: &RoceCounters| (one.writes, one.traffic.packets, one.traffic.bytes);
+        assert_eq!(counted(received), counted(sent), "nothing is lost on the way");
+    }
 }
 
 #[test]

@@ -319,6 +319,7 @@ fn ipv6<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: usize) -> Resu
         return Err(Class::Malformed);
     }
     seen.marked = u32::from((ip.class >> 4) & 3 == 3);
+    seen.ipv4 = 0;
     seen.key.place::<EGRESS>(ip.source, ip.destination);
     if matches!(ip.next, HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT | AUTHENTICATION) {
         return extensions(buffer, ip.next, offset, limit);
@@ -363,6 +364,7 @@ fn tcp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
     seen.sequence = u32::from_be(tcp.sequence);
     seen.acknowledgement = u32::from_be(tcp.acknowledgement);
     seen.flags = tcp.flags;
+    seen.syndrome = 0;
     seen.window = tcp.window;
     seen.key.tcp::<EGRESS>(u16::from_be(tcp.source), u16::from_be(tcp.destination));
     Ok(Class::Tcp)
@@ -387,10 +389,12 @@ fn udp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
     if base.flags & 0x0f != 0 {
         return Err(Class::Malformed);
     }
+    seen.syndrome = 0;
     if base.opcode & 0x1f == ACKNOWLEDGEMENT && base.opcode >> 5 != CONGESTION {
         let extended: u32 = buffer.read(apart(base_at + size_of::<Base>()), end - CHECKSUM)?;
         seen.syndrome = (u32::from_be(extended) >> 24) as u8;
     }
+    (seen.acknowledgement, seen.payload) = (0, 0);
     seen.flags = base.opcode;
     seen.sequence = u32::from_be(base.sequence);
     seen.window = u16::from_be(udp.source);

@@ -31,10 +31,10 @@ impl Short {
 }
 
 impl Key {
-    /// Of no flow yet, at an interface.
+    /// Of no flow yet, at an interface: what the other words were they are still.
     #[inline(always)]
-    pub fn at(interface: u32) -> Self {
-        Self([0, 0, 0, 0, 0, u64::from(interface)])
+    pub fn begin(&mut self, interface: u32) {
+        self.0[5] = u64::from(interface);
     }
 
     /// An IPv4 address in two words, mapped.

@@ -60,12 +60,6 @@ static LOSSES: PerCpuArray<Losses> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Zeros, for structures of integers.
-pub const fn zeroed<T>() -> T {
-    // SAFETY: used for structures of integers alone.
-    unsafe { core::mem::zeroed() }
-}
-
 /// How long a gap ends a burst.
 #[inline(always)]
 pub fn idle_gap_ns() -> u64 {
