@@ -78,3 +78,23 @@ impl<'a> ViewMut<'a> {
         View { pointer: self.pointer, bytes: self.bytes, memory: PhantomData }
     }
 }
+
+macro_rules! of_slices {
+    ($($element:ty)*) => {$(
+        /// Whoever holds the slice keeps others from writing.
+        impl<'a> From<&'a [$element]> for View<'a> {
+            fn from(slice: &'a [$element]) -> Self {
+                Self { pointer: slice.as_ptr().cast(), bytes: size_of_val(slice), memory: PhantomData }
+            }
+        }
+
+        /// Nobody else reaches the slice while the view lasts.
+        impl<'a> From<&'a mut [$element]> for ViewMut<'a> {
+            fn from(slice: &'a mut [$element]) -> Self {
+                Self { pointer: slice.as_mut_ptr().cast(), bytes: size_of_val(slice), memory: PhantomData }
+            }
+        }
+    )*};
+}
+
+of_slices!(u8 f32);

@@ -30,6 +30,8 @@ pub enum KernelError {
     },
     /// The result was to be divided by 0.
     DivideByZero,
+    /// The code has no blocks of this size.
+    Block,
     /// This CPU lacks the instruction set.
     Isa {
         /// The instruction set that was asked for.
@@ -49,6 +51,7 @@ impl fmt::Display for KernelError {
                 write!(f, "{bytes} bytes are not a whole number of {dtype} elements")
             }
             Self::DivideByZero => f.write_str("an average over 0 ranks does not exist"),
+            Self::Block => f.write_str("this code has no blocks of that size"),
             Self::Isa { isa } => write!(f, "this CPU lacks {isa}"),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 pub enum Isa {
     /// One element at a time: the reference, on every CPU.
     Scalar,
-    /// x86-64 with AVX2 and F16C: vectors of 32 bytes.
+    /// x86-64 with AVX2, F16C and FMA: vectors of 32 bytes.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL: vectors of 64 bytes.
     Avx512,
@@ -32,7 +32,11 @@ impl Isa {
         match self {
             Self::Scalar => true,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("fma")
+            }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -52,7 +56,7 @@ impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Scalar => "scalar",
-            Self::Avx2 => "AVX2 with F16C",
+            Self::Avx2 => "AVX2 with F16C and FMA",
             Self::Avx512 => "AVX-512 F, BW, DQ and VL",
             Self::Neon => "NEON",
         })

@@ -1,5 +1,5 @@
 //! Element-wise reduction and copying of tensor bytes: one pass over any number of sources and destinations, with a
-//! scalar reference and the CPU's vector instructions, which give the same bits.
+//! scalar reference and the CPU's vector instructions, which give the same bits. Forms of fewer bits are in [`codes`].
 //!
 //! # What a result is
 //! - Element `i` of every source is read before element `i` of any destination is written, so a destination may be
@@ -21,6 +21,7 @@
 //!
 //! Architecture invariant: no allocation, no threads, no I/O.
 
+pub mod codes;
 mod divide;
 mod element;
 mod error;
@@ -29,6 +30,7 @@ mod isa;
 mod neon;
 mod pass;
 mod scalar;
+mod simd;
 #[cfg(test)]
 mod tests;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

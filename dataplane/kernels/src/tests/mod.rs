@@ -1,6 +1,7 @@
 //! Results written out by hand for the reference, and every instruction set against the reference, bit for bit.
 
 mod agreement;
+mod codes;
 mod memory;
 mod reference;
 mod refusals;

@@ -1,0 +1,119 @@
+//! The codecs, by the numbers that stand in headers.
+
+use harmonaize_kernels::codes::{Code, Grid, Rounding};
+
+/// How a chunk holds its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// In a form whose bytes depend on the number of elements alone.
+    Fixed(Code),
+}
+
+/// A codec's number and parameters as they stand in a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fields {
+    pub(crate) id: u8,
+    pub(crate) bits: u8,
+    /// The block's power of two.
+    pub(crate) block: u8,
+    /// Bit 0: stochastic rounding.
+    pub(crate) flags: u8,
+}
+
+const STOCHASTIC: u8 = 1;
+
+impl Codec {
+    /// As they are, in f32: any bits.
+    pub const EXACT: Self = Self::Fixed(Code::F32);
+    /// bfloat16.
+    pub const BF16: Self = Self::Fixed(Code::Bf16);
+    /// Blocks of 256 elements with 8-bit integers.
+    pub const INT8: Self = Self::blocks(Grid::Int8, Rounding::Nearest);
+    /// Blocks of 256 elements with 4-bit integers.
+    pub const INT4: Self = Self::blocks(Grid::Int4, Rounding::Nearest);
+
+    /// Every codec in the size that suits it, by the name that people read.
+    pub const NAMED: &[(&str, Self)] = &[
+        ("exact", Self::EXACT),
+        ("bf16", Self::BF16),
+        ("fp16", Self::Fixed(Code::F16)),
+        ("int8", Self::INT8),
+        ("e4m3", Self::blocks(Grid::E4m3, Rounding::Nearest)),
+        ("e5m2", Self::blocks(Grid::E5m2, Rounding::Nearest)),
+        ("int4", Self::INT4),
+        ("int8 stochastic", Self::blocks(Grid::Int8, Rounding::Stochastic)),
+        ("int4 stochastic", Self::blocks(Grid::Int4, Rounding::Stochastic)),
+        ("rotated 4", Self::rotated(4)),
+        ("rotated 3", Self::rotated(3)),
+        ("rotated 2", Self::rotated(2)),
+        ("rotated 1", Self::rotated(1)),
+    ];
+
+    const fn blocks(grid: Grid, rounding: Rounding) -> Self {
+        Self::Fixed(Code::Blocks { grid, block: 256, rounding })
+    }
+
+    /// Rotated blocks of 1024 elements with `bits` bits each, 1 to 4.
+    pub const fn rotated(bits: usize) -> Self {
+        Self::Fixed(Code::Rotated { bits, block: 1024 })
+    }
+
+    /// The most bytes that a payload of `elements` elements takes; `None` if the codec has no such blocks, or the bytes do not
+    /// fit a number.
+    pub fn most_payload(self, elements: usize) -> Option<usize> {
+        match self {
+            Self::Fixed(code) => code.bytes(elements),
+        }
+    }
+
+    /// The most bytes that a chunk of `elements` elements takes, with its header.
+    pub fn most_bytes(self, elements: usize) -> Option<usize> {
+        self.most_payload(elements)?.checked_add(crate::HEADER_BYTES)
+    }
+
+    pub(crate) fn fields(self) -> Fields {
+        let plain = |id, bits| Fields { id, bits, block: 0, flags: 0 };
+        match self {
+            Self::Fixed(Code::F32) => plain(0, 32),
+            Self::Fixed(Code::Bf16) => plain(1, 16),
+            Self::Fixed(Code::F16) => plain(2, 16),
+            // Shared codes are no chunks: their ranges come from all ranks.
+            Self::Fixed(Code::Shared { .. }) => plain(u8::MAX, 0),
+            Self::Fixed(Code::Rotated { bits, block }) => {
+                Fields { id: 6, bits: bits as u8, block: power(block), flags: 0 }
+            }
+            Self::Fixed(Code::Blocks { grid, block, rounding }) => {
+                let id = match grid {
+                    Grid::Int8 | Grid::Int4 => 3,
+                    Grid::E4m3 => 4,
+                    Grid::E5m2 => 5,
+                };
+                let flags = if rounding == Rounding::Stochastic { STOCHASTIC } else { 0 };
+                Fields { id, bits: grid.bits() as u8, block: power(block), flags }
+            }
+        }
+    }
+
+    pub(crate) fn from_fields(fields: Fields) -> Option<Self> {
+        let rounding = if fields.flags & STOCHASTIC == 0 { Rounding::Nearest } else { Rounding::Stochastic };
+        let size = 1 << u32::from(fields.block % 32);
+        let blocks = |grid| Some(Self::Fixed(Code::Blocks { grid, block: size, rounding }));
+        let codec = match (fields.id, fields.bits) {
+            (0, 32) => Some(Self::EXACT),
+            (1, 16) => Some(Self::Fixed(Code::Bf16)),
+            (2, 16) => Some(Self::Fixed(Code::F16)),
+            (3, 8) => blocks(Grid::Int8),
+            (3, 4) => blocks(Grid::Int4),
+            (4, 8) => blocks(Grid::E4m3),
+            (5, 8) => blocks(Grid::E5m2),
+            (6, bits) => Some(Self::Fixed(Code::Rotated { bits: bits.into(), block: size })),
+            _ => None,
+        };
+        // What is left over in the fields, or a block that the code has not.
+        codec.filter(|codec| codec.fields() == fields && codec.most_payload(0).is_some())
+    }
+}
+
+fn power(block: usize) -> u8 {
+    block.trailing_zeros() as u8
+}

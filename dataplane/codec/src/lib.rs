@@ -1,0 +1,19 @@
+//! Compressed tensors: chunks that say of themselves how to read them, what each lost, what an encoder left out kept for the
+//! next step, and the choice of the codec that makes an operation end soonest within its tenant's budget.
+//!
+//! A chunk is a [`Header`] and a payload. [`encode`] writes one into a caller's buffer, whose size [`Codec::most_bytes`] tells
+//! beforehand; [`decode`] reads one from bytes that may be anything, and gives values or a [`CodecError`]. Neither allocates.
+//!
+//! Architecture invariant: no clock, no socket, no thread, no file; time and speeds come in as arguments.
+#![forbid(unsafe_code)]
+
+mod chunk;
+mod codec;
+mod error;
+mod header;
+
+pub use chunk::{Encoded, decode, encode, header};
+pub use codec::Codec;
+pub use error::CodecError;
+pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Squares, Store};
+pub use header::{HEADER_BYTES, Header, VERSION};

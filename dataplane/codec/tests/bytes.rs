@@ -1,0 +1,143 @@
+//! Chunks from any bytes, and tensors of any floats: a defined result, never a panic.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
+use harmonaize_abi::{View, ViewMut};
+use harmonaize_codec::{
+    Code, Codec, CodecError, Grid, HEADER_BYTES, Header, Rounding, Store, decode, encode,
+};
+use proptest::prelude::*;
+
+fn codec() -> impl Strategy<Value = Codec> {
+    let grid = proptest::sample::select(vec![Grid::Int8, Grid::Int4, Grid::E4m3, Grid::E5m2]);
+    let rounding = proptest::sample::select(vec![Rounding::Nearest, Rounding::Stochastic]);
+    prop_oneof![
+        Just(Codec::EXACT),
+        Just(Codec::BF16),
+        Just(Codec::Fixed(Code::F16)),
+        (grid, 5..=8_u32, rounding).prop_map(|(grid, power, rounding)| Codec::Fixed(Code::Blocks {
+            grid,
+            block: 1 << power,
+            rounding
+        })),
+        (1..=4_usize, 6..=12_u32)
+            .prop_map(|(bits, power)| Codec::Fixed(Code::Rotated { bits, block: 1 << power })),
+    ]
+}
+
+fn float() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        8 => -1.0..1.0_f32,
+        1 => any::<u32>().prop_map(f32::from_bits),
+        1 => proptest::sample::select(vec![0.0, -0.0, f32::MAX, f32::MIN_POSITIVE, 1e-45, f32::NAN, f32::INFINITY]),
+    ]
+}
+
+fn chunk(codec: Codec, seed: u64, tensor: &[f32]) -> Vec<u8> {
+    let mut chunk = vec![0xa5; codec.most_bytes(tensor.len()).unwrap()];
+    let encoded = encode(codec, seed, View::from(tensor), ViewMut::from(&mut chunk[..])).unwrap();
+    chunk.truncate(encoded.bytes);
+    chunk
+}
+
+fn values(chunk: &[u8], elements: usize) -> Result<Vec<f32>, CodecError> {
+    let mut values = vec![7.0; elements];
+    decode(View::from(chunk), Store::Set, ViewMut::from(&mut values[..])).map(|_| values)
+}
+
+#[test]
+fn a_header_is_what_its_table_says() {
+    let codec = Codec::Fixed(Code::Blocks { grid: Grid::Int8, block: 64, rounding: Rounding::Stochastic });
+    let header = Header { codec, payload: 0x54, elements: 80, seed: 0x0807_0605_0403_0201 };
+    let bytes = header.to_bytes();
+    assert_eq!(
+        bytes[..28],
+        [0x68, 0x7a, 1, 3, 8, 6, 1, 0, 0, 0, 0, 0, 0x54, 0, 0, 0, 80, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
+    );
+    assert_eq!(Header::from_bytes(&bytes), Err(CodecError::Payload));
+    let header = Header { payload: 64 + 16 + 8, ..header };
+    assert_eq!(Header::from_bytes(&header.to_bytes()), Ok(header));
+    let mut damaged = header.to_bytes();
+    damaged[20] ^= 1;
+    assert_eq!(Header::from_bytes(&damaged), Err(CodecError::Damaged));
+    damaged[2] = 9;
+    assert_eq!(Header::from_bytes(&damaged), Err(CodecError::Version { version: 9 }));
+    damaged[0] = 0;
+    assert_eq!(Header::from_bytes(&damaged), Err(CodecError::Magic { found: 0x7a00 }));
+}
+
+#[test]
+fn bad_numbers_have_defined_results() {
+    let blocks = Codec::INT8;
+    let rotated = Codec::Fixed(Code::Rotated { bits: 4, block: 64 });
+    for codec in [blocks, rotated] {
+        // A NaN, or an infinity, is a NaN of its whole block, and of no other.
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut tensor = vec![1.0; 600];
+            tensor[3] = bad;
+            let back = values(&chunk(codec, 1, &tensor), 600).unwrap();
+            let block = if codec == blocks { 256 } else { 64 };
+            assert!(back[..block].iter().all(|value| value.to_bits() == 0x7fc0_0000), "{codec:?} of {bad}");
+            assert!(back[block..].iter().all(|value| (value - 1.0).abs() < 0.6), "{codec:?} of {bad}");
+        }
+        // Zeros stay, the least become zeros, the greatest stay finite.
+        assert_eq!(values(&chunk(codec, 1, &[0.0; 70]), 70).unwrap(), [0.0; 70]);
+        assert_eq!(values(&chunk(codec, 1, &[1e-40; 70]), 70).unwrap(), [0.0; 70]);
+        assert_eq!(values(&chunk(codec, 1, &[]), 0).unwrap(), [0.0; 0]);
+        let one = values(&chunk(codec, 1, &[-2.5]), 1).unwrap();
+        assert!((one[0] + 2.5).abs() < 0.5, "{codec:?}: {one:?}");
+    }
+    assert_eq!(values(&chunk(blocks, 1, &[f32::MAX, 1.0]), 2).unwrap()[1], 0.0);
+    assert!(values(&chunk(blocks, 1, &[f32::MAX; 2]), 2).unwrap()[0] > 3.4e38);
+    let mut told = vec![0; 1000];
+    let nan = encode(blocks, 1, View::from(&[f32::NAN][..]), ViewMut::from(&mut told[..])).unwrap();
+    assert!(nan.squares.error.is_nan() && nan.squares.signal.is_nan());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+    #[test]
+    fn any_tensor_comes_back_as_long_as_it_was(
+        codec in codec(), seed: u64, tensor in proptest::collection::vec(float(), 0..3000),
+    ) {
+        let chunk = chunk(codec, seed, &tensor);
+        let back = values(&chunk, tensor.len()).unwrap();
+        for (value, back) in tensor.iter().zip(&back) {
+            prop_assert!(!value.is_nan() || back.is_nan(), "{codec:?} hides a NaN");
+        }
+        if codec == Codec::EXACT {
+            prop_assert!(tensor.iter().zip(&back).all(|(a, b)| a.to_bits() == b.to_bits()));
+        }
+        let other = values(&chunk, tensor.len() + 1).unwrap_err();
+        prop_assert_eq!(other, CodecError::Elements { expected: tensor.len() + 1, given: tensor.len() as u64 });
+        let cut = values(&chunk[..chunk.len() - 1], tensor.len()).unwrap_err();
+        let short = matches!(cut, CodecError::Short { .. });
+        prop_assert!(short, "{cut}");
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_decoded(bytes in proptest::collection::vec(any::<u8>(), 0..200), elements in 0..100_usize) {
+        let _ = values(&bytes, elements);
+    }
+
+    /// Bytes of a payload may be anything; those of a header too, and its check be right.
+    #[test]
+    fn any_change_is_refused_or_decoded(
+        codec in codec(), seed: u64, count in 0..2000_usize,
+        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..20),
+        head: bool,
+    ) {
+        let mut chunk = chunk(codec, seed, &vec![0.5; count]);
+        for (place, byte) in changes {
+            let most = if head { HEADER_BYTES - 4 } else { chunk.len() };
+            chunk[place.index(most)] = byte;
+        }
+        if head {
+            let check = chunk[..28].iter().fold(0x811c_9dc5_u32, |hash, byte| {
+                (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+            });
+            chunk[28..32].copy_from_slice(&check.to_le_bytes());
+        }
+        let _ = values(&chunk, count);
+    }
+}

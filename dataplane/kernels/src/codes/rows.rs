@@ -1,0 +1,136 @@
+//! Rows of 16 codes as bytes, and where decoded rows go.
+
+use super::hadamard::padded;
+use super::memory::{Source, Target};
+use super::{NAN, ROW, Store};
+use crate::simd::{LANES, Simd};
+
+/// Bytes of a block's scale.
+pub(super) const SCALE: usize = 4;
+
+/// Bytes of a row of codes of `bits` bits.
+pub(super) const fn row_bytes(bits: usize) -> usize {
+    ROW / 8 * bits
+}
+
+/// Bytes of `elements` elements in blocks with a scale each, all rows whole.
+pub(super) fn bytes(elements: usize, block: usize, bits: usize) -> Option<usize> {
+    let codes = elements.div_ceil(ROW).checked_mul(row_bytes(bits))?;
+    elements.div_ceil(block).checked_mul(SCALE)?.checked_add(codes)
+}
+
+/// Bytes of `elements` elements in rotated blocks, the last of which is padded to a power of two.
+pub(super) fn rotated_bytes(elements: usize, block: usize, bits: usize) -> Option<usize> {
+    let (whole, rest) = (elements / block, elements % block);
+    let last = if rest == 0 { 0 } else { SCALE + padded(rest).min(block) / ROW * row_bytes(bits) };
+    whole.checked_mul(SCALE + block / ROW * row_bytes(bits))?.checked_add(last)
+}
+
+/// Where the values go.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) to: Target<'a>,
+    pub(super) store: Store,
+    pub(super) elements: usize,
+}
+
+impl Place<'_> {
+    /// 1, or -1 where values are taken off: what scales are multiplied with.
+    #[inline(always)]
+    pub(super) fn sign(self) -> f32 {
+        if self.store == Store::Subtract { -1.0 } else { 1.0 }
+    }
+
+    /// Writes or adds (signs are the caller's) the row that begins with element `at`.
+    #[inline(always)]
+    pub(super) fn put<S: Simd>(self, simd: S, at: usize, row: S::Floats) {
+        match self.store {
+            Store::Set => self.to.stream_row(simd, at, row),
+            Store::Add | Store::Subtract => {
+                let sum = simd.add(self.to.source().row(simd, at), row);
+                self.to.put_row(simd, at, sum);
+            }
+        }
+    }
+
+    /// Makes `elements` elements NaN.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn nan(self, at: usize, elements: usize) {
+        for element in at..(at + elements).min(self.elements) {
+            self.to.put(4 * element, NAN.to_le_bytes());
+        }
+    }
+}
+
+/// A 1 in each byte.
+const ONES: u128 = u128::from_le_bytes([1; LANES]);
+
+/// A row of codes of `bits` bits (1, 2, 3, 4 or 8): folded in halves, so that byte `i` of 4-bit codes holds code `i` and above it
+/// code `i + 8`, byte `i` of 2-bit codes the codes `i`, `i + 4`, `i + 8` and `i + 12`, and so on. Of 3-bit
+/// codes the lower 2 bits come first, then the upper one.
+#[inline(always)]
+fn pack(codes: [u8; LANES], bits: usize) -> u128 {
+    let row = u128::from_le_bytes(codes);
+    let four = |row: u128| (row as u64) | ((row >> 64) as u64) << 4;
+    let two = |row: u128| (four(row) as u32) | ((four(row) >> 32) as u32) << 2;
+    match bits {
+        8 => row,
+        4 => u128::from(four(row)),
+        3 => {
+            let upper = row >> 2 & ONES;
+            u128::from(two(row & (3 * ONES))) | pack(upper.to_le_bytes(), 1) << 32
+        }
+        2 => u128::from(two(row)),
+        _ => u128::from((two(row) as u16) | ((two(row) >> 16) as u16) << 1),
+    }
+}
+
+/// The inverse of [`pack`].
+#[inline(always)]
+fn unpack(row: u128, bits: usize) -> [u8; LANES] {
+    let one = |row: u128| (row as u32 & 0x5555) | (row as u32 & 0xaaaa) << 15;
+    let two = |row: u32| u64::from(row & 0x3333_3333) | u64::from(row & 0xcccc_cccc) << 30;
+    let four =
+        |row: u64| u128::from(row & 0x0f0f_0f0f_0f0f_0f0f) | u128::from(row & 0xf0f0_f0f0_f0f0_f0f0) << 60;
+    let bytes = match bits {
+        8 => row,
+        4 => four(row as u64),
+        3 => four(two(row as u32)) | four(two(one(row >> 32))) << 2,
+        2 => four(two(row as u32)),
+        _ => four(two(one(row))),
+    };
+    bytes.to_le_bytes()
+}
+
+/// Writes a row of codes.
+#[inline(always)]
+pub(super) fn put(target: Target<'_>, to: usize, codes: [u8; LANES], bits: usize) {
+    let row = pack(codes, bits);
+    match bits {
+        8 => target.put(to, row.to_le_bytes()),
+        4 => target.put(to, (row as u64).to_le_bytes()),
+        3 => {
+            let [a, b, c, d, e, f, ..] = row.to_le_bytes();
+            target.put(to, [a, b, c, d, e, f]);
+        }
+        2 => target.put(to, (row as u32).to_le_bytes()),
+        _ => target.put(to, (row as u16).to_le_bytes()),
+    }
+}
+
+/// Reads a row of codes.
+#[inline(always)]
+pub(super) fn get(source: Source<'_>, at: usize, bits: usize) -> [u8; LANES] {
+    let row = match bits {
+        8 => u128::from_le_bytes(source.get(at)),
+        4 => u128::from(u64::from_le_bytes(source.get(at))),
+        3 => {
+            let [a, b, c, d, e, f] = source.get(at);
+            u128::from(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
+        }
+        2 => u128::from(u32::from_le_bytes(source.get(at))),
+        _ => u128::from(u16::from_le_bytes(source.get(at))),
+    };
+    unpack(row, bits)
+}

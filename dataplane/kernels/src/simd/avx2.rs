@@ -1,0 +1,195 @@
+//! 16 lanes in two registers: AVX2, F16C for binary16, and FMA.
+
+use super::{Job, LANES, Simd};
+use core::mem::transmute;
+use std::arch::x86_64::*;
+
+/// Proof that the CPU has AVX2, F16C and FMA.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+/// # Safety
+/// The CPU must have AVX2, F16C and FMA.
+#[target_feature(enable = "avx2,f16c,fma")]
+pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
+    job.run(Avx2(()))
+}
+
+/// The lower 8 lanes, and the upper.
+type Floats = [__m256; 2];
+type Words = [__m256i; 2];
+
+/// A method's body: an expression of intrinsics, or one that is taken for each register.
+macro_rules! by {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($argument: $type),*) -> $result {
+            // SAFETY: `self` proves that the CPU has the instruction set; what is transmuted has the same size, and any bits
+            // are valid in it.
+            unsafe { $body }
+        }
+    )*};
+}
+
+#[inline(always)]
+fn each<A: Copy, B>([low, high]: [A; 2], f: impl Fn(A) -> B) -> [B; 2] {
+    [f(low), f(high)]
+}
+
+#[inline(always)]
+fn both<A: Copy, B>([a, b]: [A; 2], [c, d]: [A; 2], f: impl Fn(A, A) -> B) -> [B; 2] {
+    [f(a, c), f(b, d)]
+}
+
+/// `yes` where the mask's bytes have their top bit set.
+#[inline(always)]
+fn chosen(mask: Words, [yes, yes_high]: Words, [no, no_high]: Words) -> Words {
+    let [low, high] = mask;
+    // SAFETY: the registers exist, so the CPU has the instruction set.
+    unsafe { [_mm256_blendv_epi8(no, yes, low), _mm256_blendv_epi8(no_high, yes_high, high)] }
+}
+
+/// The lower halves of 32-bit lanes whose upper halves are 0.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn packed([low, high]: Words) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high)) }
+}
+
+/// The sum of 8 lanes: 4 apart, 2 apart, neighbours.
+///
+/// # Safety
+/// The CPU must have AVX.
+#[inline(always)]
+pub(super) unsafe fn sum8(floats: __m256) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(floats), _mm256_extractf128_ps::<1>(floats));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+    }
+}
+
+impl Simd for Avx2 {
+    type Floats = Floats;
+    type Words = Words;
+
+    by! {
+        floats(lanes: [f32; LANES]) -> Floats = transmute(lanes);
+        lanes(floats: Floats) -> [f32; LANES] = transmute(floats);
+        words(lanes: [u32; LANES]) -> Words = transmute(lanes);
+        add(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_add_ps(a, b));
+        sub(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_sub_ps(a, b));
+        mul(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_mul_ps(a, b));
+        fused(left: Floats, right: Floats, plus: Floats) -> Floats = {
+            let ([a, b], [c, d], [e, f]) = (left, right, plus);
+            [_mm256_fmadd_ps(a, c, e), _mm256_fmadd_ps(b, d, f)]
+        };
+        bits(floats: Floats) -> Words = each(floats, |a| _mm256_castps_si256(a));
+        of_bits(words: Words) -> Floats = each(words, |a| _mm256_castsi256_ps(a));
+        and(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_and_si256(a, b));
+        or(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_or_si256(a, b));
+        xor(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_xor_si256(a, b));
+        plus(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_add_epi32(a, b));
+        max(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_max_epu32(a, b));
+        shl(words: Words, by: u32) -> Words =
+            each(words, |a| _mm256_sll_epi32(a, _mm_cvtsi32_si128(by.cast_signed())));
+        shr(words: Words, by: u32) -> Words =
+            each(words, |a| _mm256_srl_epi32(a, _mm_cvtsi32_si128(by.cast_signed())));
+        signed(words: Words) -> Floats = each(words, |a| _mm256_cvtepi32_ps(a));
+        where_above(left: Floats, right: Floats, yes: Words, no: Words) -> Words =
+            chosen(both(left, right, |a, b| _mm256_castps_si256(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b))), yes, no);
+        where_exceeds(left: Words, right: Words, yes: Words, no: Words) -> Words =
+            chosen(both(left, right, |a, b| _mm256_cmpgt_epi32(a, b)), yes, no);
+        exceeding(left: Words, right: Words) -> u16 = {
+            let [low, high] = both(left, right, |a, b| {
+                _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)))
+            });
+            (low | high << 8) as u16
+        };
+        narrow(words: Words) -> [u8; LANES] = {
+            let halves = packed(each(words, |a| _mm256_and_si256(a, _mm256_set1_epi32(0xff))));
+            let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            transmute(_mm_packus_epi16(low, high))
+        };
+        widen(bytes: [u8; LANES]) -> Words = {
+            let bytes: __m128i = transmute(bytes);
+            [_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))]
+        };
+        widen_signed(bytes: [u8; LANES]) -> Words = {
+            let bytes: __m128i = transmute(bytes);
+            [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))]
+        };
+        narrow_halves(words: Words) -> [u8; 2 * LANES] =
+            transmute(packed(each(words, |a| _mm256_and_si256(a, _mm256_set1_epi32(0xffff)))));
+        widen_halves(halves: [u8; 2 * LANES]) -> Words =
+            each(transmute::<[u8; 2 * LANES], [__m128i; 2]>(halves), |a| _mm256_cvtepu16_epi32(a));
+        to_f16(floats: Floats) -> [u8; 2 * LANES] = transmute::<[__m128i; 2], [u8; 2 * LANES]>(each(floats, |a| {
+            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a)
+        }));
+        of_f16(halves: [u8; 2 * LANES]) -> Floats =
+            each(transmute::<[u8; 2 * LANES], [__m128i; 2]>(halves), |a| _mm256_cvtph_ps(a));
+        lookup(words: Words, table: &[f32; LANES]) -> Floats = {
+            let [low, high]: Floats = transmute(*table);
+            each(words, |a| {
+                let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(a));
+                _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, a), _mm256_permutevar8x32_ps(high, a), upper)
+            })
+        };
+        sum(floats: Floats) -> f32 = {
+            let [low, high] = floats;
+            sum8(_mm256_add_ps(low, high))
+        };
+        prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        fence() -> () = _mm_sfence();
+        negate(floats: Floats, lanes: u16) -> Floats = {
+            let [low, high] = floats;
+            let word = i32::from(lanes);
+            let flipped = |a, shifts| {
+                let signs = _mm256_sllv_epi32(_mm256_set1_epi32(word), shifts);
+                _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_and_si256(signs, _mm256_set1_epi32(i32::MIN))))
+            };
+            [
+                flipped(low, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24)),
+                flipped(high, _mm256_setr_epi32(23, 22, 21, 20, 19, 18, 17, 16)),
+            ]
+        };
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut u8, [low, high]: Floats) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            _mm256_stream_ps(to.cast(), low);
+            _mm256_stream_ps(to.add(32).cast(), high);
+        }
+    }
+
+    #[inline(always)]
+    fn butterfly<const H: usize>(self, own: Floats) -> Floats {
+        // SAFETY: as above.
+        unsafe {
+            match H {
+                1 => each(own, |a| {
+                    let other = _mm256_permute_ps::<0b10_11_00_01>(a);
+                    _mm256_blend_ps::<0b1010_1010>(_mm256_add_ps(other, a), _mm256_sub_ps(other, a))
+                }),
+                2 => each(own, |a| {
+                    let other = _mm256_permute_ps::<0b01_00_11_10>(a);
+                    _mm256_blend_ps::<0b1100_1100>(_mm256_add_ps(other, a), _mm256_sub_ps(other, a))
+                }),
+                4 => each(own, |a| {
+                    let other = _mm256_permute2f128_ps::<1>(a, a);
+                    _mm256_blend_ps::<0b1111_0000>(_mm256_add_ps(other, a), _mm256_sub_ps(other, a))
+                }),
+                _ => {
+                    let [low, high] = own;
+                    [_mm256_add_ps(high, low), _mm256_sub_ps(low, high)]
+                }
+            }
+        }
+    }
+}

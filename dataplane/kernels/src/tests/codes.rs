@@ -1,0 +1,201 @@
+//! Codes: every instruction set gives the reference's bytes, values and squares; rounding is what it says it is.
+
+use super::memory::{Memory, elements};
+use super::vector_isas;
+use crate::Isa;
+use crate::codes::{Code, Grid, Rounding, Squares, Store, add_shared, decode, encode, encode_shared, ranges};
+use half::{bf16, f16};
+use harmonaize_abi::Dtype;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const LENGTHS: &[usize] = &[0, 1, 15, 16, 17, 31, 100, 255, 256, 257, 1000, 1031, 4096, 5000];
+
+fn codes() -> Vec<Code> {
+    let mut codes = vec![Code::F32, Code::Bf16, Code::F16];
+    for grid in [Grid::Int8, Grid::Int4, Grid::E4m3, Grid::E5m2] {
+        for block in [32, 64, 256] {
+            for rounding in [Rounding::Nearest, Rounding::Stochastic] {
+                codes.push(Code::Blocks { grid, block, rounding });
+            }
+        }
+    }
+    for bits in 1..=4 {
+        codes.extend([64, 128, 1024, 4096].map(|block| Code::Rotated { bits, block }));
+    }
+    codes
+}
+
+fn ordinary(count: usize, seed: u64) -> Vec<u8> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    (0..count)
+        .flat_map(|_| (random.random_range(-1.0..1.0_f32) * random.random::<f32>()).to_le_bytes())
+        .collect()
+}
+
+fn same(left: Squares, right: Squares) -> bool {
+    left.error.to_bits() == right.error.to_bits() && left.signal.to_bits() == right.signal.to_bits()
+}
+
+#[test]
+fn every_instruction_set_gives_the_references_bytes_and_values() {
+    for code in codes() {
+        for (index, count) in LENGTHS.iter().copied().enumerate() {
+            for (content, offset) in
+                [(elements(Dtype::F32, count, 7), index * 4), (ordinary(count, 8), index)]
+            {
+                let source = Memory::new(offset, &content);
+                let run = |isa| {
+                    let coded = Memory::new(index * 3, &vec![0; code.bytes(count).unwrap()]);
+                    let squares = encode(isa, code, 5, source.view().as_view(), coded.view()).unwrap();
+                    let stores = [Store::Set, Store::Add, Store::Subtract].map(|store| {
+                        let to = Memory::new(offset, &ordinary(count, 9));
+                        decode(isa, code, 5, coded.view().as_view(), store, to.view()).unwrap();
+                        assert!(to.is_intact_around(), "{isa} {code:?} {count}");
+                        to.bytes()
+                    });
+                    assert!(coded.is_intact_around(), "{isa} {code:?} {count}");
+                    (coded.bytes(), squares, stores)
+                };
+                let expected = run(Isa::Scalar);
+                for isa in vector_isas() {
+                    let result = run(isa);
+                    assert!(result.0 == expected.0, "{isa}: bytes of {code:?}, {count} elements");
+                    assert!(result.2 == expected.2, "{isa}: values of {code:?}, {count} elements");
+                    let squares = same(result.1, expected.1);
+                    assert!(squares, "{isa}: {:?} for {:?} of {code:?}, {count}", result.1, expected.1);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_bit_floats_are_rounded_as_half_rounds_them() {
+    let mut content = elements(Dtype::F32, 20_000, 3);
+    content.extend(ordinary(20_000, 4));
+    let values: Vec<f32> =
+        content.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    for isa in vector_isas().chain([Isa::Scalar]) {
+        for code in [Code::Bf16, Code::F16] {
+            let source = Memory::new(0, &content);
+            let coded = Memory::new(0, &vec![0; code.bytes(values.len()).unwrap()]);
+            encode(isa, code, 0, source.view().as_view(), coded.view()).unwrap();
+            for (value, half) in values.iter().zip(coded.bytes().chunks_exact(2)) {
+                let expected = match (code, value.is_nan()) {
+                    (Code::Bf16, true) => 0x7fc0,
+                    (Code::Bf16, false) => bf16::from_f32(*value).to_bits(),
+                    (_, true) => 0x7e00,
+                    (_, false) => f16::from_f32(*value).to_bits(),
+                };
+                assert_eq!(half, expected.to_le_bytes(), "{isa}: {code:?} of {value:e}");
+            }
+        }
+    }
+}
+
+/// All values of an 8-bit float, from the definition.
+fn small_floats(exponent: i32, mantissa: u32, most: f32) -> Vec<f32> {
+    let bias = (1 << (exponent - 1)) - 1;
+    let value = |code: u32| {
+        let (e, m) =
+            ((code >> mantissa) as i32, (code & ((1 << mantissa) - 1)) as f32 / (1 << mantissa) as f32);
+        if e == 0 { m * 2_f32.powi(1 - bias) } else { (1.0 + m) * 2_f32.powi(e - bias) }
+    };
+    (0..128).map(value).filter(|value| *value <= most).collect()
+}
+
+#[test]
+fn grids_give_the_nearest_of_their_values() {
+    let grids = [
+        (Grid::Int8, (0..=127).map(|i| i as f32).collect::<Vec<_>>()),
+        (Grid::Int4, (0..=7).map(|i| i as f32).collect()),
+        (Grid::E4m3, small_floats(4, 3, 448.0)),
+        (Grid::E5m2, small_floats(5, 2, 57_344.0)),
+    ];
+    let mut random = ChaCha8Rng::seed_from_u64(11);
+    for (grid, values) in grids {
+        let top = *values.last().unwrap();
+        let code = Code::Blocks { grid, block: 256, rounding: Rounding::Nearest };
+        // The greatest is the grid's own, so that the scale is 1; the others have all magnitudes, and both signs.
+        let mut block: Vec<f32> = (0..256)
+            .map(|_| random.random_range(-1.0..1.0_f32) * top * 2_f32.powi(-random.random_range(0..20)))
+            .collect();
+        block[0] = -top;
+        let content: Vec<u8> = block.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let (source, to) = (Memory::new(0, &content), Memory::new(0, &content));
+        let coded = Memory::new(0, &vec![0; code.bytes(256).unwrap()]);
+        encode(Isa::detect(), code, 0, source.view().as_view(), coded.view()).unwrap();
+        decode(Isa::detect(), code, 0, coded.view().as_view(), Store::Set, to.view()).unwrap();
+        for (value, back) in block.iter().zip(to.bytes().chunks_exact(4)) {
+            let back = f32::from_le_bytes(back.try_into().unwrap());
+            let nearest = values.iter().map(|v| (v - value.abs()).abs()).fold(f32::MAX, f32::min);
+            assert_eq!((back - value).abs(), nearest, "{grid:?}: {value} became {back}");
+            assert!(values.contains(&back.abs()), "{grid:?}: {value} became {back}");
+        }
+    }
+}
+
+#[test]
+fn shared_codes_add_alike_everywhere() {
+    for (bits, block, ranks, count) in
+        [(4, 64, 3, 1000), (4, 1024, 20, 2500), (1, 256, 255, 300), (3, 64, 2, 17)]
+    {
+        let inputs: Vec<_> = (0..ranks).map(|rank| Memory::new(0, &ordinary(count, rank as u64))).collect();
+        let run = |isa| {
+            let blocks = count.div_ceil(block);
+            let mut greatest = vec![0_f32; blocks];
+            for input in &inputs {
+                let own = Memory::new(0, &vec![0; 4 * blocks]);
+                ranges(isa, block, input.view().as_view(), own.view()).unwrap();
+                let own = own.bytes();
+                let own = own.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+                greatest.iter_mut().zip(own).for_each(|(most, own)| *most = most.max(own));
+            }
+            let bytes: Vec<u8> = greatest.iter().flat_map(|range| range.to_le_bytes()).collect();
+            let shared = Memory::new(0, &bytes);
+            let [one, all] = [1, ranks].map(|ranks| Code::Shared { bits, block, ranks });
+            let total = Memory::new(0, &vec![0; all.bytes(count).unwrap()]);
+            for (rank, input) in inputs.iter().enumerate() {
+                let own = Memory::new(0, &vec![0; one.bytes(count).unwrap()]);
+                let (range, input) = (shared.view().as_view(), input.view().as_view());
+                encode_shared(isa, bits, block, 1, rank as u64, range, input, own.view()).unwrap();
+                let own = own.view().as_view();
+                add_shared(isa, bits, block, ranks, count, own, rank == 0, total.view()).unwrap();
+            }
+            let to = Memory::new(0, &vec![0; 4 * count]);
+            decode(isa, all, 1, total.view().as_view(), Store::Set, to.view()).unwrap();
+            assert!(total.is_intact_around() && to.is_intact_around());
+            (total.bytes(), to.bytes())
+        };
+        let expected = run(Isa::Scalar);
+        for isa in vector_isas() {
+            assert!(
+                run(isa) == expected,
+                "{isa}: {bits} bits, blocks of {block}, {ranks} ranks, {count} elements"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_code_without_such_blocks_is_refused() {
+    let blocks = |block| Code::Blocks { grid: Grid::Int8, block, rounding: Rounding::Nearest };
+    for code in [
+        blocks(16),
+        blocks(96),
+        blocks(512),
+        blocks(0),
+        Code::Rotated { bits: 0, block: 256 },
+        Code::Rotated { bits: 5, block: 256 },
+        Code::Rotated { bits: 4, block: 8192 },
+        Code::Shared { bits: 4, block: 256, ranks: 0 },
+        Code::Shared { bits: 4, block: 256, ranks: 4097 },
+    ] {
+        assert_eq!(code.bytes(100), None, "{code:?}");
+    }
+    assert_eq!(Code::Bf16.bytes(usize::MAX), None);
+    assert_eq!(blocks(256).bytes(257), Some(4 + 256 + 4 + 16));
+    assert_eq!(Code::Rotated { bits: 3, block: 64 }.bytes(64 + 17), Some(4 + 24 + 4 + 12));
+    assert_eq!(Code::Shared { bits: 4, block: 64, ranks: 18 }.bytes(64), Some(4 + 128));
+}
