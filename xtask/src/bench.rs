@@ -75,8 +75,8 @@ pub struct Args {
     /// Suites rdma, telemetry and control: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
-    /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, thread,
-    /// phases, stragglers, congestion. Suite control: onset, order, stagger, drain, cut, planner
+    /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, processor,
+    /// thread, phases, stragglers, congestion; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
     /// Suites rdma, telemetry and control: show that all programs run, in a short round; no bar is held against it
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<()> {
     let outcome = match args.suite {
         Suite::Telemetry if args.traces.is_some() => {
             let folder = args.traces.as_deref().unwrap_or(Path::new(""));
-            return telemetry::record(folder, binaries, consent, stop);
+            return telemetry::record(folder, &args.only, binaries, consent, stop);
         }
         Suite::Telemetry => telemetry::run(telemetry_effort(args), binaries, consent, stop),
         Suite::Control => control::run(control_effort(args), binaries, stop),

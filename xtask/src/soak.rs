@@ -26,8 +26,8 @@ pub struct Args {
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub round: u64,
     /// This suite alone: core (communicators in virtual time), plan (damaged programs against the checker), store (crashes of
-    /// control's machine, ten a seed), control (kills of control, one a hundred seeds) or dpu (two hosts with offload units, in
-    /// virtual machines)
+    /// control's machine, ten a seed), control (kills of control, one a hundred seeds), stragglers and congestion (verdicts over
+    /// hours of simulation, from the round's first seed) or dpu (two hosts with offload units, in virtual machines)
     #[arg(long)]
     pub suite: Option<String>,
     /// Optimise the tests, and leave debug assertions out
@@ -49,6 +49,8 @@ enum Work {
     Tests {
         package: &'static str,
         test: &'static str,
+        /// Those alone that are too long for every build.
+        long: bool,
         environment: fn(&Range<u64>) -> Vec<(&'static str, String)>,
     },
     /// Two hosts with offload units.
@@ -61,6 +63,7 @@ const SUITES: &[Suite] = &[
         work: Work::Tests {
             package: "harmonaize-core",
             test: "simulation",
+            long: false,
             environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],
         },
     },
@@ -69,6 +72,7 @@ const SUITES: &[Suite] = &[
         work: Work::Tests {
             package: "harmonaize-plan",
             test: "mutations",
+            long: false,
             environment: |seeds| from_first(seeds, 1),
         },
     },
@@ -77,6 +81,7 @@ const SUITES: &[Suite] = &[
         work: Work::Tests {
             package: "harmonaize-store",
             test: "crashes",
+            long: false,
             environment: |seeds| from_first(seeds, 1),
         },
     },
@@ -85,7 +90,26 @@ const SUITES: &[Suite] = &[
         work: Work::Tests {
             package: "harmonaize-server",
             test: "store",
+            long: false,
             environment: |seeds| from_first(seeds, 100),
+        },
+    },
+    Suite {
+        name: "stragglers",
+        work: Work::Tests {
+            package: "harmonaize-analysis",
+            test: "stragglers",
+            long: true,
+            environment: |seeds| from_first(seeds, 1),
+        },
+    },
+    Suite {
+        name: "congestion",
+        work: Work::Tests {
+            package: "harmonaize-analysis",
+            test: "congestion",
+            long: true,
+            environment: |seeds| from_first(seeds, 1),
         },
     },
     Suite { name: "dpu", work: Work::OffloadUnits },
@@ -112,9 +136,9 @@ pub fn run(args: &Args) -> Result<()> {
         let seeds = first..first.saturating_add(args.round);
         for suite in &suites {
             match &suite.work {
-                Work::Tests { package, test, environment } => {
-                    let ran =
-                        round(suite.name, (*package, *test), &environment(&seeds), args.release, &seeds)?;
+                Work::Tests { package, test, long, environment } => {
+                    let which = (*package, *test, *long);
+                    let ran = round(suite.name, which, &environment(&seeds), args.release, &seeds)?;
                     println!("{}: {ran} tests passed with seeds {}..{}", suite.name, seeds.start, seeds.end);
                 }
                 Work::OffloadUnits => offload_units(args.yes, seeds.start)?,
@@ -133,7 +157,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// One round of a suite of tests; returns how many tests ran.
 fn round(
     name: &str,
-    (package, test): (&str, &str),
+    (package, test, long): (&str, &str, bool),
     environment: &[(&str, String)],
     release: bool,
     seeds: &Range<u64>,
@@ -142,6 +166,9 @@ fn round(
     tests.args(["test", "--quiet", "-p", package, "--test", test]);
     if release {
         tests.arg("--release");
+    }
+    if long {
+        tests.args(["--", "--ignored"]);
     }
     tests.envs(environment.iter().map(|(name, value)| (name, value)));
     let output = tests.stdin(Stdio::null()).output().context("cannot start cargo")?;

@@ -2,6 +2,7 @@
 
 mod cost;
 pub mod found;
+mod processor;
 mod training;
 pub mod truth;
 mod verdicts;
@@ -22,6 +23,8 @@ const HOSTS: usize = 4;
 enum Telemetry {
     /// Nothing: there is none.
     Off,
+    /// Packets alone: nothing of what the kernel knows of sockets.
+    Packets,
     /// What is usual.
     On,
     /// The same, and that everything is recorded.
@@ -32,10 +35,11 @@ impl Telemetry {
     /// Lines of an agent's configuration. The driver of an emulated device knows no rate.
     fn lines(self) -> String {
         let record = if self == Self::Recorded { "record = \"{folder}/trace\"\n" } else { "" };
+        let kernel = if self == Self::Packets { "kernel = false\n" } else { "" };
         match self {
             Self::Off => String::new(),
-            Self::On | Self::Recorded => format!(
-                "[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n{record}[telemetry.rate]\neth0 = \"1Gbit/s\"\n"
+            Self::Packets | Self::On | Self::Recorded => format!(
+                "[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n{kernel}{record}[telemetry.rate]\neth0 = \"1Gbit/s\"\n"
             ),
         }
     }
@@ -56,7 +60,7 @@ pub struct Effort {
     pub flows: usize,
     /// For how many seconds.
     pub seconds: u64,
-    /// Parts alone: packet, busbw, thread, phases, stragglers, congestion; all if empty.
+    /// Parts alone: packet, busbw, processor, thread, phases, stragglers, congestion; all if empty.
     pub only: Vec<String>,
 }
 
@@ -92,15 +96,24 @@ struct Suite {
 const PARTS: &[Part<Suite>] = &[
     ("packet", cost::packet),
     ("busbw", cost::busbw),
+    ("processor", processor::processor),
     ("thread", cost::thread),
     ("phases", verdicts::foreign),
     ("stragglers", verdicts::stragglers),
     ("congestion", verdicts::congestion),
 ];
 
-/// Records the traces that tests replay, beside the logs of the trainings, instead of measuring.
-pub fn record(folder: &Path, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Result<()> {
-    verdicts::traces_into(&Suite { effort: Effort::smoke(), binaries, consent, stop }, folder)
+/// Records the traces that tests replay, beside the logs of the trainings, instead of measuring: those of these names, all if
+/// there are none.
+pub fn record(
+    folder: &Path,
+    only: &[String],
+    binaries: Binaries,
+    consent: Consent,
+    stop: Arc<AtomicBool>,
+) -> Result<()> {
+    let effort = Effort { only: only.to_vec(), ..Effort::smoke() };
+    verdicts::traces_into(&Suite { effort, binaries, consent, stop }, folder)
 }
 
 /// Measures.

@@ -129,26 +129,16 @@ impl Marks {
             return;
         };
         let name = (self.host, mark.communicator);
-        if !self.communicators.contains_key(&name) {
+        if let Some(communicator) = self.communicators.get_mut(&name) {
+            communicator.mark(kind, mark, &self.limits, &mut self.found, &mut self.counts);
+        } else {
             self.make_room();
             let soon = |lost: u64| mark.time_ns.saturating_sub(lost) < NEW_AFTER_LOSS_NS;
             let doubtful = self.lost_ns.is_some_and(soon);
-            self.communicators.insert(name, Communicator { doubtful, ..Communicator::default() });
+            let mut communicator = Communicator { doubtful, ..Communicator::default() };
+            communicator.mark(kind, mark, &self.limits, &mut self.found, &mut self.counts);
+            self.communicators.insert(name, communicator);
         }
-        let Some(communicator) = self.communicators.get_mut(&name) else { return };
-        communicator.last_ns = communicator.last_ns.max(mark.time_ns);
-        let known = communicator.open.iter().rposition(|open| open.operation.operation == mark.operation);
-        let at = match known {
-            Some(at) => at,
-            None if communicator.is_told(mark.operation) => {
-                self.counts.late += 1;
-                return;
-            }
-            None => communicator.begin(mark, self.limits.operations, &mut self.found, &mut self.counts),
-        };
-        let ranks =
-            communicator.open.get_mut(at).map(|open| open.operation.take(kind, mark, self.limits.ends));
-        communicator.ranks = communicator.ranks.max(ranks.unwrap_or_default());
         self.bound_findings();
     }
 
@@ -200,6 +190,29 @@ impl Marks {
 }
 
 impl Communicator {
+    /// Adds a mark to its operation.
+    fn mark(
+        &mut self,
+        kind: MarkKind,
+        mark: &Mark,
+        limits: &Limits,
+        found: &mut VecDeque<Operation>,
+        counts: &mut Counts,
+    ) {
+        self.last_ns = self.last_ns.max(mark.time_ns);
+        let known = self.open.iter().rposition(|open| open.operation.operation == mark.operation);
+        let at = match known {
+            Some(at) => at,
+            None if self.is_told(mark.operation) => {
+                counts.late += 1;
+                return;
+            }
+            None => self.begin(mark, limits.operations, found, counts),
+        };
+        let ranks = self.open.get_mut(at).map(|open| open.operation.take(kind, mark, limits.ends));
+        self.ranks = self.ranks.max(ranks.unwrap_or_default());
+    }
+
     /// Opens an operation, and says where it is.
     fn begin(
         &mut self,

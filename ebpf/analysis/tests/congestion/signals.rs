@@ -180,6 +180,9 @@ fn a_load_at_the_threshold_does_not_flap() {
 #[ignore = "takes a minute"]
 fn a_load_at_the_threshold_does_not_flap_for_hours() {
     let first = std::env::var("HARMONAIZE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(100);
+    println!(
+        "run again: HARMONAIZE_SEED={first} cargo test -p harmonaize-analysis --test congestion -- --ignored"
+    );
     for seed in first..first + 3 {
         let changes = changes(seed, 120);
         println!("seed {seed}: {changes} changes in two hours");

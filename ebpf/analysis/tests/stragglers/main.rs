@@ -150,9 +150,14 @@ fn clean_iterations_raise_no_alarm() {
 #[test]
 #[ignore = "takes a minute"]
 fn verdicts_are_right_for_long() {
-    let first = std::env::var("HARMONAIZE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1000);
-    println!("seeds from {first}");
+    let given = std::env::var("HARMONAIZE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let first = given.unwrap_or(1000);
+    println!(
+        "run again: HARMONAIZE_SEED={first} cargo test -p harmonaize-analysis --test stragglers -- --ignored"
+    );
+    // Of seeds that nobody has seen, as many as chance brings once in two thousand such runs.
+    let most = if given.is_some() { 6 } else { 3 };
     let alarms = false_alarms(first..first + 10, 10_000);
     let (right, all) = runs(10 * first..10 * first + 4000);
-    assert!(alarms <= 3 && right * 100 >= all * 99, "{alarms} false alarms, {right} of {all} right");
+    assert!(alarms <= most && right * 100 >= all * 99, "{alarms} false alarms, {right} of {all} right");
 }

@@ -109,7 +109,7 @@ fn spread(losses: &[f64]) -> Option<f64> {
 }
 
 /// Microseconds of an AllReduce at the median of a run.
-fn operation(lab: &mut Lab, bytes: u64, operations: usize) -> Result<f64> {
+pub(super) fn operation(lab: &mut Lab, bytes: u64, operations: usize) -> Result<f64> {
     let hosts: Vec<usize> = (0..HOSTS).collect();
     let (bytes, operations) = (bytes.to_string(), operations.to_string());
     let arguments = ["--bytes", &bytes, "--warmup", "3", "--iterations", &operations, "--in-place"];

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Iterations at a training's beginning that are not compared: the job is made out meanwhile.
 const FIRST: usize = 10;
+/// Iterations of the long one of the traces: a hundred are compared.
+const LONG: usize = FIRST + 100;
 /// The most that the period found may be off, in percent.
 const PERIOD: f64 = 0.3;
 /// The most that beginning and end of a phase may be off at the median, in milliseconds.
@@ -48,11 +50,20 @@ pub(super) fn traces_into(suite: &Suite, folder: &Path) -> Result<()> {
         ("clean", Course::clean(36)),
         ("slow-worker", Course { slow, ..Course::clean(32) }),
         ("slow-link", Course { narrow, ..Course::clean(26) }),
+        ("long", Course::clean(LONG)),
     ];
+    let wanted =
+        |name: &str| suite.effort.only.is_empty() || suite.effort.only.iter().any(|only| only == name);
     let mut truths = Vec::new();
     for (name, course) in &courses {
-        truths.push((format!("gloo-{name}"), training::gloo(&mut lab, &peer, course)?));
-        truths.push((format!("ours-{name}"), training::ours(&mut lab, course)?));
+        let (foreign, own) = (format!("gloo-{name}"), format!("ours-{name}"));
+        if wanted(&foreign) {
+            truths.push((foreign, training::gloo(&mut lab, &peer, course)?));
+        }
+        // Of own operations every mark is recorded: a long trace would say no more, in megabytes.
+        if wanted(&own) && course.iterations != LONG {
+            truths.push((own, training::ours(&mut lab, course)?));
+        }
     }
     let fabric = lab.end()?;
     for (name, truth) in truths {
