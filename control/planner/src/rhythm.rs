@@ -2,8 +2,8 @@
 
 use crate::units::{Bytes, Nanos};
 
-/// Most operations that are looked at, the newest.
-const MOST_OPERATIONS: usize = 256;
+/// Most iterations that are looked at, the newest: what was before a change shall soon be forgotten.
+const MOST_ITERATIONS: usize = 12;
 
 /// Most operations of an iteration.
 const MOST_IN_ITERATION: usize = 32;
@@ -38,10 +38,12 @@ pub struct Rhythm {
 impl Rhythm {
     /// The rhythm of these operations, oldest first; none where they are too few or not regular. An iteration has as many
     /// operations as it takes for sizes to repeat exactly, and for four of five beginnings to lie a tenth from the median
-    /// apart at most.
+    /// apart at most; the silence between iterations is at least twice as long as any within.
     pub fn of(operations: &[Operation]) -> Option<Self> {
-        let newest = operations.get(operations.len().saturating_sub(MOST_OPERATIONS)..)?;
-        (1..=MOST_IN_ITERATION.min(newest.len() / FEWEST)).find_map(|count| Self::with(newest, count))
+        (1..=MOST_IN_ITERATION.min(operations.len() / FEWEST)).find_map(|count| {
+            let newest = operations.len().saturating_sub(count * MOST_ITERATIONS);
+            Self::with(operations.get(newest..)?, count)
+        })
     }
 
     /// The rhythm, if an iteration has so many operations.
@@ -57,7 +59,13 @@ impl Rhythm {
             let after = operations.iter().skip(offset + 1).step_by(count);
             median(before.zip(after).map(|(one, next)| next.began.0.saturating_sub(one.ended.0)).collect())
         };
-        let last = (0..count).max_by_key(|offset| (silence(*offset), std::cmp::Reverse(*offset)))?;
+        let mut silences: Vec<(u64, usize)> = (0..count).map(|offset| (silence(offset), offset)).collect();
+        silences.sort_by_key(|(silence, offset)| (std::cmp::Reverse(*silence), *offset));
+        let (longest, last) = *silences.first()?;
+        if silences.get(1).is_some_and(|(second, _)| *second * 2 > longest) {
+            // Any row of operations is regular if it is long enough; these do not belong together.
+            return None;
+        }
         let first = (last + 1) % count;
         let parts: Vec<&[Operation]> = operations.get(first..)?.chunks_exact(count).collect();
         let begins: Vec<u64> =
@@ -135,6 +143,29 @@ mod tests {
             Operation { began: Nanos(at), ended: Nanos(at + 1000), bytes: Bytes(8) }
         });
         assert_eq!(Rhythm::of(&chaos.collect::<Vec<_>>()), None);
+    }
+
+    #[test]
+    fn operations_that_are_apart_do_not_make_an_iteration_together() {
+        // Silences of 20, 30, 40, 20, .. ms.
+        let mut at = 0;
+        let row = (0_u64..48).map(|index| {
+            at += 10_000_000 * (3 + index % 3);
+            Operation { began: Nanos(at), ended: Nanos(at + 10_000_000), bytes: Bytes(8) }
+        });
+        assert_eq!(Rhythm::of(&row.collect::<Vec<_>>()), None);
+    }
+
+    #[test]
+    fn what_was_before_a_change_is_soon_forgotten() {
+        let mut operations = steady(30, &[7]);
+        for (index, operation) in operations.iter_mut().enumerate() {
+            // The last twelve iterations take 160 ms.
+            let later = (index as u64).saturating_sub(18) * 60_000_000;
+            operation.began.0 += later;
+            operation.ended.0 += later;
+        }
+        assert_eq!(Rhythm::of(&operations).map(|rhythm| rhythm.period), Some(Nanos(160_000_000)));
     }
 
     proptest! {

@@ -22,10 +22,13 @@ const MOST_TURNS: f64 = 4.0;
 const CONTENDED: f64 = 1.02;
 
 /// Least part of the period by which the jobs must hold each other up less afterwards.
-const LEAST_GAIN: f64 = 0.05;
+const LEAST_GAIN: f64 = 0.08;
 
 /// Busy parts are kept apart by so much of their length, for no job is as regular as a clock.
 const MARGIN: f64 = 0.15;
+
+/// The shortest hold that is worth a message.
+const LEAST_HOLD: Nanos = Nanos(100_000);
 
 /// Most jobs that are turned together.
 const MOST_TOGETHER: usize = 32;
@@ -35,8 +38,10 @@ const MOST_TOGETHER: usize = 32;
 pub struct Hold {
     /// Which communicator.
     pub communicator: u64,
-    /// For how long: less than its period.
+    /// For how long: less than its period, and no longer than the longest busy part of those that take turns.
     pub hold: Nanos,
+    /// All that take turns with it, itself too: their rhythms change by this.
+    pub together: Vec<u64>,
     /// Why, in words.
     pub reason: String,
 }
@@ -265,13 +270,31 @@ impl<'a> Turning<'a> {
             self.period / 1e6,
             after * 100.0,
         );
-        let each = self.circles.iter().zip(now.iter().zip(&then));
-        let holds = each.filter_map(|((circle, turns), (now, then))| {
-            let hold = (then - now).rem_euclid(self.period / *turns as f64);
+        let together: Vec<u64> =
+            self.circles.iter().filter_map(|(circle, _)| Some(jobs.get(circle.job)?.communicator)).collect();
+        let longest = self.circles.iter().map(|(circle, _)| circle.busy * (1.0 + MARGIN)).fold(0.0, f64::max);
+        let each = self.circles.iter().zip(self.least(&now, &then));
+        let holds = each.filter_map(|((circle, _), hold)| {
             let communicator = jobs.get(circle.job)?.communicator;
-            (hold >= 1000.0).then(|| Hold { communicator, hold: Nanos(hold as u64), reason: reason.clone() })
+            let (hold, together) = (Nanos(hold.min(longest) as u64), together.clone());
+            (hold >= LEAST_HOLD).then(|| Hold { communicator, hold, together, reason: reason.clone() })
         });
         Some(holds.collect())
+    }
+
+    /// How long to hold each circle back to get from one place to the other, least in all: to turn all alike changes nothing, so one
+    /// of them needs no hold.
+    fn least(&self, now: &[f64], then: &[f64]) -> Vec<f64> {
+        let own = |index: usize| {
+            self.circles.get(index).map_or(self.period, |(_, turns)| self.period / *turns as f64)
+        };
+        let delays: Vec<f64> = then.iter().zip(now).map(|(then, now)| then - now).collect();
+        let from = |free: &f64| -> Vec<f64> {
+            let delay = |(index, delay): (usize, &f64)| (delay - free).rem_euclid(own(index));
+            delays.iter().enumerate().map(delay).map(|delay| if delay < 1.0 { 0.0 } else { delay }).collect()
+        };
+        let sum = |holds: &Vec<f64>| holds.iter().sum::<f64>();
+        delays.iter().map(from).min_by(|a, b| sum(a).total_cmp(&sum(b))).unwrap_or_default()
     }
 }
 

@@ -74,6 +74,14 @@ fn two_that_collide_take_turns() {
 }
 
 #[test]
+fn whoever_needs_the_shorter_hold_is_held() {
+    // The second begins just before the first: it would have to wait for all of it, the first for less.
+    let found = holds(&[pair(0, 50, 145, 95, 1005), pair(1, 50, 145, 95, 1000)]);
+    let [(0, hold)] = found.as_slice() else { panic!("{found:?}") };
+    assert!((42.0..=50.0).contains(hold), "{found:?}");
+}
+
+#[test]
 fn nothing_is_held_where_turns_do_not_help() {
     // Always busy; periods that do not fit; no rhythm; a tenth each.
     assert!(holds(&[pair(0, 40, 80, 80, 0), pair(1, 40, 80, 80, 0)]).len() <= 1);

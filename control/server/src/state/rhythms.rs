@@ -2,7 +2,7 @@
 
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{Bytes, Nanos, Operation, Rhythm, stagger};
+use harmonaize_planner::{Bytes, Hold, Job, Nanos, Operation, Rhythm, stagger};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -12,8 +12,15 @@ const MOST_OPERATIONS: usize = 64;
 /// Least time between two looks at who may take turns.
 const BETWEEN: Duration = Duration::from_secs(1);
 
-/// Periods that pass before the same communicator is held back again.
+/// Periods that pass at least before the same communicator is held back again: twice as many after each hold of the last minute.
 const PERIODS: u32 = 10;
+
+/// How long a hold makes the next one rarer, and most doublings.
+const RECENT: Duration = Duration::from_secs(60);
+const MOST_RECENT: usize = 6;
+
+/// Whoever has begun nothing for so many nanoseconds longer than others does not run.
+const SILENT: u64 = 3_000_000_000;
 
 /// The longest hold.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -24,7 +31,10 @@ pub(super) struct Operations {
     /// Number and times, oldest first, by the clock of one participant's agent.
     kept: VecDeque<(u64, Operation)>,
     heard: Duration,
-    held: Option<Duration>,
+    /// The latest holds, oldest first.
+    holds: VecDeque<Duration>,
+    /// Until then what is told may be of before a hold.
+    stale: Duration,
 }
 
 impl Operations {
@@ -36,15 +46,30 @@ impl Operations {
     }
 
     pub(super) fn rhythm(&self) -> Option<Rhythm> {
-        let all: Vec<Operation> = self.kept.iter().map(|(_, operation)| *operation).collect();
-        Rhythm::of(&all)
+        self.rhythm_until(Nanos(u64::MAX))
+    }
+
+    /// The rhythm as it was at that time.
+    fn rhythm_until(&self, at: Nanos) -> Option<Rhythm> {
+        let all = self.kept.iter().map(|(_, operation)| *operation);
+        Rhythm::of(&all.filter(|operation| operation.began <= at).collect::<Vec<_>>())
+    }
+
+    /// When the newest operation began.
+    fn newest(&self) -> Option<Nanos> {
+        self.kept.back().map(|(_, operation)| operation.began)
     }
 
     fn take(&mut self, now: Duration, told: &v1::Operation) {
         self.heard = now;
         let called = told.ranks.iter().map(|rank| rank.called_ns).filter(|at| *at > 0).min();
         let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
-        let newer = self.kept.back().is_none_or(|(number, _)| *number < told.operation);
+        let newest = self.kept.back().map(|(number, _)| *number);
+        if newest.is_some_and(|newest| told.operation > newest.saturating_add(1)) {
+            // Where some are left out, nothing tells which belong together.
+            self.kept.clear();
+        }
+        let newer = newest.is_none_or(|newest| newest < told.operation) && now >= self.stale;
         if let (true, Some(began), Some(ended)) = (newer, called, ended)
             && began < ended
         {
@@ -54,6 +79,20 @@ impl Operations {
             let (began, ended, bytes) = (Nanos(began), Nanos(ended), Bytes(told.bytes));
             self.kept.push_back((told.operation, Operation { began, ended, bytes }));
         }
+    }
+
+    /// Whether it is too early for another hold.
+    fn rests(&self, now: Duration, period: Nanos) -> bool {
+        let recent = self.holds.iter().filter(|at| **at + RECENT > now).count();
+        let periods = PERIODS << recent.saturating_sub(1).min(MOST_RECENT);
+        let pause = Duration::from(period).saturating_mul(periods);
+        self.holds.back().is_some_and(|at| at.saturating_add(pause) > now)
+    }
+
+    /// Forgets what was before a change of the rhythm, and what is told of it until `stale`.
+    fn forget(&mut self, stale: Duration) {
+        self.kept.clear();
+        self.stale = stale;
     }
 }
 
@@ -86,20 +125,30 @@ impl State {
         if jobs.iter().filter(|job| job.rhythm.is_some()).count() < 2 {
             return;
         }
-        jobs.iter_mut().for_each(|job| job.movable = false);
+        // Who was heard last tells of later iterations, which say nothing of where the others were then: all are laid together
+        // where the records end of those that still run.
+        let newest = |job: &Job| self.rhythms.get(&job.communicator).and_then(Operations::newest);
+        let latest = jobs.iter().filter_map(newest).max().unwrap_or_default();
+        let runs = |at: &Nanos| Nanos(at.0.saturating_add(SILENT)) >= latest;
+        let at = jobs.iter().filter_map(newest).filter(runs).min().unwrap_or_default();
+        for job in &mut jobs {
+            let known = self.rhythms.get(&job.communicator);
+            let runs = known.and_then(Operations::newest).filter(runs).is_some();
+            job.rhythm = known.filter(|_| runs).and_then(|known| known.rhythm_until(at));
+            job.movable = false;
+        }
         let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
         let Some(plan) = self.fit_plan(&jobs, &conditions) else { return };
         for hold in stagger(&self.settings.topology, &conditions, &jobs, &plan.assignments) {
-            let period = jobs.iter().find(|job| job.communicator == hold.communicator);
-            let period = period.and_then(|job| job.rhythm).map_or(Nanos(0), |rhythm| rhythm.period);
-            self.hold(now, hold.communicator, hold.hold, period, hold.reason);
+            let periods = jobs.iter().filter(|job| hold.together.contains(&job.communicator));
+            let periods = periods.filter_map(|job| job.rhythm).map(|rhythm| rhythm.period);
+            self.hold(now, &hold, periods.max().unwrap_or_default());
         }
     }
 
-    fn hold(&mut self, now: Duration, id: u64, hold: Nanos, period: Nanos, reason: String) {
-        let pause = Duration::from(period).saturating_mul(PERIODS);
-        let Some(rhythm) = self.rhythms.get_mut(&id) else { return };
-        if rhythm.held.is_some_and(|at| at.saturating_add(pause) > now) {
+    fn hold(&mut self, now: Duration, asked: &Hold, period: Nanos) {
+        let id = asked.communicator;
+        if self.rhythms.get(&id).is_none_or(|rhythm| rhythm.rests(now, period)) {
             return;
         }
         let Some(known) = self.communicators.get(&id) else { return };
@@ -107,13 +156,24 @@ impl State {
         let leader = known.members.iter().find(|member| !member.closed).and_then(|member| member.session);
         let able =
             leader.and_then(|leader| self.sessions.get(&leader)).is_some_and(|leader| leader.abilities.hold);
-        let hold = Duration::from(hold).min(LONGEST);
-        if let (true, Some(leader), false) = (able, leader, hold.is_zero()) {
-            rhythm.held = Some(now);
-            let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
-            let (tenant, name) = (known.tenant.clone(), known.name.clone());
-            self.send(leader, to_agent::Message::Hold(v1::Hold { communicator: id, hold_ns }));
-            self.fact(Fact::Held { communicator: id, tenant, name, hold, reason });
+        let hold = Duration::from(asked.hold).min(LONGEST);
+        let (true, Some(leader), false) = (able, leader, hold.is_zero()) else { return };
+        // An agent's next report may still be of before; what it does then takes the hold and an iteration or two.
+        let stale = now + self.settings.telemetry_interval + hold + Duration::from(period) * 2;
+        for other in &asked.together {
+            if let Some(rhythm) = self.rhythms.get_mut(other) {
+                rhythm.forget(stale);
+            }
         }
+        if let Some(rhythm) = self.rhythms.get_mut(&id) {
+            if rhythm.holds.len() > MOST_RECENT {
+                rhythm.holds.pop_front();
+            }
+            rhythm.holds.push_back(now);
+        }
+        let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
+        let (tenant, name, reason) = (known.tenant.clone(), known.name.clone(), asked.reason.clone());
+        self.send(leader, to_agent::Message::Hold(v1::Hold { communicator: id, hold_ns }));
+        self.fact(Fact::Held { communicator: id, tenant, name, hold, reason });
     }
 }

@@ -1,5 +1,6 @@
 //! Scenarios of the state machine, one at a time, and random ones from seeds.
 
+mod carried;
 mod closed_loop;
 mod fabric;
 mod operator;
@@ -7,4 +8,5 @@ mod paths;
 mod random;
 mod scenarios;
 mod telemetry;
+mod turns;
 mod world;
