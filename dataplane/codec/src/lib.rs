@@ -7,13 +7,19 @@
 //! Architecture invariant: no clock, no socket, no thread, no file; time and speeds come in as arguments.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod chunk;
 mod codec;
+mod controller;
 mod error;
+mod feedback;
 mod header;
 
+pub use budget::Budget;
 pub use chunk::{Encoded, decode, encode, header};
 pub use codec::Codec;
+pub use controller::{Controller, Level, Outlook};
 pub use error::CodecError;
+pub use feedback::Feedback;
 pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Squares, Store};
 pub use header::{HEADER_BYTES, Header, VERSION};

@@ -3,6 +3,8 @@
 
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_codec::{Code, Codec, Grid, Rounding, Store, decode, encode};
+use harmonaize_kernels::Isa;
+use harmonaize_kernels::codes;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -103,5 +105,40 @@ fn unbiased_codes_are() {
         let off = off.sum::<f64>() / tensor.iter().map(|x| square(f64::from(*x))).sum::<f64>();
         let expected = error / MANY as f64;
         assert!(off < 1.1 * expected, "{codec:?}, seeds 0 to {MANY}: {off}, where {expected} is chance");
+    }
+}
+
+/// Ten ranks' tensors, added as codes.
+#[test]
+fn shared_codes_of_4_bits_keep_their_bar_and_add_without_being_decoded() {
+    const RANKS: usize = 10;
+    let (bits, block, isa) = (4, 1024, Isa::detect());
+    for seed in SEEDS {
+        let tensors: Vec<Vec<f32>> = (0..RANKS).map(|rank| gaussian(seed * 100 + rank as u64)).collect();
+        let mut greatest = vec![0_f32; ELEMENTS / block];
+        for tensor in &tensors {
+            let mut own = greatest.clone();
+            codes::ranges(isa, block, View::from(&tensor[..]), ViewMut::from(&mut own[..])).unwrap();
+            greatest.iter_mut().zip(own).for_each(|(most, own)| *most = most.max(own));
+        }
+        let bytes = |ranks| Code::Shared { bits, block, ranks }.bytes(ELEMENTS).unwrap();
+        let (mut one, mut all) = (vec![0; bytes(1)], vec![0; bytes(RANKS)]);
+        for (rank, tensor) in tensors.iter().enumerate() {
+            let (ranges, tensor) = (View::from(&greatest[..]), View::from(&tensor[..]));
+            let noise = seed * 1000 + rank as u64;
+            let to = ViewMut::from(&mut one[..]);
+            codes::encode_shared(isa, bits, block, seed, noise, ranges, tensor, to).unwrap();
+            let (from, to) = (View::from(&one[..]), ViewMut::from(&mut all[..]));
+            codes::add_shared(isa, bits, block, RANKS, ELEMENTS, from, rank == 0, to).unwrap();
+        }
+        let mut sum = vec![0_f32; ELEMENTS];
+        let code = Code::Shared { bits, block, ranks: RANKS };
+        let to = ViewMut::from(&mut sum[..]);
+        codes::decode(isa, code, seed, View::from(&all[..]), Store::Set, to).unwrap();
+        let square = |value: f64| value * value;
+        let exact = |i: usize| tensors.iter().map(|tensor| f64::from(tensor[i])).sum::<f64>();
+        let error: f64 = (0..ELEMENTS).map(|i| square(exact(i) - f64::from(sum[i]))).sum();
+        let signal: f64 = tensors.iter().flatten().map(|value| square(f64::from(*value))).sum();
+        assert!(error / signal <= 0.021, "seed {seed}: {}", error / signal);
     }
 }

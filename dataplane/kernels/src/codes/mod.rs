@@ -85,7 +85,8 @@ pub enum Code {
     },
     /// Rotated as above, then rounded at random to a uniform grid whose range all ranks share, so that codes add: a range in f32
     /// and codes in rows, of `bits` bits (1 to 4) of one rank, of 8 bits or, where they can exceed 255, 16 bits of several.
-    /// Encoded by [`encode_shared`], added by [`add_shared`].
+    /// Encoded by [`encode_shared`], added by [`add_shared`]. Rounding is unbiased, and independent between ranks; what lies beyond
+    /// the grid's end is cut, alike on ranks that hold the same.
     Shared {
         /// Bits of one rank's element, 1 to 4.
         bits: usize,
