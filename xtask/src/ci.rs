@@ -48,7 +48,10 @@ const STAGES: &[(&str, Stage)] = &[
     ("aarch64", |args| aarch64::run(&aarch64::Args { yes: args.yes, cargo: Vec::new() })),
     ("dpu", |args| task(args, &["dpu"])),
     // Whether all of it runs; nothing is timed.
-    ("bench", |args| task(args, &["bench", "telemetry", "--smoke"])),
+    ("bench", |args| {
+        task(args, &["bench", "telemetry", "--smoke"])?;
+        task(args, &["bench", "control", "--smoke"])
+    }),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];
 

@@ -40,6 +40,9 @@ struct Arguments {
     /// And backward, for all buckets together
     #[arg(long, default_value_t = 6.0)]
     backward_ms: f64,
+    /// When the first iteration begins, by CLOCK_MONOTONIC in nanoseconds; at once if that has passed
+    #[arg(long, default_value_t = 0)]
+    begins_ns: u64,
     /// The first iteration that takes longer
     #[arg(long, requires = "slow_ms")]
     slow_from: Option<u64>,
@@ -68,6 +71,7 @@ fn main() -> Result<()> {
     tensors.iter().try_for_each(|tensor| tensor.write(0, &zeros))?;
     member.barrier()?;
     say(&json!({"connected_ns": now_ns()?}))?;
+    std::thread::sleep(Duration::from_nanos(arguments.begins_ns.saturating_sub(now_ns()?)));
     for number in 0..arguments.iterations {
         let window = Window { number, elements, ranks: member.ranks() };
         let began_ns = now_ns()?;

@@ -39,6 +39,8 @@ pub struct Effort {
     pub rounds: usize,
     /// For how long a bandwidth or a period is taken.
     pub span: Duration,
+    /// For how long periodic jobs run before that: control learns their rhythm meanwhile.
+    pub learning: Duration,
     /// Parts alone: onset, order, stagger, drain, cut, planner; all if empty.
     pub only: Vec<String>,
 }
@@ -46,14 +48,16 @@ pub struct Effort {
 impl Effort {
     /// For figures.
     pub fn new(onsets: usize, only: &[String]) -> Self {
-        Self { onsets, rounds: 5, span: Duration::from_secs(2), only: only.to_vec() }
+        let (span, learning) = (Duration::from_secs(2), Duration::from_secs(8));
+        Self { onsets, rounds: 5, span, learning, only: only.to_vec() }
     }
 
-    /// Shows that everything runs, and measures nothing worth a figure.
+    /// Shows that everything runs, and measures nothing worth a figure. The planner's part needs a build of its own.
     pub fn smoke(only: &[String]) -> Self {
-        let short = ["onset", "order", "drain", "cut"].map(str::to_owned).to_vec();
+        let short = ["onset", "order", "stagger", "drain", "cut"].map(str::to_owned).to_vec();
         let only = if only.is_empty() { short } else { only.to_vec() };
-        Self { onsets: 1, rounds: 1, span: Duration::from_millis(500), only }
+        let (span, learning) = (Duration::from_millis(500), Duration::from_secs(2));
+        Self { onsets: 1, rounds: 1, span, learning, only }
     }
 }
 

@@ -23,6 +23,19 @@ impl Running {
     /// Starts a rank per entry of `hosts`, each of which reduces `bytes` bytes after every `compute`, and waits until one
     /// iteration is done. Every result is checked by the ranks themselves.
     pub(super) fn start(lab: &mut Lab, hosts: &[usize], bytes: u64, compute: Duration) -> Result<Self> {
+        let mut running = Self::launch(lab, hosts, bytes, compute, 0)?;
+        running.begun(lab)?;
+        Ok(running)
+    }
+
+    /// The same without waiting; iterations begin at that time by CLOCK_MONOTONIC, or once all ranks are there if that is later.
+    pub(super) fn launch(
+        lab: &mut Lab,
+        hosts: &[usize],
+        bytes: u64,
+        compute: Duration,
+        begins_ns: u64,
+    ) -> Result<Self> {
         let compute_ms = (compute.as_secs_f64() * 1e3).to_string();
         let arguments = [
             ["--iterations", &u64::MAX.to_string()],
@@ -30,9 +43,16 @@ impl Running {
             ["--bytes", &bytes.to_string()],
             ["--forward-ms", &compute_ms],
             ["--backward-ms", "0"],
+            ["--begins-ns", &begins_ns.to_string()],
         ];
         let arguments = arguments.as_flattened().iter().map(|word| (*word).to_owned());
-        let mut job = lab.start("rhythm", hosts, &arguments.collect::<Vec<String>>())?;
+        let job = lab.start("rhythm", hosts, &arguments.collect::<Vec<String>>())?;
+        Ok(Self { job, ranks: hosts.len(), bytes })
+    }
+
+    /// Waits until one iteration is done.
+    pub(super) fn begun(&mut self, lab: &mut Lab) -> Result<()> {
+        let job = &mut self.job;
         let deadline = Instant::now() + LIMIT;
         while job.logs().first().is_none_or(|log| whole_log_of(log).is_ok_and(|log| log.is_empty())) {
             lab.check()?;
@@ -41,7 +61,7 @@ impl Running {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(Self { job, ranks: hosts.len(), bytes })
+        Ok(())
     }
 
     /// The name under which control knows it.

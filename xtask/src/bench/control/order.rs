@@ -5,6 +5,7 @@ use super::job::{Running, bytes_for};
 use super::{HOSTS, HOSTS_A_RACK, Suite, case, plan_when};
 use crate::bench::lab::Lab;
 use crate::bench::row::{Better, Row};
+use crate::clock::monotonic_ns;
 use anyhow::Result;
 use std::time::Duration;
 
@@ -14,10 +15,11 @@ const ORDER: f64 = 1.7;
 const STAGGERED: f64 = 1.2;
 /// How long an operation takes where the links are the job's own.
 const OPERATION: Duration = Duration::from_millis(40);
-/// How long a periodic job computes.
-const COMPUTE: Duration = Duration::from_millis(40);
-/// How long jobs run before their period is taken: control learns it meanwhile.
-const LEARNING: Duration = Duration::from_secs(8);
+/// How long a periodic job computes, and how long it communicates where the spine is its own.
+const COMPUTE: Duration = Duration::from_millis(60);
+const COMMUNICATE: Duration = Duration::from_millis(60);
+/// How long ranks have to join before both jobs begin at once.
+const JOINING: Duration = Duration::from_secs(4);
 
 /// Eight ranks whose neighbours are in different racks, and another job of two hosts a rack: the order that control gives them
 /// against their own, which an operator pins, in turn.
@@ -59,7 +61,8 @@ fn same_ring(one: &[String], other: &[String]) -> bool {
         && (0..one.len()).any(|by| one.iter().cycle().skip(by).zip(other).all(|(one, other)| one == other))
 }
 
-/// Two jobs that compute and reduce for as long each, on one spine: with turns given to them, and without.
+/// Two jobs that compute and reduce for as long each, on one spine, and begin at once, so that they are in each other's way all the
+/// time: with turns given to them, and without.
 pub(super) fn stagger(suite: &Suite) -> Result<Vec<Row>> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for (control, times) in [("", &mut ours), ("replan = false\n", &mut theirs)] {
@@ -67,20 +70,25 @@ pub(super) fn stagger(suite: &Suite) -> Result<Vec<Row>> {
         lab.deployment().harmonaize(&["drain", "spine1"])?;
         for round in 0..suite.effort.rounds {
             let period = periodic(&mut lab, suite)?;
-            eprintln!("stagger, round {round}, {control:?}: iteration {period:.1} ms");
+            let log = std::fs::read_to_string(lab.deployment().control()?.log())?;
+            let holds = log.lines().filter(|line| line.contains("operation held back")).count();
+            eprintln!("stagger, round {round}, {control:?}: iteration {period:.1} ms, {holds} holds so far");
             times.push(period);
         }
     }
-    let what = "two periodic jobs on one spine: ms an iteration";
+    let what = "two periodic jobs on one spine that begin at once: ms an iteration";
     Ok(vec![case(what.to_owned(), Better::Less, 1.0 / STAGGERED).compare(&ours, &theirs, "without turns")])
 }
 
-/// The mean of both jobs' iterations.
+/// The mean of both jobs' iterations, once control has had the time to learn their rhythm.
 fn periodic(lab: &mut Lab, suite: &Suite) -> Result<f64> {
-    let bytes = bytes_for(4, OPERATION);
-    let mut one = Running::start(lab, &[0, 1, 4, 5], bytes, COMPUTE)?;
-    let mut other = Running::start(lab, &[2, 3, 6, 7], bytes, COMPUTE)?;
-    one.period_ms(lab, LEARNING)?;
+    let bytes = bytes_for(4, COMMUNICATE);
+    let begins = monotonic_ns()? + u64::try_from(JOINING.as_nanos())?;
+    let mut one = Running::launch(lab, &[0, 1, 4, 5], bytes, COMPUTE, begins)?;
+    let mut other = Running::launch(lab, &[2, 3, 6, 7], bytes, COMPUTE, begins)?;
+    one.begun(lab)?;
+    other.begun(lab)?;
+    one.period_ms(lab, suite.effort.learning)?;
     let periods = [one.period_ms(lab, suite.effort.span)?, other.period_ms(lab, suite.effort.span)?];
     one.end(lab)?;
     other.end(lab)?;
