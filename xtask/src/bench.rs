@@ -1,6 +1,7 @@
 //! `cargo xtask bench SUITE`: each bar is one row, measured beside what it is compared with.
 
 pub mod cluster;
+mod codec;
 pub mod control;
 mod figures;
 pub mod lab;
@@ -44,6 +45,8 @@ pub enum Suite {
     Telemetry,
     /// Eight hosts, two racks, two spines: from congestion, drains and failures to better plans for what runs
     Control,
+    /// One core: every codec's speed against memcpy, error and ratio, on synthetic tensors and float32 files of NumPy
+    Codec,
 }
 
 /// What `cargo xtask bench` takes.
@@ -52,6 +55,7 @@ pub enum Suite {
   cargo xtask bench shaped                     a table on standard output
   cargo xtask bench intra --yes --json out.json installs Gloo and Open MPI when missing
   cargo xtask bench rdma --hosts testbed.toml  hosts that are reached by ssh
+  cargo xtask bench codec gradients.npy        codecs, on a recorded tensor too
 
 A file for --hosts:
   [[host]]
@@ -66,20 +70,23 @@ pub struct Args {
     /// Which rows
     #[arg(value_enum)]
     pub suite: Suite,
+    /// Suite codec: float32 files of NumPy to code besides
+    #[arg(value_name = "FILE.npy")]
+    pub files: Vec<PathBuf>,
     /// Write the rows as a JSON array too; `-` prints it on a line of standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Suite rdma: the file that describes the hosts
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suites rdma, telemetry and control: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
+    /// Suites rdma, telemetry, control and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
     /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, processor,
     /// thread, phases, stragglers, congestion; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suites rdma, telemetry and control: show that all programs run, in a short round; no bar is held against it
+    /// Suites rdma, telemetry, control and codec: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
@@ -97,6 +104,15 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     if args.suite == Suite::Rdma {
         return rdma(args);
+    }
+    if args.suite != Suite::Codec && !args.files.is_empty() {
+        bail!("only the suite codec takes files");
+    }
+    if args.suite == Suite::Codec {
+        let rows =
+            codec::run(args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1), &args.files)?;
+        told(args, &rows)?;
+        return if args.smoke { Ok(()) } else { judged(&rows) };
     }
     let consent = Consent::from_flag(args.yes);
     packages::require(packages::EMULATION, consent)?;
@@ -130,7 +146,7 @@ fn star(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>
         Suite::Shaped => suites::shaped(&mut lab, runs)?,
         Suite::Service => suites::service(&mut lab, runs)?,
         Suite::Intra => suites::intra(&mut lab, runs, consent)?,
-        Suite::Rdma | Suite::Telemetry | Suite::Control => bail!("this suite has other hosts"),
+        Suite::Rdma | Suite::Telemetry | Suite::Control | Suite::Codec => bail!("this suite has other hosts"),
     };
     drop(lab);
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
