@@ -150,5 +150,6 @@ fn log(finding: &Finding) {
 /// Sockets of this network namespace alone: what is on other hosts of an emulated network, or in containers, is theirs.
 pub(crate) fn own_endpoints() -> EndpointOptions {
     let namespaces = own_namespace().map_or_else(|_| Vec::new(), |namespace| vec![namespace]);
-    EndpointOptions { namespaces, ..EndpointOptions::default() }
+    // Segment by segment only while somebody looks.
+    EndpointOptions { namespaces, segments: false, ..EndpointOptions::default() }
 }

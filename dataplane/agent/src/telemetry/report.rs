@@ -13,7 +13,8 @@ use harmonaize_api::v1::from_agent::Message;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
@@ -24,6 +25,8 @@ const STRAGGLERS: usize = 64;
 const OPERATIONS: usize = 256;
 const ENDS: usize = 1024;
 const OF_ONE: usize = 64;
+/// How often what was found is gathered: who is woken for each operation takes more time than it is worth.
+const GATHERED: Duration = Duration::from_millis(50);
 /// Operations that are remembered until the next report.
 const REMEMBERED: usize = 16 << 10;
 
@@ -52,14 +55,14 @@ pub(crate) async fn run(handle: Handle, to: mpsc::WeakSender<Message>) {
                         Ok(()) => break false,
                         Err(_) => return,
                     },
-                    () = sleep_until(due) => break true,
-                    finding = findings.recv() => match finding {
-                        Ok(finding) => if reports.pending.take(&finding) {
-                            due = due.min(soonest);
-                        },
-                        Err(RecvError::Lagged(count)) => reports.pending.left_out += count,
-                        Err(RecvError::Closed) => return,
+                    () = sleep_until(due.min(Instant::now() + GATHERED)) => match reports.pending.gather(&mut findings) {
+                        Some(true) => due = due.min(soonest),
+                        Some(false) => {}
+                        None => return,
                     },
+                }
+                if Instant::now() >= due {
+                    break true;
                 }
             };
             if !session {
@@ -93,6 +96,19 @@ struct Pending {
 }
 
 impl Pending {
+    /// Takes what was found meanwhile: whether control should hear of it at once, or none when nothing will be found any more.
+    fn gather(&mut self, findings: &mut Receiver<Arc<Finding>>) -> Option<bool> {
+        let mut at_once = false;
+        loop {
+            match findings.try_recv() {
+                Ok(finding) => at_once |= self.take(&finding),
+                Err(TryRecvError::Empty) => return Some(at_once),
+                Err(TryRecvError::Lagged(count)) => self.left_out += count,
+                Err(TryRecvError::Closed) => return None,
+            }
+        }
+    }
+
     /// True if control should hear of it at once.
     fn take(&mut self, finding: &Arc<Finding>) -> bool {
         match &finding.found {

@@ -1,5 +1,7 @@
 //! The telemetry thread: what it is asked, when it wakes, and what it does then.
 
+mod asked;
+
 use crate::telemetry::analysis::Analysis;
 use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns, thread_time};
 use crate::telemetry::finding::{Finding, Findings, Found};
@@ -10,24 +12,24 @@ use crate::telemetry::looks::Looks;
 use crate::telemetry::names::{Names, number_of};
 use crate::telemetry::own::Own;
 use crate::telemetry::pace::{Credit, Pace, nanoseconds};
-use crate::telemetry::reading::{LinkReading, Reading};
+use crate::telemetry::reading::Reading;
 use crate::telemetry::tap::{Recording, Tap};
 use crate::telemetry::verdicts::Verdicts;
 use crate::telemetry::{Failed, failed};
+use asked::{AWAITED, FOLLOWED};
 use crossbeam::channel::{Receiver, bounded};
-use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
-use harmonaize_events::{Event, FlowKey, Mark};
-use harmonaize_loader::{Collector, Endpoints, Flows};
+use harmonaize_events::{Event, Mark};
+use harmonaize_loader::Collector;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
@@ -35,11 +37,12 @@ const COMMANDS: usize = 256;
 const EVENTS: usize = 4096;
 const MARKS: usize = 16384;
 /// Shares of a core, as one part of so many, that the kinds of work may take: looking at flows under way, reading all
-/// flows, waking for events (the rest of whose cost nobody can choose), and looking closely. Together 1.7%.
-const LOOKS: u32 = 250;
-const READINGS: u32 = 250;
-const WAKES: u32 = 200;
-const CLOSE_LOOKS: u32 = 250;
+/// flows, waking for events (the rest of whose cost nobody can choose), and looking closely. Together 0.85%: what this
+/// thread takes, operations wait for, where all cores are busy.
+const LOOKS: u32 = 333;
+const READINGS: u32 = 1000;
+const WAKES: u32 = 400;
+const CLOSE_LOOKS: u32 = 500;
 /// Processor time that waking for events may save up, and owe: so long events are acted on at once.
 const SAVED: Duration = Duration::from_micros(500);
 /// Looks are this far apart while traffic has just begun, or a verdict is in the making; the processor time for it that may
@@ -55,8 +58,8 @@ const QUIET_NS: u64 = 200_000_000;
 const ROUND: Duration = Duration::from_secs(1);
 /// How often all flows are read, at most and at least.
 const READ_ALL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// A reading of all flows that is no older answers who asks for one.
-const FRESH_NS: u64 = 50_000_000;
+/// Without a record, analysis hears of the time so often.
+const TICK_NS: u64 = 1_000_000;
 
 /// How the thread is set up.
 pub struct Setup {
@@ -137,6 +140,11 @@ struct Thread {
     /// When a flow that had rested was last seen again.
     woken_ns: u64,
     begun_ns: u64,
+    /// When somebody last asked for flows, and who waits for an answer until when.
+    asked_ns: u64,
+    waiting: Vec<(u64, oneshot::Sender<Arc<Reading>>)>,
+    /// When analysis was last told the time.
+    concluded_ns: u64,
     /// When there was last a sign of traffic.
     busy_ns: u64,
     /// Processor time that was counted to some work already.
@@ -194,6 +202,9 @@ impl Thread {
             looked_ns: 0,
             woken_ns: 0,
             begun_ns: now_ns,
+            asked_ns: 0,
+            waiting: Vec::new(),
+            concluded_ns: 0,
             busy_ns: 0,
             accounted: thread_time(),
             events: Vec::new(),
@@ -227,6 +238,7 @@ impl Thread {
         if self.is_busy(now_ns) {
             until_ns = until_ns.min(self.look_ns(now_ns)).min(self.read_all.due_ns());
         }
+        until_ns = self.waiting.iter().map(|(due_ns, _)| *due_ns).fold(until_ns, u64::min);
         let mut left = Duration::from_nanos(until_ns.saturating_sub(now_ns));
         // While events gather, they do not wake it.
         let rest = self.wakes.rest().min(GATHER);
@@ -235,16 +247,19 @@ impl Thread {
             let most = if rest.is_zero() { self.look.least() } else { rest };
             left = left.min(most);
         }
-        let mut fds = vec![PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN)];
-        fds.extend(ring.map(|ring| PollFd::from_borrowed_fd(ring, PollFlags::IN)));
+        let bell = self.bell.as_fd();
+        let mut fds = [bell, ring.unwrap_or(bell)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let polled = if ring.is_some() { 2 } else { 1 };
         let left = Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         };
         // An interrupted sleep is a short one.
-        let _ = poll(&mut fds, Some(&left));
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&*self.bell, &mut count);
+        let _ = poll(fds.get_mut(..polled).unwrap_or_default(), Some(&left));
+        if fds.first().is_some_and(|bell| !bell.revents().is_empty()) {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&*self.bell, &mut count);
+        }
     }
 
     /// When flows under way are looked at next.
@@ -264,19 +279,28 @@ impl Thread {
         let now_ns = monotonic_ns();
         self.gather();
         self.merge();
-        self.hand_on(now_ns);
+        self.take_in();
+        let looks = self.is_busy(now_ns) && now_ns >= self.look_ns(now_ns);
+        if !looks {
+            self.conclude(now_ns);
+        }
         let spent = self.spent();
         self.wakes.used(now_ns, spent);
-        if self.is_busy(now_ns) {
+        if looks {
             self.look_around(now_ns);
         }
+        if self.is_busy(now_ns) {
+            self.read_if_due(now_ns);
+        }
+        self.answer(now_ns);
         if now_ns >= self.round_ns {
             self.round(now_ns);
             // Flows that neither pause nor began lately are found by this alone.
             self.read_if_due(now_ns);
             self.hand_on(now_ns);
+            // Counted to nothing.
+            self.spent();
         }
-        self.spent();
     }
 
     /// Processor time since this was last asked.
@@ -328,24 +352,21 @@ impl Thread {
         }
     }
 
-    /// Reads flows where that is due. What analysis takes for them counts, too.
+    /// Looks at flows under way. What analysis takes for them counts, too.
     fn look_around(&mut self, now_ns: u64) {
-        if now_ns >= self.look_ns(now_ns) {
-            let close = !self.look.is_due(now_ns);
-            if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, &mut self.records) {
-                failed("looking at flows", &error);
-            }
-            self.read_totals(now_ns);
-            self.hand_on(now_ns);
-            let spent = self.spent();
-            self.looked_ns = now_ns;
-            if close {
-                self.close.used(now_ns, spent);
-            } else {
-                self.look.done(now_ns, spent);
-            }
+        let close = !self.look.is_due(now_ns);
+        if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, &mut self.records) {
+            failed("looking at flows", &error);
         }
-        self.read_if_due(now_ns);
+        self.read_totals(now_ns);
+        self.hand_on(now_ns);
+        let spent = self.spent();
+        self.looked_ns = now_ns;
+        if close {
+            self.close.used(now_ns, spent);
+        } else {
+            self.look.done(now_ns, spent);
+        }
     }
 
     fn read_totals(&mut self, now_ns: u64) {
@@ -397,11 +418,28 @@ impl Thread {
             self.observer = Observer { time_ns: now_ns, realtime_offset_ns: offset_ns, ..self.observer };
             self.records.push(Record::Observer(self.observer));
         }
+        if now_ns.saturating_sub(self.asked_ns) > nanoseconds(FOLLOWED)
+            && let Err(error) = self.source.watch_endpoints(false)
+        {
+            failed("leaving the flows' ends alone", &error);
+        }
         self.round_ns = now_ns.saturating_add(ROUND.as_nanos() as u64);
     }
 
     /// Hands records to analysis and traces, and findings to those who wait for them.
     fn hand_on(&mut self, now_ns: u64) {
+        self.take_in();
+        self.concluded_ns = 0;
+        self.conclude(now_ns);
+    }
+
+    /// Hands records to analysis and traces.
+    fn take_in(&mut self) {
+        if self.records.is_empty() {
+            return;
+        }
+        // There is something to conclude.
+        self.concluded_ns = 0;
         for record in &self.records {
             if let Record::Link(_) = record {
                 self.names.lock().unwrap_or_else(PoisonError::into_inner).take(record);
@@ -412,6 +450,14 @@ impl Thread {
             }
         }
         self.records.clear();
+    }
+
+    /// Has analysis find what there is by now, and hands findings to those who wait for them.
+    fn conclude(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.concluded_ns) < TICK_NS {
+            return;
+        }
+        self.concluded_ns = now_ns;
         self.taps.retain_mut(Tap::flush);
         self.analysis.advance(now_ns);
         let (offset_ns, found) = (self.observer.realtime_offset_ns, self.analysis.found());
@@ -446,6 +492,9 @@ impl Thread {
                 self.own.ended(communicator, now_ns, &interfaces, &mut self.records);
             }
             Command::Read { flows, reply } => {
+                if flows && self.follow(now_ns) {
+                    return self.waiting.push((now_ns.saturating_add(nanoseconds(AWAITED)), reply));
+                }
                 // Nobody waits for it any more: as well.
                 let _ = reply.send(Arc::new(self.reading(now_ns, flows)));
             }
@@ -462,55 +511,6 @@ impl Thread {
         self.own.tell_all(&self.interfaces(), &mut known);
         known.iter().for_each(|record| self.gaps.records += tap.write(record));
         self.taps.push(tap);
-    }
-
-    fn reading(&mut self, now_ns: u64, flows: bool) -> Reading {
-        if flows && now_ns.saturating_sub(self.looks.read_ns()) >= FRESH_NS {
-            self.read_flows(now_ns);
-        }
-        let mut endpoints = Endpoints::default();
-        if flows && let Err(error) = self.source.read_endpoints(&mut endpoints) {
-            failed("reading what the kernel knows of the flows' ends", &error);
-        }
-        let known = self.looks.flows();
-        let mut operations: Vec<Operation> = self.analysis.open().cloned().collect();
-        operations.sort_by_key(|operation| operation.began_ns);
-        let totals = |index| self.source.totals(index).unwrap_or_default();
-        Reading {
-            time_ns: now_ns,
-            offset_ns: self.observer.realtime_offset_ns,
-            uptime_ns: now_ns.saturating_sub(self.begun_ns),
-            thread: thread_time(),
-            links: self
-                .links
-                .measured()
-                .iter()
-                .map(|one| LinkReading { measured: one.clone(), totals: totals(one.index) })
-                .collect(),
-            flows_known: (known.tcp.len() + known.roce.len()) as u64,
-            flows: Arc::new(if flows { known.clone() } else { Flows::default() }),
-            endpoints: Arc::new(endpoints),
-            owners: Arc::new(self.own.owners().clone()),
-            communicators: self.own.communicators().clone(),
-            operations,
-            congestion: self.analysis.links().collect(),
-            jobs: self.analysis.jobs().collect(),
-            job_of: Arc::new(if flows { self.jobs_of(known) } else { HashMap::new() }),
-            stragglers: self.analysis.stragglers().collect(),
-            gaps: self.gaps,
-            cost: self.source.cost().ok(),
-            missing: self
-                .links
-                .missing()
-                .chain(self.source.missing().iter().map(String::as_str))
-                .map(str::to_owned)
-                .collect(),
-        }
-    }
-
-    fn jobs_of(&self, flows: &Flows) -> HashMap<FlowKey, u64> {
-        let keys = flows.tcp.iter().map(|(key, _)| key).chain(flows.roce.iter().map(|(key, _)| key));
-        keys.filter_map(|key| Some((*key, self.analysis.job_of(key)?))).collect()
     }
 
     /// Takes in the last of it, and lets go of everything.
