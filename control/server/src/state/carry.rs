@@ -3,7 +3,7 @@
 use super::State;
 use super::ports::Port;
 use super::trace::pair_of;
-use harmonaize_planner::{Conditions, HostId, Path, Use};
+use harmonaize_planner::{Conditions, Hop, HostId, Path, Use};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl State {
@@ -12,7 +12,7 @@ impl State {
     pub(super) fn carried(
         &self,
         id: u64,
-        order: &[u32],
+        (order, hops): (&[u32], &[Hop]),
         wanted: &mut BTreeMap<(u32, u32), Vec<Path>>,
         held: &mut Vec<(HostId, u16)>,
     ) -> BTreeMap<(u32, u32), Vec<u16>> {
@@ -25,8 +25,10 @@ impl State {
             self.sessions.get(&member.session?)?.abilities.carry.then_some(member.host)
         };
         let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
-        let steps = order.iter().zip(order.iter().cycle().skip(1));
-        let ring: BTreeSet<(u32, u32)> = steps.map(|(from, to)| (*from.min(to), *from.max(to))).collect();
+        let steps = order.iter().zip(order.iter().cycle().skip(1)).zip(hops);
+        let planned = steps.filter(|(_, hop)| !hop.paths.is_empty());
+        let planned: BTreeSet<(u32, u32)> =
+            planned.map(|((from, to), _)| (*from.min(to), *from.max(to))).collect();
         let ours: BTreeSet<(HostId, u16)> = known.ports.iter().copied().collect();
         wanted.retain(|ends, paths| {
             let hosts = able(ends.0).zip(able(ends.1));
@@ -35,7 +37,7 @@ impl State {
             let pair = pair_of(low, high);
             let mut ways: Vec<Path> =
                 paths.iter().map(|path| if pair.0 == low { path.clone() } else { path.reversed() }).collect();
-            let exact = ring.contains(ends) && !ways.is_empty();
+            let exact = planned.contains(ends);
             if exact {
                 ways = ways.iter().cycle().take(ports.len()).cloned().collect();
             }
@@ -60,21 +62,22 @@ impl State {
     }
 }
 
-/// Whether a connection's way, there and back, is one of those that are wanted, each once where they are to be exactly these; any
-/// that is open where none is wanted. None where the way is not known.
+/// Whether a connection's way is one of those that are wanted, each once and back the same way where they are to be exactly these;
+/// any that is open where none is wanted. None where the way is not known.
 fn fits(port: Option<&Port>, ways: &mut Vec<Path>, exact: bool, conditions: &Conditions) -> Option<bool> {
     let port = port?;
     let there = port.there.as_ref()?;
     let legs = [Some(there), port.back.as_ref()];
     let open = legs.into_iter().flatten().all(|leg| conditions.path(leg) == Use::Open);
-    if ways.is_empty() && !exact {
+    if ways.is_empty() {
         return Some(open);
     }
     let Some(at) = ways.iter().position(|way| way == there) else { return Some(false) };
     if exact {
         ways.swap_remove(at);
+        return Some(port.is_same_both_ways());
     }
-    Some(open || port.is_same_both_ways())
+    Some(open)
 }
 
 /// Takes those ports out of `over` that `current` has: connections that go on have them.

@@ -142,7 +142,7 @@ impl State {
         let hosts: Vec<HostId> = communicator.members.iter().map(|member| member.host).collect();
         let mut wanted = self.wanted_paths(&hosts, &order, &hops);
         let mut ports = Vec::new();
-        let carried = self.carried(id, &order, &mut wanted, &mut ports);
+        let carried = self.carried(id, (&order, &hops), &mut wanted, &mut ports);
         let mut numbers = self.take_ports(&hosts, wanted, &mut ports);
         let paces = self.paces(id, &order, plan.as_ref());
         let carried_over = carried.keys().copied().collect();
