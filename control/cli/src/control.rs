@@ -39,6 +39,39 @@ impl FromStr for Target {
     }
 }
 
+/// What came of a wish for an order.
+#[derive(Debug)]
+pub(crate) struct Reordered {
+    id: String,
+    epoch: u64,
+    in_use: bool,
+    /// Hosts along the ring as wished; none where control chooses.
+    order: Vec<String>,
+}
+
+impl Reordered {
+    pub(crate) fn text(&self) -> String {
+        let Self { id, epoch, in_use, order } = self;
+        let state = if *in_use { "in use" } else { "under way" };
+        match order.as_slice() {
+            [] => format!("{id}: control chooses its order, epoch {epoch} is {state}\n"),
+            order => format!("{id}: epoch {epoch} is {state}, order {}\n", order.join(",")),
+        }
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let Self { id, epoch, in_use, order } = self;
+        let order = (!order.is_empty()).then_some(order);
+        serde_json::json!({
+            "communicator": id,
+            "epoch": epoch,
+            "in_use": in_use,
+            "automatic": order.is_none(),
+            "order": order,
+        })
+    }
+}
+
 /// A connection.
 pub(crate) struct Control {
     channel: Channel,
@@ -68,14 +101,15 @@ impl Control {
         Ok(reply.into_inner())
     }
 
+    /// Asks for an order, or, without hosts, that control chooses it again; waits so long until that is in use.
     pub(crate) async fn reorder(
         &mut self,
         target: &Target,
         hosts: Vec<String>,
         wait: Nanos,
-    ) -> Result<String, Failure> {
+    ) -> Result<Reordered, Failure> {
         let communicator = self.resolve(target).await?;
-        let order = hosts.join(",");
+        let order = hosts.clone();
         let request = ReorderRequest { communicator, hosts };
         let reply = self.client.reorder(request).await.map_err(|status| self.failure(&status))?;
         let (epoch, id) = (reply.into_inner().epoch, communicator_text(communicator));
@@ -88,7 +122,7 @@ impl Control {
                 return Err(Failure::NotFound(format!("{id} ended while it changed")));
             };
             if known.epoch >= epoch {
-                return Ok(format!("{id}: epoch {epoch} is in use, order {order}\n"));
+                return Ok(Reordered { id, epoch, in_use: true, order });
             }
             if known.next_epoch != epoch {
                 return Err(Failure::Refused(format!("{id}: {}", known.last_change)));
@@ -96,7 +130,7 @@ impl Control {
             tokio::time::sleep(LOOK).await;
         }
         match wait {
-            Nanos(0) => Ok(format!("{id}: epoch {epoch} is under way, order {order}\n")),
+            Nanos(0) => Ok(Reordered { id, epoch, in_use: false, order }),
             _ => Err(Failure::UnderWay(format!(
                 "{id}: epoch {epoch} is under way, but not in use after {wait}"
             ))),

@@ -33,6 +33,7 @@ Examples:
   harmonaize status                           what is connected, formed and in flight
   harmonaize status --json | jq .tenants      the same, complete, for programs
   harmonaize reorder a/world h0,h2,h1,h3      another ring order, while operations run
+  harmonaize reorder a/world --automatic      control chooses its order again
   harmonaize dissolve 5f3a9c1200000001        end a communicator
   harmonaize topology                         what control takes each link to carry
   harmonaize topology fabric.toml check       is the file right? if not, which line?
@@ -183,17 +184,23 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Changes the ring order of a communicator while its operations run.
+    /// Changes the ring order of a communicator while its operations run. Control then leaves the order alone, until it is given back.
     Reorder {
         /// Its id, or tenant/name.
         #[arg(value_name = "COMMUNICATOR")]
         communicator: Target,
         /// Every host of it once, in ring order, separated by commas.
-        #[arg(required = true, value_delimiter = ',', value_name = "HOST,HOST,...")]
+        #[arg(required_unless_present = "automatic", value_delimiter = ',', value_name = "HOST,HOST,...")]
         hosts: Vec<String>,
+        /// Gives the order back to control, which changes it where another is better.
+        #[arg(long, conflicts_with = "hosts")]
+        automatic: bool,
         /// How long to wait until the new order is in use; 0s not at all.
         #[arg(long, value_name = "DURATION", default_value = "10s")]
         wait: Nanos,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Shows what is measured, live: links, flows, communicators, phases, stragglers. ? explains the keys.
     #[command(after_help = TOP_HELP)]
@@ -447,7 +454,10 @@ async fn ask(control: &str, command: Command) -> Result<String, Failure> {
             let status = control.status(patience).await?;
             Ok(if json { format!("{:#}\n", json::status(&status)) } else { status::text(&status) })
         }
-        Command::Reorder { communicator, hosts, wait } => control.reorder(&communicator, hosts, wait).await,
+        Command::Reorder { communicator, hosts, automatic: _, wait, json } => {
+            let done = control.reorder(&communicator, hosts, wait).await?;
+            Ok(if json { format!("{:#}\n", done.json()) } else { done.text() })
+        }
         Command::Dissolve { communicator, reason } => control.dissolve(&communicator, reason).await,
         // None of control's; see `run`.
         _ => Ok(String::new()),

@@ -141,6 +141,25 @@ async fn sees_reorders_and_dissolves() {
     let (code, out, err) = ask(control, &["reorder", "a/world", "h1,h0", "--wait", "30s"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.ends_with(": epoch 2 is in use, order h1,h0\n"), "{out}");
+    let status = running(control).await;
+    assert_eq!(status["communicators"][0]["epoch"], 2);
+    for _ in 0..2 {
+        let (code, out, err) = ask(control, &["reorder", "a/world", "--automatic", "--wait", "30s"]).await;
+        assert_eq!((code, err.as_str()), (0, ""));
+        assert!(
+            out.contains(": control chooses its order, epoch ") && out.ends_with(" is in use\n"),
+            "{out}"
+        );
+        let (_, out, _) = ask(control, &["reorder", "a/world", "--automatic", "--json"]).await;
+        let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(
+            (&told["automatic"], &told["in_use"], &told["order"]),
+            (&true.into(), &true.into(), &serde_json::Value::Null)
+        );
+        let (_, out, _) = ask(control, &["plans", "--json"]).await;
+        let plans: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(plans["plans"][0]["pinned"], false, "{out}");
+    }
     let (code, _, err) = ask(control, &["reorder", "a/world", "h1,h7"]).await;
     assert_eq!(
         (code, err.as_str()),

@@ -40,7 +40,7 @@ pub(crate) enum Command {
     Closed(SessionId),
     /// `harmonaize status`.
     Status(Duration, oneshot::Sender<StatusReply>),
-    /// `harmonaize reorder`.
+    /// `harmonaize reorder`; without hosts, control chooses the order again.
     Reorder(u64, Vec<String>, oneshot::Sender<Result<u64, ReorderError>>),
     /// `harmonaize top`.
     Fabric(oneshot::Sender<FabricSnapshot>),
@@ -275,7 +275,10 @@ impl Actor {
             Command::Look(look) => look(&mut self.state, now),
             Command::Instruct(instruction, answer) => self.instruct(&instruction, answer),
             Command::Reorder(id, hosts, answer) => {
-                let _ = answer.send(self.state.reorder(now, id, &hosts));
+                let _ = answer.send(match hosts.is_empty() {
+                    true => self.state.unpin(now, id),
+                    false => self.state.reorder(now, id, &hosts),
+                });
             }
             Command::Dissolve(id, reason, answer) => {
                 let _ = answer.send(self.state.dissolve(now, id, &reason));

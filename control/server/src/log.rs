@@ -21,6 +21,9 @@ pub(crate) fn log(fact: &Fact) {
         Fact::EpochAbandoned { communicator, tenant, name, epoch, why } => {
             tracing::warn!(%tenant, communicator = %id(*communicator), %name, epoch, %why, "epoch given up");
         }
+        Fact::OrderFreed { communicator, tenant, name } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, "control chooses the order again");
+        }
         Fact::Closed { communicator, tenant, name } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, "communicator closed");
         }

@@ -72,6 +72,8 @@ pub enum Fact {
     EpochCurrent { communicator: u64, tenant: String, name: String, epoch: u64 },
     /// An epoch was given up.
     EpochAbandoned { communicator: u64, tenant: String, name: String, epoch: u64, why: String },
+    /// Control chooses a communicator's order again.
+    OrderFreed { communicator: u64, tenant: String, name: String },
     /// A communicator ended in good order.
     Closed { communicator: u64, tenant: String, name: String },
     /// An agent's telemetry was refused or dropped: so often by now.
@@ -254,7 +256,7 @@ impl State {
         let communicators = self.communicators.values().filter_map(Communicator::deadline);
         let questions = self.questions.values().map(|question| question.deadline);
         let plans =
-            [self.operator.deadline(), self.traces.deadline(), self.probes.deadline(), self.plan_deadline()];
+            [self.operator.deadline(), self.trace_deadline(), self.probes.deadline(), self.plan_deadline()];
         waiting.chain(communicators).chain(questions).chain(plans.into_iter().flatten()).min()
     }
 

@@ -70,9 +70,12 @@ impl State {
     /// Where there is no such communicator.
     pub fn unpin(&mut self, now: Duration, id: u64) -> Result<u64, ReorderError> {
         let communicator = self.communicators.get_mut(&id).ok_or(ReorderError::Unknown)?;
-        communicator.pinned = false;
-        self.want_plan(Trigger::Unpinned);
-        self.act(now);
+        if std::mem::take(&mut communicator.pinned) {
+            let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
+            self.fact(Fact::OrderFreed { communicator: id, tenant, name });
+            self.want_plan(Trigger::Unpinned);
+            self.act(now);
+        }
         let known = self.communicators.get(&id).ok_or(ReorderError::Unknown)?;
         Ok(known.pending.as_ref().map_or(known.epoch, |pending| pending.epoch))
     }

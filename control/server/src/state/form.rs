@@ -113,23 +113,20 @@ impl State {
         }
     }
 
-    /// Has the paths between a communicator's hosts traced: all pairs where those are few, else those next to each other in its ring.
+    /// Has the paths between a communicator's hosts traced, first those between hosts next to each other in its ring: all pairs where
+    /// those are few, else these alone.
     pub(super) fn trace_communicator(&mut self, now: Duration, id: u64) {
         let Some(known) = self.communicators.get(&id) else { return };
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
-        let pairs: Vec<Pair> = if hosts.len() <= MOST_PAIRED {
-            let from = |at: usize| hosts.iter().skip(at + 1);
-            hosts
-                .iter()
-                .enumerate()
-                .flat_map(|(at, one)| from(at).map(|other| pair_of(*one, *other)))
-                .collect()
-        } else {
-            let order = known.pending.as_ref().map_or(&known.order, |pending| &pending.order);
-            let ring: Vec<HostId> = order.iter().filter_map(|at| hosts.get(*at as usize)).copied().collect();
-            ring.iter().zip(ring.iter().cycle().skip(1)).map(|(one, other)| pair_of(*one, *other)).collect()
-        };
-        self.want_traced(now, pairs.into_iter());
+        let order = known.pending.as_ref().map_or(&known.order, |pending| &pending.order);
+        let ring: Vec<HostId> = order.iter().filter_map(|at| hosts.get(*at as usize)).copied().collect();
+        let next = ring.iter().zip(ring.iter().cycle().skip(1));
+        let ring: Vec<Pair> = next.map(|(one, other)| pair_of(*one, *other)).collect();
+        let others = hosts.iter().enumerate().filter(|_| hosts.len() <= MOST_PAIRED);
+        let others =
+            others.flat_map(|(at, one)| hosts.iter().skip(at + 1).map(|other| pair_of(*one, *other)));
+        self.want_traced(now, ring.iter().copied().chain(others));
+        self.trace_first(ring.into_iter());
         self.ask_traces(now);
     }
 

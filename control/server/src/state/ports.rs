@@ -22,10 +22,23 @@ pub(super) struct Ports {
     /// Whose pool a port is in.
     pooled: BTreeMap<(HostId, u16), Pair>,
     released: u64,
-    /// From one host to another: paths that enough free ports of their pool take, both ways.
+    /// Pairs all of whose ways were looked for.
+    explored: BTreeSet<Pair>,
+    /// From one host to another, of pairs that are explored: paths that enough free ports of their pool take, both ways.
     known: BTreeMap<(HostId, HostId), Vec<Path>>,
     /// Pairs of which `known` is to be made anew.
     stale: BTreeSet<Pair>,
+    /// Pairs of which connections took ports since that was looked at.
+    taken: BTreeSet<Pair>,
+}
+
+/// How one direction of a port's way was looked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Look {
+    /// When an answer last spoke of it.
+    pub at: Option<Duration>,
+    /// Answers in a row from which no way could be told.
+    pub silent: u32,
 }
 
 /// A port of a pool.
@@ -35,8 +48,8 @@ pub(super) struct Port {
     pub there: Option<Path>,
     /// Which way packets come back, from the end that is connected to.
     pub back: Option<Path>,
-    /// When it was traced last.
-    pub traced: Duration,
+    /// How it was looked for, there and back.
+    pub looks: [Look; 2],
     used: bool,
     /// Orders free ports by when they were released.
     freed: u64,
@@ -53,6 +66,17 @@ impl Port {
     pub(super) fn leg(&self, back: bool) -> Option<&Path> {
         if back { self.back.as_ref() } else { self.there.as_ref() }
     }
+
+    /// How that way was looked for.
+    pub(super) fn look(&self, back: bool) -> Look {
+        let [there, home] = self.looks;
+        if back { home } else { there }
+    }
+
+    /// Whether a link holds it now.
+    pub(super) fn is_used(&self) -> bool {
+        self.used
+    }
 }
 
 impl Ports {
@@ -64,8 +88,10 @@ impl Ports {
             pools: BTreeMap::new(),
             pooled: BTreeMap::new(),
             released: 0,
+            explored: BTreeSet::new(),
             known: BTreeMap::new(),
             stale: BTreeSet::new(),
+            taken: BTreeSet::new(),
         }
     }
 
@@ -98,6 +124,7 @@ impl Ports {
         port.used = true;
         held.push((pair.0, number));
         self.stale.insert(pair);
+        self.taken.insert(pair);
         Some(number)
     }
 
@@ -171,7 +198,20 @@ impl Ports {
             held.push(mine);
         }
         self.stale.insert(pair);
+        self.taken.insert(pair);
         true
+    }
+
+    /// All ways of a pair were looked for: before that, what is known of some would keep plans from the others.
+    pub(super) fn explored(&mut self, pair: Pair) {
+        if self.explored.insert(pair) {
+            self.stale.insert(pair);
+        }
+    }
+
+    /// Whether all ways of a pair were looked for.
+    pub(super) fn is_explored(&self, pair: Pair) -> bool {
+        self.explored.contains(&pair)
     }
 
     /// Brings [`Ports::known`] up to date: paths that at least `least` free ports take.
@@ -184,7 +224,8 @@ impl Ports {
                     *counts.entry(path).or_default() += usize::from(!port.used);
                 }
             }
-            let enough = counts.into_iter().filter(|(_, free)| *free >= least);
+            let explored = self.explored.contains(&pair);
+            let enough = counts.into_iter().filter(|(_, free)| explored && *free >= least);
             let paths: Vec<Path> = enough.map(|(path, _)| path.clone()).collect();
             if paths.is_empty() {
                 self.known.remove(&pair);
@@ -199,6 +240,11 @@ impl Ports {
     /// Paths that enough free ports of their pool take both ways, by where they begin and end, as of the last refresh.
     pub(super) fn known(&self) -> &BTreeMap<(HostId, HostId), Vec<Path>> {
         &self.known
+    }
+
+    /// Pairs of which connections took ports since this was asked last.
+    pub(super) fn take_taken(&mut self) -> BTreeSet<Pair> {
+        std::mem::take(&mut self.taken)
     }
 
     /// Pairs with a pool.

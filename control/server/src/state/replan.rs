@@ -29,6 +29,9 @@ pub(super) const MOST_RECENT: usize = 8;
 /// How long it holds which connections carry traffic, if no epoch and no path has changed.
 const ACTIVE: Duration = Duration::from_millis(100);
 
+/// How long after that it is looked at again while some link is thought to be congested: whether jobs have gone quiet.
+const ACTIVE_AGAIN: Duration = Duration::from_millis(500);
+
 /// First and last pause after a change that was given up.
 const HELD_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
@@ -82,7 +85,9 @@ impl State {
             self.wanted.trigger.as_ref().filter(|_| self.settings.replan).map(|_| self.wanted.not_before);
         let estimates = self.estimates.next_due().map(|at| Duration::from_nanos(at.0));
         let held = self.communicators.values().filter_map(|known| known.held_off);
-        waits.into_iter().chain(estimates).chain(held).min()
+        let active = self.wanted.active_at.map_or(Duration::ZERO, |at| at.saturating_add(ACTIVE_AGAIN));
+        let active = self.estimates.links().next().map(|_| active);
+        waits.into_iter().chain(estimates).chain(held).chain(active).min()
     }
 
     /// Lets estimates fade, has links probed, and lets communicators be changed again.

@@ -1,26 +1,35 @@
 //! Which way connections take: agents trace ports ahead of their use, and again now and then; what they say is kept with the ports.
+//!
+//! Traces are packets on links that tenants pay for, so they are few: a pair is traced until each of its paths has some ports, then one
+//! port of each path every now and then, and nothing is sent across what is withdrawn. Pairs next to each other in rings come first.
 
-use super::ports::{MOST_POOL, Pair};
+mod choose;
+
+use super::ports::{Look, Pair};
 use super::{SessionId, State};
+use choose::Chosen;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::{DirectedLink, HostId, Path, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Ports that a question asks about, as many as an agent takes; and ports that a pool begins with.
-pub(super) const QUESTION_PORTS: usize = 64;
+/// Ports that a question asks about, and ports that a pool begins with and grows by: agents take up to 64.
+pub(super) const BATCH: usize = 24;
 
 /// Questions that an agent has at a time.
 const MOST_OPEN: usize = 2;
 
+/// Least time between two questions to an agent of which none is urgent.
+const PACE: Duration = Duration::from_millis(50);
+
+/// Least time between two orders to trace all ports of a pair anew.
+const ANEW: Duration = Duration::from_millis(250);
+
 /// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// How long what was traced counts as fresh.
-const FRESH: Duration = Duration::from_secs(20);
-
-/// First and last pause after a question without an answer.
+/// First and last pause after a question without an answer, and before a port is asked about again of which no way was told.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// Until so many hosts are connected all their pairs are traced; beyond, those that communicators link.
@@ -32,33 +41,63 @@ pub(super) const MOST_PAIRS: usize = 16384;
 /// Ports that must die at a link, and none pass it, for it to count as failed.
 const DEATHS: usize = 2;
 
+/// One direction of a pair: whether it is the way back.
+type Direction = (Pair, bool);
+
+/// Who asks about a direction.
+fn asker((pair, back): Direction) -> HostId {
+    if back { pair.1 } else { pair.0 }
+}
+
 /// What is asked, and when what is asked next.
 #[derive(Debug, Default)]
 pub(super) struct Traces {
     asked: u64,
     open: BTreeMap<u64, Asked>,
-    legs: BTreeMap<(Pair, bool), Leg>,
-    due: BTreeSet<(Duration, Pair, bool)>,
+    legs: BTreeMap<Direction, Leg>,
+    queues: BTreeMap<HostId, Queue>,
     busy: BTreeMap<SessionId, usize>,
+}
+
+/// What a host's agent is to be asked.
+#[derive(Debug, Default)]
+struct Queue {
+    urgent: BTreeSet<Direction>,
+    due: BTreeSet<(Duration, Direction)>,
+    /// Nothing but what is urgent is asked before.
+    paced: Duration,
 }
 
 /// A question that waits for its answer.
 #[derive(Debug)]
 struct Asked {
-    pair: Pair,
-    /// Whether the end that is connected to was asked, about the way back.
-    back: bool,
+    direction: Direction,
     of: SessionId,
     ports: Vec<u16>,
     deadline: Duration,
 }
 
+/// When a direction is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// A question is open.
+    Open,
+    /// Before all that is not urgent.
+    Urgent,
+    At(Duration),
+}
+
 /// One direction of a pair.
 #[derive(Debug)]
 struct Leg {
-    /// None while a question is open.
-    due: Option<Duration>,
+    when: When,
+    /// Until nothing more is to be asked, all comes before what is not.
+    urgent: bool,
     failures: u32,
+    /// All that was learned before then is to be traced again.
+    anew: Option<Duration>,
+    /// When that was last said.
+    said: Option<Duration>,
 }
 
 /// What an answer says of the fabric.
@@ -75,39 +114,69 @@ pub(super) struct Learned {
 }
 
 impl Traces {
-    /// When the next question or the end of one is due.
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        let due = self.due.first().map(|(at, _, _)| *at);
-        due.into_iter().chain(self.open.values().map(|asked| asked.deadline)).min()
+    /// When the next question or the end of one is due, as far as agents may be asked: an answer makes room.
+    fn deadline(&self, free: impl Fn(HostId) -> bool) -> Option<Duration> {
+        let due = |(host, queue): (&HostId, &Queue)| {
+            let first = queue.due.first().map(|(at, _)| (*at).max(queue.paced));
+            let urgent = queue.urgent.first().map(|_| Duration::ZERO);
+            urgent.or(first).filter(|_| free(*host))
+        };
+        let ends = self.open.values().map(|asked| asked.deadline);
+        self.queues.iter().filter_map(due).chain(ends).min()
     }
 
-    /// A leg is asked about at that time, or sooner if it was to be sooner.
-    fn set_due(&mut self, pair: Pair, back: bool, at: Duration) {
-        let Some(leg) = self.legs.get_mut(&(pair, back)) else { return };
-        if let Some(due) = leg.due.filter(|due| *due > at) {
-            self.due.remove(&(due, pair, back));
-            self.due.insert((at, pair, back));
-            leg.due = Some(at);
+    /// Says when a direction is asked about, whatever it was to be before.
+    fn put(&mut self, direction: Direction, when: When) {
+        let Some(leg) = self.legs.get_mut(&direction) else { return };
+        let queue = self.queues.entry(asker(direction)).or_default();
+        match std::mem::replace(&mut leg.when, when) {
+            When::Urgent => drop(queue.urgent.remove(&direction)),
+            When::At(at) => drop(queue.due.remove(&(at, direction))),
+            When::Open => {}
+        }
+        match when {
+            When::Urgent => drop(queue.urgent.insert(direction)),
+            When::At(at) => drop(queue.due.insert((at, direction))),
+            When::Open => {}
         }
     }
 
-    fn put_back(&mut self, pair: Pair, back: bool, at: Duration, failures: u32) {
-        if let Some(leg) = self.legs.get_mut(&(pair, back)) {
-            if let Some(due) = leg.due {
-                self.due.remove(&(due, pair, back));
-            }
-            *leg = Leg { due: Some(at), failures };
-            self.due.insert((at, pair, back));
+    /// A direction is asked about at that time, or sooner if it was to be sooner.
+    fn hasten(&mut self, direction: Direction, at: Duration) {
+        if let Some(When::At(before)) = self.legs.get(&direction).map(|leg| leg.when)
+            && at < before
+        {
+            self.put(direction, When::At(at));
+        }
+    }
+
+    /// A direction is asked about before all that is not urgent.
+    fn urge(&mut self, direction: Direction) {
+        let Some(leg) = self.legs.get_mut(&direction) else { return };
+        leg.urgent = true;
+        if leg.when != When::Open {
+            self.put(direction, When::Urgent);
         }
     }
 
     fn add(&mut self, pair: Pair, at: Duration) {
-        for back in [false, true] {
-            if self.legs.len() < MOST_PAIRS * 2 && !self.legs.contains_key(&(pair, back)) {
-                self.legs.insert((pair, back), Leg { due: Some(at), failures: 0 });
-                self.due.insert((at, pair, back));
+        for direction in [(pair, false), (pair, true)] {
+            if self.legs.len() < MOST_PAIRS * 2 && !self.legs.contains_key(&direction) {
+                let leg = Leg { when: When::Open, urgent: false, failures: 0, anew: None, said: None };
+                self.legs.insert(direction, leg);
+                self.put(direction, When::At(at));
             }
         }
+    }
+
+    /// What a host is asked next, if anything is due.
+    fn next(&self, now: Duration, host: HostId) -> Option<(Direction, bool)> {
+        let queue = self.queues.get(&host)?;
+        if let Some(direction) = queue.urgent.first() {
+            return Some((*direction, true));
+        }
+        let due = queue.due.first().filter(|(at, _)| *at <= now && queue.paced <= now);
+        due.map(|(_, direction)| (*direction, false))
     }
 
     fn close(&mut self, question: u64) -> Option<Asked> {
@@ -134,11 +203,29 @@ impl State {
         }
     }
 
-    /// Has pairs traced again at once.
+    /// Has these pairs traced before all others, as far as something of them is not known.
+    pub(super) fn trace_first(&mut self, pairs: impl Iterator<Item = Pair>) {
+        for pair in pairs {
+            self.traces.urge((pair, false));
+            self.traces.urge((pair, true));
+        }
+    }
+
+    /// Has pairs traced again at once, whatever is known of them.
     pub(super) fn trace_anew(&mut self, now: Duration, pairs: impl Iterator<Item = Pair>) {
         for pair in pairs {
-            self.traces.set_due(pair, false, now);
-            self.traces.set_due(pair, true, now);
+            for direction in [(pair, false), (pair, true)] {
+                self.trace_direction_anew(now, direction);
+            }
+        }
+    }
+
+    fn trace_direction_anew(&mut self, now: Duration, direction: Direction) {
+        if let Some(leg) = self.traces.legs.get_mut(&direction) {
+            if leg.said.is_none_or(|said| said + ANEW <= now) {
+                (leg.said, leg.anew) = (Some(now), Some(now));
+            }
+            self.traces.urge(direction);
         }
     }
 
@@ -149,7 +236,10 @@ impl State {
             self.want_traced(now, others.into_iter().map(|other| pair_of(host, other)));
         }
         let known: Vec<Pair> = self.ports.pairs().filter(|pair| pair.0 == host || pair.1 == host).collect();
-        self.trace_anew(now, known.into_iter());
+        for pair in known {
+            self.traces.hasten((pair, false), now);
+            self.traces.hasten((pair, true), now);
+        }
     }
 
     pub(super) fn can_trace(&self, host: HostId) -> bool {
@@ -157,37 +247,76 @@ impl State {
         session.is_some_and(|session| session.abilities.trace)
     }
 
+    /// When something is to be asked, or a question has waited long enough.
+    pub(super) fn trace_deadline(&self) -> Option<Duration> {
+        self.traces.deadline(|host| self.is_free(host))
+    }
+
+    fn is_free(&self, host: HostId) -> bool {
+        let busy = self.hosts.get(&host).and_then(|session| self.traces.busy.get(session));
+        busy.copied().unwrap_or(0) < MOST_OPEN
+    }
+
     /// Asks what is due.
     pub(super) fn ask_traces(&mut self, now: Duration) {
-        while let Some((at, pair, back)) = self.traces.due.first().copied().filter(|(at, ..)| *at <= now) {
-            self.traces.due.remove(&(at, pair, back));
-            if let Some(leg) = self.traces.legs.get_mut(&(pair, back)) {
-                leg.due = None;
-            }
-            let (from, to) = if back { (pair.1, pair.0) } else { pair };
+        for pair in self.ports.take_taken() {
+            self.traces.hasten((pair, false), now);
+            self.traces.hasten((pair, true), now);
+        }
+        for host in self.traces.queues.keys().copied().collect::<Vec<_>>() {
+            self.ask_traces_of(now, host);
+        }
+    }
+
+    fn ask_traces_of(&mut self, now: Duration, host: HostId) {
+        while self.is_free(host) {
+            let Some((direction, urgent)) = self.traces.next(now, host) else { return };
+            let (pair, back) = direction;
+            let to = if back { pair.0 } else { pair.1 };
             let target = self.hosts.get(&to).and_then(|session| self.sessions.get(session));
-            let asked = self.hosts.get(&from).filter(|_| self.can_trace(from)).copied();
+            let asked = self.hosts.get(&host).filter(|_| self.can_trace(host)).copied();
             let (Some(of), Some(target)) = (asked, target.map(|session| session.listen)) else {
-                self.traces.put_back(pair, back, now + RETRY.1, 0);
+                self.traces.put(direction, When::At(now + RETRY.1));
                 continue;
             };
-            let ports = self.ports_to_trace(now, pair, back);
-            if ports.is_empty() {
-                self.traces.put_back(pair, back, now + FRESH, 0);
+            let chosen = self.choose_or_grow(now, direction);
+            if chosen.ports.is_empty() {
+                if let Some(leg) = self.traces.legs.get_mut(&direction) {
+                    (leg.anew, leg.urgent) = (None, false);
+                }
+                // Never at once again: a moment later at the soonest.
+                let next = chosen.next.max(now + PACE);
+                self.traces.put(direction, When::At(next));
                 continue;
             }
-            if self.traces.busy.get(&of).copied().unwrap_or(0) >= MOST_OPEN {
-                self.traces.put_back(pair, back, now + Duration::from_millis(20), 0);
-                continue;
+            if let Some(queue) = self.traces.queues.get_mut(&host).filter(|_| !urgent) {
+                queue.paced = now + PACE;
             }
-            self.ask_trace(now, (pair, back), of, (from, target), ports);
+            self.ask_trace(now, direction, of, (host, target), chosen.ports);
         }
+    }
+
+    /// What to ask about a direction; a pool in which some path has too few ports grows first.
+    fn choose_or_grow(&mut self, now: Duration, (pair, back): Direction) -> Chosen {
+        let anew = self.traces.legs.get(&(pair, back)).and_then(|leg| leg.anew);
+        let mut chosen = self.choose(now, pair, back, anew);
+        if chosen.grow > 0 {
+            if self.ports.pool(pair, chosen.grow) > 0 {
+                chosen = self.choose(now, pair, back, anew);
+            } else {
+                chosen.explored = true;
+            }
+        }
+        if chosen.explored {
+            self.ports.explored(pair);
+        }
+        chosen
     }
 
     fn ask_trace(
         &mut self,
         now: Duration,
-        (pair, back): (Pair, bool),
+        (pair, back): Direction,
         of: SessionId,
         (from, target): (HostId, std::net::SocketAddr),
         ports: Vec<u16>,
@@ -208,42 +337,10 @@ impl State {
             hops: hops.clamp(1, 16),
         };
         let deadline = now.saturating_add(PATIENCE);
-        self.traces.open.insert(question, Asked { pair, back, of, ports, deadline });
+        self.traces.put((pair, back), When::Open);
+        self.traces.open.insert(question, Asked { direction: (pair, back), of, ports, deadline });
         *self.traces.busy.entry(of).or_default() += 1;
         self.send(of, to_agent::Message::TracePaths(message));
-    }
-
-    /// Ports of a pool that were never traced, then those in use, then those that were traced longest ago. A pool that is there
-    /// for the first time, or in which some way is missing, grows.
-    fn ports_to_trace(&mut self, now: Duration, pair: Pair, back: bool) -> Vec<u16> {
-        let known = |port: &super::ports::Port| if back { port.back.is_some() } else { port.there.is_some() };
-        let have = self.ports.pool_of(pair).count();
-        if have == 0 || (have < MOST_POOL && !back && self.lacks_ways(pair)) {
-            self.ports.pool(pair, QUESTION_PORTS);
-        }
-        let mut ports: Vec<_> = self
-            .ports
-            .pool_of(pair)
-            .map(|(number, port)| (known(port), !self.ports.in_use(pair, number), port.traced, number))
-            .filter(|(known, _, traced, _)| !known || *traced + FRESH / 2 <= now)
-            .collect();
-        ports.sort_unstable();
-        ports.truncate(QUESTION_PORTS);
-        ports.into_iter().map(|(.., number)| number).collect()
-    }
-
-    /// Whether all of a pool is traced, and there is still a path that fewer than a few of its ports take, both ways.
-    fn lacks_ways(&self, pair: Pair) -> bool {
-        let pool: Vec<_> = self.ports.pool_of(pair).collect();
-        let traced = pool.iter().all(|(_, port)| port.there.is_some() && port.back.is_some());
-        let enough = (self.settings.paths as usize).saturating_mul(4);
-        let lead = |path: &Path| {
-            let same =
-                |port: &super::ports::Port| port.is_same_both_ways() && port.there.as_ref() == Some(path);
-            pool.iter().filter(|(_, port)| same(port)).count()
-        };
-        let paths = self.settings.topology.equal_cost_paths(pair.0, pair.1);
-        traced && paths.iter().any(|path| lead(path) < enough)
     }
 
     /// Switches on the shortest ways between two hosts.
@@ -258,11 +355,11 @@ impl State {
             return;
         }
         let Some(asked) = self.traces.close(answer.question) else { return };
-        let (pair, back) = (asked.pair, asked.back);
+        let (pair, back) = asked.direction;
         let most = self.switches_between(pair);
         let asked_ports: BTreeSet<u16> = asked.ports.iter().copied().collect();
         let mut seen: BTreeMap<u16, Vec<Option<IpAddr>>> = BTreeMap::new();
-        for path in answer.paths.iter().take(QUESTION_PORTS) {
+        for path in answer.paths.iter().take(BATCH) {
             let port = if back { path.destination_port } else { path.source_port };
             let Some(port) = u16::try_from(port).ok().filter(|port| asked_ports.contains(port)) else {
                 continue;
@@ -275,27 +372,42 @@ impl State {
         for (port, hops) in &seen {
             self.learn(now, (pair, back), *port, hops, &mut learned, &mut died);
         }
-        let dead = died.into_iter().filter(|(link, count)| *count >= DEATHS && !learned.alive.contains(link));
-        learned.dead = dead.map(|(link, _)| link).collect();
-        let complete = !seen.is_empty();
-        let failures = self.traces.legs.get(&(pair, back)).map_or(0, |leg| leg.failures);
-        let more = complete && !self.ports_to_trace(now, pair, back).is_empty();
-        let (next, failures) = match (complete, more) {
-            (true, true) => (Duration::ZERO, 0),
-            (true, false) => (FRESH, 0),
-            (false, _) => (retry(failures), failures.saturating_add(1)),
-        };
-        self.traces.put_back(pair, back, now.saturating_add(next), failures);
-        let by = if back { pair.1 } else { pair.0 };
-        self.paths_learned(now, by, pair, &learned);
-        self.ask_traces(now);
+        let dead = died.iter().filter(|(link, count)| **count >= DEATHS && !learned.alive.contains(link));
+        learned.dead = dead.map(|(link, _)| *link).collect();
+        self.answered(now, asked.direction, !seen.is_empty());
+        if !died.is_empty() {
+            // Whether others die there too decides.
+            self.trace_direction_anew(now, asked.direction);
+        }
+        self.paths_learned(now, asker(asked.direction), pair, &learned);
+        self.ask_traces_of(now, pair.0);
+        self.ask_traces_of(now, pair.1);
+    }
+
+    /// When a direction is asked about after its answer, and the other that may have waited for it. One that is being searched goes on
+    /// as urgent as it was.
+    fn answered(&mut self, now: Duration, direction: Direction, told: bool) {
+        let Some(leg) = self.traces.legs.get_mut(&direction) else { return };
+        let failures = if told { 0 } else { leg.failures.saturating_add(1) };
+        let pause = if told { Duration::ZERO } else { retry(leg.failures) };
+        leg.failures = failures;
+        let urgent = leg.urgent && told;
+        let (pair, back) = direction;
+        let next = if urgent { When::Urgent } else { When::At(now.saturating_add(pause)) };
+        self.traces.put(direction, next);
+        if told && !self.ports.is_explored(pair) {
+            match urgent {
+                true => self.traces.urge((pair, !back)),
+                false => self.traces.hasten((pair, !back), now),
+            }
+        }
     }
 
     /// Takes in the way of one port, and which links it tells to be alive, or dead because it was known to cross them.
     fn learn(
         &mut self,
         now: Duration,
-        (pair, back): (Pair, bool),
+        (pair, back): Direction,
         number: u16,
         hops: &[Option<IpAddr>],
         learned: &mut Learned,
@@ -305,7 +417,6 @@ impl State {
         let (from, to) = if back { (pair.1, pair.0) } else { pair };
         let found = topology.traced_path(from, to, hops).ok();
         let Some(port) = self.ports.traced_mut(pair, number) else { return };
-        port.traced = now;
         let leg = if back { &mut port.back } else { &mut port.there };
         let before = leg.clone();
         let broken = before.as_ref().and_then(|before| broken_at(topology, before, hops));
@@ -313,6 +424,10 @@ impl State {
         let kept = before.clone().filter(|_| found.is_none() && broken.is_none());
         let found = found.or(kept);
         leg.clone_from(&found);
+        if let Some(look) = port.looks.get_mut(usize::from(back)) {
+            let silent = if found.is_some() { 0 } else { look.silent.saturating_add(1) };
+            *look = Look { at: Some(now), silent };
+        }
         learned.moved |= before.is_some() && before != found;
         learned.first |= before.is_none() && found.is_some();
         learned.alive.extend(found.iter().flat_map(|path| path.links()));
@@ -332,9 +447,7 @@ impl State {
             .collect();
         for question in late {
             let Some(asked) = self.traces.close(question) else { continue };
-            let failures = self.traces.legs.get(&(asked.pair, asked.back)).map_or(0, |leg| leg.failures);
-            let at = now.saturating_add(retry(failures));
-            self.traces.put_back(asked.pair, asked.back, at, failures.saturating_add(1));
+            self.answered(now, asked.direction, false);
         }
         let sessions = &self.sessions;
         self.traces.busy.retain(|session, _| sessions.contains_key(session));

@@ -18,6 +18,7 @@ pub(crate) fn touched(output: &Output) -> Option<u64> {
         Output::Fact(
             Fact::EpochCurrent { communicator, .. }
             | Fact::EpochAbandoned { communicator, .. }
+            | Fact::OrderFreed { communicator, .. }
             | Fact::Closed { communicator, .. }
             | Fact::Ended { communicator, .. },
         ) => Some(*communicator),

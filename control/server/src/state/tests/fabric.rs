@@ -65,6 +65,9 @@ pub(super) struct Fabric {
     count: u64,
     sessions: u64,
     pub probes: u64,
+    /// Packets of traces, and of those the ones that crossed a link, one way.
+    pub traced: u64,
+    pub traced_over: BTreeMap<LinkId, u64>,
     salt: u64,
 }
 
@@ -115,6 +118,8 @@ impl Fabric {
             count: 0,
             sessions: 0,
             probes: 0,
+            traced: 0,
+            traced_over: BTreeMap::new(),
             salt: seed,
             topology,
         };
@@ -327,9 +332,11 @@ impl Fabric {
         assert!(question.ports.len() <= 64 && (1..=16).contains(&question.hops));
         let to = self.host_at(&question.address);
         let liar = self.agents[host].liar;
+        let mut crossed = Vec::new();
         let paths = question.ports.iter().map(|ports| {
             let v1::PortPair { source_port, destination_port } = *ports;
             let way = self.way(HostId(host), to, (source_port as u16, destination_port as u16));
+            crossed.extend(way.iter().flat_map(|way| way.links()).map(|link| link.link));
             let switches = way.map(|way| self.topology.switches_of(&way)).unwrap_or_default();
             let hops = switches.iter().map(|id| self.topology.switches()[id.0].addresses[0].to_string());
             let mut hops: Vec<String> = hops.collect();
@@ -338,7 +345,12 @@ impl Fabric {
             }
             v1::TracedPath { source_port, destination_port, hops }
         });
-        v1::PathsTraced { question: question.question, paths: paths.collect(), error: String::new() }
+        let paths: Vec<v1::TracedPath> = paths.collect();
+        self.traced += u64::from(question.hops) * paths.len() as u64;
+        for link in crossed {
+            *self.traced_over.entry(link).or_default() += 1;
+        }
+        v1::PathsTraced { question: question.question, paths, error: String::new() }
     }
 
     fn probe(&mut self, host: usize, question: &v1::ProbePath) -> v1::PathProbed {
@@ -422,6 +434,22 @@ impl Fabric {
     pub(super) fn own_paths(&self, id: u64) -> Vec<Path> {
         let all = (0..self.agents.len()).flat_map(|host| self.sends(host));
         all.filter(|(of, ..)| *of == id).map(|(.., path)| path).collect()
+    }
+
+    /// Every path that any connection of a communicator takes now, also those beside the ring.
+    pub(super) fn all_paths(&self, id: u64) -> Vec<Path> {
+        let mut paths = Vec::new();
+        for (host, agent) in self.agents.iter().enumerate() {
+            let Some(part) = agent.parts.get(&id) else { continue };
+            let peers = part.recipes.get(&part.epoch).map_or(&[][..], |recipe| &recipe.peers);
+            for peer in peers {
+                for port in peer.source_ports.iter().map(|port| *port as u16) {
+                    let ports = if peer.initiate { (port, 4000) } else { (4000, port) };
+                    paths.extend(self.way(HostId(host), self.host_at(&peer.address), ports));
+                }
+            }
+        }
+        paths
     }
 
     /// An agent tells what changed of its own connections, and again what holds for a second.
