@@ -1,7 +1,6 @@
 //! Scenarios of the state machine, one at a time, and random ones from seeds.
 
 mod carried;
-mod carried;
 mod closed_loop;
 mod fabric;
 mod operator;
