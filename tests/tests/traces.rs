@@ -64,6 +64,20 @@ fn phases_of_foreign_trainings_are_those_of_their_logs() {
     }
 }
 
+/// A hundred iterations, whose period, beginnings and ends are as close to the training's log as is asked for on quiet machines.
+#[test]
+fn a_hundred_iterations_are_found_as_they_were_logged() {
+    let (folder, truth) =
+        runs().unwrap().into_iter().find(|(folder, _)| folder.ends_with("gloo-long")).unwrap();
+    let found = phases(&found(&folder, &truth).unwrap());
+    let agreement = held(&truth, &found, FIRST);
+    assert_eq!((agreement.logged, agreement.matched, agreement.extra), (100, 100, 0), "{agreement:?}");
+    let (begin, end) = (median(&agreement.beginnings_ms), median(&agreement.ends_ms));
+    let period = period_error(&truth, &found, FIRST).unwrap();
+    println!("beginnings {begin} ms off, ends {end} ms off, the period {period}%");
+    assert!(begin < 1.0 && end < 2.0 && period.abs() < 0.3, "{begin} ms, {end} ms, {period}%");
+}
+
 #[test]
 fn stragglers_are_those_that_were_made() {
     for (folder, truth) in runs().unwrap() {
