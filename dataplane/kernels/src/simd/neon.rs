@@ -121,7 +121,8 @@ impl Simd for Neon {
             each(transmute::<[u8; 2 * LANES], [uint16x4_t; 4]>(halves), |a| vmovl_u16(a));
         to_f16(floats: Floats) -> [u8; 2 * LANES] =
             Portable.to_f16(transmute::<Floats, [f32; LANES]>(floats));
-        of_f16(halves: [u8; 2 * LANES]) -> Floats = transmute(Portable.of_f16(halves));
+        of_f16(halves: [u8; 2 * LANES]) -> Floats =
+            transmute::<[f32; LANES], Floats>(Portable.of_f16(halves));
         lookup(words: Words, table: &[f32; LANES]) -> Floats = {
             let table: uint8x16x4_t = transmute(*table);
             each(words, |a| {
@@ -136,7 +137,9 @@ impl Simd for Neon {
                 transmute::<[i32; LANES], [int32x4_t; 4]>(core::array::from_fn(|i| 31 - i as i32));
             let word = vdupq_n_u32(u32::from(lanes));
             let signs = each(shifts, |shift| vandq_u32(vshlq_u32(word, shift), vdupq_n_u32(1 << 31)));
-            self.of_bits(self.xor(self.bits(floats), signs))
+            both(floats, transmute::<Words, Floats>(signs), |a, sign| {
+                vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(sign)))
+            })
         };
     }
 
