@@ -174,7 +174,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     for (connection, path, _) in &congested {
         let (connection, path) = (*connection, path.clone());
-        let verdict = Verdict { connection, path, level: Level::Severe, cause: Cause::Others, own: Rate(0) };
+        let (level, cause) = (Level::Severe, Cause::Others);
+        let verdict = Verdict { connection, path, level, cause, own: Rate(0), lost: true, foreign: None };
         estimates.verdict(&topology, Nanos(1_000_000), verdict);
     }
     times.push(("take in the verdicts of one event", begin.elapsed()));

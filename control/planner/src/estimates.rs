@@ -7,8 +7,11 @@ use crate::units::{Nanos, Rate};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 mod blame;
+mod probe;
 
 use blame::{Blame, Suspicion, blame};
+pub use probe::Probe;
+use probe::{LOSSY_PPM, most_foreign};
 
 /// Most verdicts that are kept.
 const MOST_VERDICTS: usize = 16_384;
@@ -16,14 +19,11 @@ const MOST_VERDICTS: usize = 16_384;
 /// How long a link is left alone before it is first looked at again.
 const FIRST_PROBE: Nanos = Nanos(250_000_000);
 
-/// The longest time between two looks.
-const LONGEST_PROBE: Nanos = Nanos(10_000_000_000);
+/// The longest time between two looks: what has become free is back in use soon after.
+const LONGEST_PROBE: Nanos = Nanos(4_000_000_000);
 
 /// After a good probe the next comes this soon.
 const SECOND_PROBE: Nanos = Nanos(50_000_000);
-
-/// A probe that lost more, of a million packets, is not good.
-const LOSSY_PPM: u32 = 50_000;
 
 /// So many good probes in a row make a link as good as new.
 const GOOD_PROBES: u32 = 2;
@@ -86,17 +86,10 @@ pub struct Verdict {
     pub cause: Cause,
     /// What the connection moved then; 0 where not known.
     pub own: Rate,
-}
-
-/// What a train of packets along a path told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
-    /// The way that the packets took.
-    pub path: Path,
-    /// The rate at which they came out; 0 where too few arrived to tell.
-    pub received: Rate,
-    /// Of a million packets, those that were lost.
-    pub lost_ppm: u32,
+    /// Whether packets were lost or marked; else only round trips were long, as they are before a pause too.
+    pub lost: bool,
+    /// What others take, where a train over the same path has told; else it is reckoned from what is moved.
+    pub foreign: Option<Rate>,
 }
 
 /// What is thought of a directed link that others congest, or that failed.
@@ -137,6 +130,8 @@ struct Kept {
 struct Crossing {
     connections: u32,
     rate: u64,
+    /// The one host that it comes from; none where there are several.
+    by: Option<HostId>,
 }
 
 /// Own traffic that takes so much of a link, in percent, fills it; so much keeps it busy; less than so much is next to nothing.
@@ -178,7 +173,9 @@ impl Estimates {
         self.active.clear();
         for (connection, path, rate) in connections {
             for link in path.links() {
-                let crossing = self.crossing.entry(*link).or_default();
+                let alone = Crossing { by: Some(connection.from), ..Crossing::default() };
+                let crossing = self.crossing.entry(*link).or_insert(alone);
+                crossing.by = crossing.by.filter(|by| *by == connection.from);
                 crossing.connections += 1;
                 crossing.rate = crossing.rate.saturating_add(rate.0);
             }
@@ -200,19 +197,10 @@ impl Estimates {
     /// left alone.
     pub fn verdict(&mut self, topology: &Topology, now: Nanos, verdict: Verdict) -> bool {
         let whole = verdict.path.links().iter().all(|link| topology.ends(*link).is_some());
-        // An agent that fills its link sees no traffic beside its own, and lays the queue to that: what is moved tells.
-        let by_others = match verdict.cause {
-            Cause::Own => {
-                let narrow = verdict.path.links().iter().map(|link| capacity(topology, *link)).min();
-                let moved = u128::from(verdict.own.0) * 100;
-                verdict.level == Level::Severe && moved >= u128::from(narrow.unwrap_or(0)) * BUSY
-            }
-            Cause::Unknown => verdict.level == Level::Severe,
-            Cause::Others => verdict.level != Level::None,
-        };
-        if !whole {
+        if !whole || !self.is_news(topology, &verdict) {
             return false;
         }
+        let by_others = Self::is_of_others(&verdict, narrowest(topology, &verdict.path));
         if by_others {
             if self.standing.len() >= MOST_VERDICTS && !self.standing.contains_key(&verdict.connection) {
                 return false;
@@ -222,6 +210,40 @@ impl Estimates {
             return false;
         }
         self.infer(topology, now)
+    }
+
+    /// Whether a verdict is of others' traffic. An agent that fills its link sees no traffic beside its own, and lays the queue to
+    /// that: what is moved tells.
+    fn is_of_others(verdict: &Verdict, narrow: u64) -> bool {
+        match verdict.cause {
+            Cause::Own => verdict.level == Level::Severe && percent(verdict.own.0, narrow) >= BUSY,
+            Cause::Unknown => verdict.level == Level::Severe,
+            Cause::Others => verdict.level != Level::None,
+        }
+    }
+
+    /// Whether a verdict is news. A long round trip of a connection that moves next to nothing, with nothing lost, is none: what
+    /// little it sent found the queues of others of ours, or was acknowledged late before a pause.
+    pub fn is_news(&self, topology: &Topology, verdict: &Verdict) -> bool {
+        let moves = percent(verdict.own.0, narrowest(topology, &verdict.path)) >= IDLE;
+        verdict.level == Level::None || verdict.lost || verdict.foreign.is_some() || moves
+    }
+
+    /// Whether a connection is among those that carry traffic.
+    pub fn is_active(&self, connection: &Connection) -> bool {
+        self.active.contains_key(connection)
+    }
+
+    /// Whether no host of ours but this one sends over a path's links. Then a train from there has none of our traffic in its way:
+    /// it takes the place of what the host sends itself.
+    pub fn is_alone(&self, from: HostId, path: &Path) -> bool {
+        let crossing = |link| self.crossing.get(link).is_none_or(|crossing| crossing.by == Some(from));
+        path.links().iter().all(crossing)
+    }
+
+    /// Whether a host sends traffic of ours.
+    pub fn is_busy(&self, host: HostId) -> bool {
+        self.active.keys().any(|connection| connection.from == host)
     }
 
     /// Blames links for the verdicts that stand, and reckons what others take there.
@@ -260,8 +282,7 @@ impl Estimates {
     }
 
     /// The verdicts that own traffic does not explain. An agent sees what its own host sends: on a link that own connections,
-    /// of this host or others, fill for the most part, the queue is ours. And a small queue before a connection that moves
-    /// next to nothing is no news: what little it sent found it.
+    /// of this host or others, fill for the most part, the queue is ours, unless a train has told otherwise.
     fn unexplained(&self, topology: &Topology) -> Vec<Verdict> {
         let mut own: HashMap<DirectedLink, u64> = HashMap::new();
         for verdict in self.standing.values() {
@@ -270,15 +291,12 @@ impl Estimates {
                 *moved = moved.saturating_add(verdict.own.0);
             }
         }
-        let fills = |link: &DirectedLink, moved: u64, percent: u128| {
-            u128::from(moved) * 100 >= u128::from(capacity(topology, *link)) * percent
+        let moved = |link: &DirectedLink| own.get(link).copied().unwrap_or(0);
+        let full = |verdict: &Verdict| {
+            let mut links = verdict.path.links().iter();
+            links.any(|link| percent(moved(link), capacity(topology, *link)) >= FULL)
         };
-        let explained = |verdict: &Verdict| {
-            let links = verdict.path.links();
-            let full = links.iter().any(|link| fills(link, own.get(link).copied().unwrap_or(0), FULL));
-            let idles = !links.iter().any(|link| fills(link, verdict.own.0, IDLE));
-            full || idles && verdict.own.0 > 0 && verdict.level < Level::Severe
-        };
+        let explained = |verdict: &Verdict| verdict.foreign.is_none() && full(verdict);
         self.standing.values().filter(|verdict| !explained(verdict)).cloned().collect()
     }
 
@@ -295,7 +313,9 @@ impl Estimates {
         let by: BTreeSet<Connection> = against.clone().map(|verdict| verdict.connection).collect();
         let level = against.clone().map(|verdict| verdict.level).max().unwrap_or_default();
         let own = self.own(link, against.clone());
-        let foreign = foreign_share(rate, own, level);
+        let measured = against.clone().filter_map(|verdict| verdict.foreign).max();
+        let measured = measured.map(|foreign| foreign.0.min(most_foreign(rate)));
+        let foreign = measured.unwrap_or_else(|| foreign_share(rate, own, level));
         let mut hosts: Vec<HostId> = against.map(|verdict| verdict.connection.from).collect();
         let paths = hosts.len();
         hosts.sort_unstable();
@@ -317,8 +337,8 @@ impl Estimates {
         };
         let (old, fresh) = (kept.estimate.clone(), !kept.supported);
         kept.estimate = Estimate { failed: old.failed, since: old.since, ..estimate };
-        // What was found before, by a probe too, is not worth less than a guess of the same size.
-        if old.foreign.0.abs_diff(foreign) <= rate / 20 {
+        // What was found before, by a train too, is worth more than a guess of about the same size.
+        if old.foreign.0.abs_diff(foreign) <= rate / if measured.is_some() { 20 } else { 5 } {
             kept.estimate.foreign = old.foreign;
         }
         (kept.supported, kept.by) = (true, by);
@@ -338,11 +358,11 @@ impl Estimates {
         own
     }
 
-    /// Takes what a probe told; whether an estimate moved.
+    /// Takes what a probe told; whether an estimate moved so that planning anew may be worth it: a link is free again, or others
+    /// take more than was thought. That they take less, but something, is for the next plan that is made for another reason.
     ///
-    /// A train of packets that comes to a link of capacity C back to back at rate r comes out at r C / (r + f), where f is what
-    /// others send into it meanwhile (direct probing: Strauss, Katabi and Kaashoek, "A measurement study of available
-    /// bandwidth estimation tools", IMC 2003).
+    /// See Strauss, Katabi and Kaashoek, "A measurement study of available bandwidth estimation tools", IMC 2003 (direct
+    /// probing).
     pub fn probed(&mut self, topology: &Topology, now: Nanos, probe: &Probe) -> bool {
         let mut moved = false;
         let mut into = u64::MAX;
@@ -350,31 +370,38 @@ impl Estimates {
             let rate = capacity(topology, *link);
             into = into.min(rate);
             let Some(kept) = self.links.get_mut(link) else { continue };
-            let received = probe.received.0.min(into);
-            let good = probe.lost_ppm < LOSSY_PPM && u128::from(received) * 100 >= u128::from(into) * 85;
-            kept.good = if good { kept.good + 1 } else { 0 };
             kept.estimate.seen = now;
-            if good && kept.good >= GOOD_PROBES {
-                self.links.remove(link);
-                moved = true;
-                continue;
-            }
-            if good {
-                kept.probe_at = later(now, SECOND_PROBE);
-            } else if received > 0 && !kept.estimate.failed {
-                let sum = u128::from(into) * u128::from(rate) / u128::from(received);
-                let foreign =
-                    u64::try_from(sum).unwrap_or(u64::MAX).saturating_sub(into).min(most_foreign(rate));
-                // What was lost did not come out later: the rest may seem quicker than it was.
-                let foreign =
-                    if probe.lost_ppm < LOSSY_PPM { foreign } else { foreign.max(kept.estimate.foreign.0) };
-                moved |= kept.estimate.foreign.0.abs_diff(foreign) > rate / 20;
-                kept.estimate.foreign = Rate(foreign);
-                kept.estimate.evidence = format!("of a probe at {}, {} came out", Rate(into), Rate(received));
-                kept.fade_at = later(now, FADE_ALONE);
+            if probe.is_clean(Rate(into)) {
+                kept.good += 1;
+                // It is believed, and looked at often until it is sure.
+                (kept.probe_at, kept.probe_every) = (later(now, SECOND_PROBE), FIRST_PROBE);
+                if kept.good >= GOOD_PROBES {
+                    self.links.remove(link);
+                    moved = true;
+                }
+            } else if probe.conclusive {
+                kept.good = 0;
+                if probe.received.0 > 0 && !kept.estimate.failed {
+                    let foreign = probe.foreign(Rate(into)).0.min(most_foreign(rate));
+                    // What was lost did not come out later: the rest may seem quicker than it was.
+                    let least = if probe.lost_ppm < LOSSY_PPM { 0 } else { kept.estimate.foreign.0 };
+                    let foreign = foreign.max(least);
+                    moved |= foreign.saturating_sub(kept.estimate.foreign.0) > rate / 20;
+                    kept.estimate.foreign = Rate(foreign);
+                    let received = Rate(probe.received.0.min(into));
+                    kept.estimate.evidence = format!("of a probe at {}, {received} came out", Rate(into));
+                    kept.fade_at = later(now, FADE_ALONE);
+                }
             }
         }
         moved
+    }
+
+    /// A probe of a link could not be sent, or told nothing: it is due again then.
+    pub fn look_again_at(&mut self, link: DirectedLink, at: Nanos) {
+        if let Some(kept) = self.links.get_mut(&link) {
+            kept.probe_at = at;
+        }
     }
 
     /// A link passes nothing any more, in either direction; whether that is new.
@@ -516,9 +543,12 @@ fn capacity(topology: &Topology, link: DirectedLink) -> u64 {
     topology.links().get(link.link.0).map_or(0, |link| link.rate.0)
 }
 
-/// However much others take, something is thought to be left.
-fn most_foreign(rate: u64) -> u64 {
-    rate - rate / 10
+fn narrowest(topology: &Topology, path: &Path) -> u64 {
+    path.links().iter().map(|link| capacity(topology, *link)).min().unwrap_or(0)
+}
+
+fn percent(part: u64, whole: u64) -> u128 {
+    u128::from(part) * 100 / u128::from(whole.max(1))
 }
 
 /// What others take of a link that carries `own` of ours: what we do not, within what such a verdict can mean. Where ours is

@@ -5,7 +5,8 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_api::v1::from_agent::Message;
 use harmonaize_api::v1::{self, Abilities};
 use harmonaize_transport::paths::{
-    Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, ProbeError, Protocol, Question, Traced, Tracer, probe,
+    Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Protocol, Question, Traced, Tracer,
+    Trains, probe,
 };
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
@@ -183,7 +184,8 @@ fn probed(source: Ipv4Addr, asked: &v1::ProbePath) -> v1::PathProbed {
         Ok(target) => target,
         Err(error) => return failed(error),
     };
-    match probe(source, to, &via, asked.bytes) {
+    let trains = Trains { bytes: asked.bytes, count: asked.trains, enough_bits: asked.enough_bits };
+    match probe(source, to, &via, trains) {
         Ok(probed) => v1::PathProbed {
             question: asked.question,
             received_bits: probed.received_bits,
@@ -205,6 +207,9 @@ fn target(asked: &v1::ProbePath) -> Result<(SocketAddrV4, Vec<Vec<Ipv4Addr>>), S
     let to = asked.address.parse().map_err(|_| format!("{:?} is no address with a port", asked.address))?;
     if asked.bytes > MAX_TRAIN {
         return Err(format!("a train of {} bytes; at most {MAX_TRAIN}", asked.bytes));
+    }
+    if asked.trains > MAX_TRAINS {
+        return Err(format!("{} trains; at most {MAX_TRAINS}", asked.trains));
     }
     if asked.via.len() > usize::from(MAX_HOPS) || asked.via.iter().any(|hop| hop.addresses.len() > ADDRESSES)
     {
@@ -249,7 +254,10 @@ mod tests {
             address: address.to_owned(),
             via,
             bytes,
+            ..v1::ProbePath::default()
         };
+        let many = v1::ProbePath { trains: 5, ..probe("10.0.0.1:7", vec![], 0) };
+        assert!(probed(HERE, &many).error.contains("5 trains; at most 4"));
         let wrong = [
             (probe("10.0.0.1", vec![], 0), "no address with a port"),
             (probe("10.0.0.1:7", vec![], MAX_TRAIN + 1), "a train of 1048577 bytes"),
@@ -285,7 +293,9 @@ mod tests {
         let (to, mut answers) = mpsc::channel(8);
         paths.answer_into(to.downgrade()).unwrap();
         let address = abilities.probe_address.clone();
-        assert!(paths.probe(v1::ProbePath { question: 5, address, via: vec![], bytes: 4416 }).is_none());
+        let asked =
+            v1::ProbePath { question: 5, address, bytes: 4416, trains: 2, ..v1::ProbePath::default() };
+        assert!(paths.probe(asked).is_none());
         let answer = tokio::time::timeout(Duration::from_secs(30), answers.recv()).await.unwrap();
         let Some(Message::PathProbed(probed)) = answer else { panic!("{answer:?}") };
         assert_eq!((probed.question, probed.packets_sent, probed.packets_received), (5, 3, 3), "{probed:?}");

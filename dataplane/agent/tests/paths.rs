@@ -1,7 +1,9 @@
 //! Tracing and probing on an emulated fabric of two racks and two spines: what is said against what the packets do.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_transport::paths::{Answerer, ProbeError, Probed, Protocol, Question, Traced, Tracer, probe};
+use harmonaize_transport::paths::{
+    Answerer, ProbeError, Probed, Protocol, Question, Traced, Tracer, Trains, probe,
+};
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
@@ -165,7 +167,10 @@ fn a_train_takes_the_way_that_is_asked_for() {
     let over = |switches: &[&str]| -> Result<Probed, ProbeError> {
         let via: Vec<_> = switches.iter().map(|name| switch(&fabric, name)).collect();
         let near = &fabric.host("h0").unwrap().namespace;
-        near.enter(|| probe(source, answerer.address(), &via, 384 << 10)).unwrap()
+        near.enter(|| {
+            probe(source, answerer.address(), &via, Trains { bytes: 384 << 10, ..Trains::default() })
+        })
+        .unwrap()
     };
     for spine in ["spine0", "spine1"] {
         let before = received(&fabric, spine, "port0");

@@ -168,12 +168,6 @@ impl State {
         self.take_turns(now);
     }
 
-    /// What own communicators send from a host, on its busiest link, as its agent told last; 0 where it told nothing.
-    pub(super) fn own_bits(&self, host: HostId) -> u64 {
-        let links = self.telemetry.hosts.get(&host).map_or(&[][..], |heard| &heard.links);
-        links.iter().map(|link| link.own_egress_bits).max().unwrap_or(0)
-    }
-
     /// A new session of a host begins anew.
     pub(super) fn forget_telemetry(&mut self, host: HostId) {
         self.telemetry.hosts.remove(&host);

@@ -3,6 +3,7 @@
 mod carried;
 mod closed_loop;
 mod fabric;
+mod noise;
 mod operator;
 mod paths;
 mod random;

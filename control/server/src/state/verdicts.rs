@@ -145,7 +145,7 @@ impl State {
         true
     }
 
-    /// Hands a verdict to the estimates.
+    /// Has a verdict proven, or takes it as it is where that cannot be.
     fn believe(
         &mut self,
         now: Duration,
@@ -166,37 +166,39 @@ impl State {
             CongestionCause::Foreign => Cause::Others,
             CongestionCause::Unspecified => Cause::Unknown,
         };
-        let cause = if self.idles(path, found) { Cause::Own } else { cause };
         // A connection may go on from one epoch to the next: its port names it.
         let (communicator, epoch) = (told.communicator, 0);
         let connection = Connection { communicator, epoch, from, to, port };
-        let verdict = Verdict { connection, path: path.clone(), level, cause, own: Rate(found.own_bits) };
+        let (path, own, lost) = (path.clone(), Rate(found.own_bits), found.loss || found.marks);
+        let verdict = Verdict { connection, path, level, cause, own, lost, foreign: None };
         if level == Level::Severe && found.loss {
             // It may be dead: whether it is, a trace tells.
-            self.suspect(now, path);
+            self.suspect(now, &verdict.path);
         }
-        if level != Level::None && cause != Cause::Own {
-            self.witness(from, path);
-        }
+        let noticed = Noticed {
+            host: self.host_name(from),
+            path: self.path_text(&verdict.path),
+            what: words(level, cause, own),
+            since_ns: found.since_ns,
+            found_ns: found.found_ns,
+            received: now,
+        };
         self.measure_active(now);
-        if self.estimates.verdict(&self.settings.topology, nanos(now), verdict) {
-            let noticed = Noticed {
-                host: self.host_name(from),
-                path: self.path_text(path),
-                what: words(level, cause, Rate(found.own_bits)),
-                since_ns: found.since_ns,
-                found_ns: found.found_ns,
-                received: now,
-            };
-            self.want_plan(Trigger::Verdict(noticed));
+        if !self.prove(now, &verdict, &noticed) {
+            self.accept(now, verdict, noticed);
         }
     }
 
-    /// Whether so little moves, and nothing is lost or marked, that a long round trip tells of a pause and not of a queue: the last
-    /// packet before one is acknowledged late.
-    fn idles(&self, path: &Path, found: &v1::Congestion) -> bool {
-        let narrow = self.settings.topology.path_rate(path);
-        !found.loss && !found.marks && u128::from(found.own_bits) * 10 < u128::from(narrow.0)
+    /// Hands a verdict to the estimates.
+    pub(super) fn accept(&mut self, now: Duration, verdict: Verdict, noticed: Noticed) {
+        let others = verdict.foreign.is_some() || verdict.cause != Cause::Own;
+        if verdict.level != Level::None && others && self.estimates.is_news(&self.settings.topology, &verdict)
+        {
+            self.witness(verdict.connection.from, &verdict.path);
+        }
+        if self.estimates.verdict(&self.settings.topology, nanos(now), verdict) {
+            self.want_plan(Trigger::Verdict(noticed));
+        }
     }
 
     /// A pair's paths were learned: what waited for that is looked at again.

@@ -1,6 +1,6 @@
 //! The end that answers trains: a thread that measures how far apart their packets come.
 
-use super::sys::{receive, say_times};
+use super::sys::{make_room_to_receive, receive, say_times};
 use super::train::{Arrivals, PAYLOAD};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 const MOST: u32 = 20_000;
 const SPAN: Duration = Duration::from_millis(100);
 /// What the socket's queue should hold: some trains.
-const QUEUE: usize = 4 << 20;
+const QUEUE: u32 = 4 << 20;
 
 /// Answers trains until it is dropped.
 #[derive(Debug)]
@@ -33,8 +33,7 @@ impl Answerer {
     /// If the address cannot be had, or no thread.
     pub fn bind(address: SocketAddrV4) -> io::Result<Self> {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
-        // What the kernel does not grant is no reason not to answer.
-        let _ = socket.set_recv_buffer_size(QUEUE);
+        make_room_to_receive(&socket, QUEUE);
         say_times(&socket)?;
         socket.bind(&SockAddr::from(address))?;
         let address = socket.local_addr()?.as_socket_ipv4();

@@ -2,7 +2,7 @@
 //!
 //! A [`Tracer`] sends packets of a connection's addresses and ports that die on the way and hears where: so is told which of several
 //! equal paths the fabric's hash gives to the connection. A [`prober`](probe) finds a way over given switches by the same means,
-//! and sends a train of packets back to back over it; the [`Answerer`] at the other agent measures how far apart they come.
+//! and sends trains of packets back to back over it; the [`Answerer`] at the other agent measures how far apart they come.
 //!
 //! None of it disturbs: a packet that is to die has a wrong checksum and neither SYN nor ACK, so that no host takes it for
 //! anything should it arrive; nothing is sent to, or believed from, whoever was not asked. IPv4 alone.
@@ -17,7 +17,7 @@ mod train;
 
 pub use answer::Answerer;
 pub use packet::Protocol;
-pub use probe::{ProbeError, Probed, probe};
+pub use probe::{ProbeError, Probed, Trains, probe};
 pub use trace::{Question, Trace, Traced};
 pub use tracer::Tracer;
 
@@ -27,3 +27,5 @@ pub const MAX_PAIRS: usize = 64;
 pub const MAX_HOPS: u8 = 16;
 /// Most bytes of a train.
 pub const MAX_TRAIN: u32 = 1 << 20;
+/// Most trains in one go.
+pub const MAX_TRAINS: u32 = 4;

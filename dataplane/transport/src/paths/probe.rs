@@ -1,6 +1,7 @@
-//! Probing: a source port whose packets cross given switches, and a train over that way.
+//! Probing: a source port whose packets cross given switches, and trains over that way.
 
 use super::packet::Protocol;
+use super::sys::{make_room_to_send, send_in_pieces};
 use super::trace::{Question, Traced};
 use super::tracer::Tracer;
 use super::train::{BESIDE, Head, Kind, MOST, PAYLOAD};
@@ -24,8 +25,27 @@ const ANSWER: Duration = Duration::from_millis(400);
 const ASK: Duration = Duration::from_millis(20);
 /// Bytes of a train of which no length is asked for.
 const USUAL: u32 = 64 << 10;
+/// Datagrams that are handed to the kernel together: about 64 KiB, so that nothing of this host gets between them.
+const TOGETHER: u32 = 44;
+/// What the kernel counts for a train that waits to leave is more than its bytes.
+const ROOM: u32 = 4 * super::MAX_TRAIN;
+/// Time between two trains, in milliseconds, and how much of it is chance: so they meet what comes in bursts at different moments.
+const APART_MS: (u64, u64) = (4, 16);
+/// No further train after this.
+const ENOUGH_TIME: Duration = Duration::from_millis(1200);
 
-/// What came of a train.
+/// How much is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trains {
+    /// Bytes of each: 0 for 64 KiB, at most [`super::MAX_TRAIN`].
+    pub bytes: u32,
+    /// How many, at most; 0 for one.
+    pub count: u32,
+    /// The first that arrives at this rate, in bits a second, is the last; 0 if all are wanted.
+    pub enough_bits: u64,
+}
+
+/// What came of the train that arrived best: others' steady traffic spreads all of them, bursts only some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probed {
     /// The source port that it left from.
@@ -58,8 +78,8 @@ pub enum ProbeError {
     Kernel(&'static str, #[source] io::Error),
 }
 
-/// Sends a train of `bytes` (0 for 64 KiB, at most [`super::MAX_TRAIN`]) from `source` to an [`super::Answerer`] over exactly the
-/// switches that `via` names in order, each by the addresses that its ICMP may come from. Blocks for up to some two seconds.
+/// Sends trains from `source` to an [`super::Answerer`] over exactly the switches that `via` names in order, each by the addresses
+/// that its ICMP may come from. Blocks for up to some two seconds.
 ///
 /// # Errors
 /// If no port leads there, nobody answers, or the kernel refuses a socket (raw ones need CAP_NET_RAW).
@@ -67,22 +87,66 @@ pub fn probe(
     source: Ipv4Addr,
     to: SocketAddrV4,
     via: &[Vec<Ipv4Addr>],
-    bytes: u32,
+    trains: Trains,
 ) -> Result<Probed, ProbeError> {
-    let socket = find(source, to, via)?;
     let kernel = |what| move |error| ProbeError::Kernel(what, error);
-    let source_port = socket.local_addr().map_err(kernel("no local address"))?.port();
+    let socket = find(source, to, via)?;
     socket.connect(to).map_err(kernel("cannot send there"))?;
     socket.set_nonblocking(true).map_err(kernel("cannot wait for room"))?;
+    make_room_to_send(&socket, ROOM);
+    let together = send_in_pieces(&socket, PAYLOAD as u16).is_ok();
+    let begun = Instant::now();
+    let mut best: Option<Probed> = None;
     let mut seed = [0; 32];
-    random(&mut seed).map_err(kernel("no random numbers"))?;
-    let name = seed.first_chunk().copied().unwrap_or_default();
+    for number in 0..trains.count.max(1) {
+        if number > 0 && begun.elapsed() > ENOUGH_TIME {
+            break;
+        }
+        if number > 0 {
+            let chance = u64::from(seed.last().copied().unwrap_or_default()) % APART_MS.1;
+            std::thread::sleep(Duration::from_millis(APART_MS.0 + chance));
+        }
+        random(&mut seed).map_err(kernel("no random numbers"))?;
+        let name = seed.first_chunk().copied().unwrap_or_default();
+        let found = match one(&socket, to, name, trains.bytes, together) {
+            Err(ProbeError::Silent(..)) if best.is_some() => continue,
+            found => found?,
+        };
+        best = Some(best.map_or(found, |best| if found.merit() > best.merit() { found } else { best }));
+        if trains.enough_bits > 0 && found.lost_little() && found.received_bits >= trains.enough_bits {
+            break;
+        }
+    }
+    best.ok_or(ProbeError::Silent(to, 0))
+}
+
+impl Probed {
+    fn lost_little(&self) -> bool {
+        u64::from(self.received) * 20 >= u64::from(self.sent) * 19
+    }
+
+    /// What was lost did not come out later: the rest may seem quicker than it was.
+    fn merit(&self) -> (bool, u64) {
+        (self.lost_little(), self.received_bits)
+    }
+}
+
+/// Sends a train, and asks what came of it.
+fn one(
+    socket: &UdpSocket,
+    to: SocketAddrV4,
+    name: [u8; 16],
+    bytes: u32,
+    together: bool,
+) -> Result<Probed, ProbeError> {
+    let kernel = |what| move |error| ProbeError::Kernel(what, error);
+    let source_port = socket.local_addr().map_err(kernel("no local address"))?.port();
     let bytes = if bytes == 0 { USUAL } else { bytes };
     let count = bytes.div_ceil(PAYLOAD as u32).clamp(2, MOST);
-    let (sent, took) = send(&socket, name, count).map_err(kernel("sending"))?;
+    let (sent, took) = send(socket, name, count, together).map_err(kernel("sending"))?;
     let wire = u128::from(sent.saturating_sub(1)) * u128::from(PAYLOAD as u64 + BESIDE) * 8_000_000_000;
     let sent_bits = wire.checked_div(took.as_nanos()).unwrap_or_default();
-    let answer = ask(&socket, name, count).map_err(kernel("asking"))?;
+    let answer = ask(socket, name, count).map_err(kernel("asking"))?;
     let Some(answer) = answer else { return Err(ProbeError::Silent(to, sent)) };
     Ok(Probed {
         source_port,
@@ -136,17 +200,21 @@ fn crosses(way: &Traced, via: &[Vec<Ipv4Addr>]) -> bool {
         && way.hops.iter().zip(via).all(|(hop, switch)| hop.is_some_and(|hop| switch.contains(&hop)))
 }
 
-/// Sends the train; how many of it left, and in which time.
-fn send(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<(u32, Duration)> {
-    let mut datagram = [0; PAYLOAD];
+/// Sends the train, many datagrams at a time where the kernel can (`together`); how many of it left, and in which time.
+fn send(socket: &UdpSocket, name: [u8; 16], count: u32, together: bool) -> io::Result<(u32, Duration)> {
+    let mut datagrams = vec![0; PAYLOAD * TOGETHER as usize];
     let head = Head::new(Kind::Wagon, name, count);
-    let _ = head.write_to_prefix(&mut datagram);
+    for datagram in datagrams.chunks_mut(PAYLOAD) {
+        let _ = head.write_to_prefix(datagram);
+    }
+    let mut most = if together { TOGETHER } else { 1 };
     let begun = Instant::now();
     let (mut sent, mut last) = (0, begun);
     while sent < count && begun.elapsed() < LEAVE {
-        match socket.send(&datagram) {
+        let some = most.min(count - sent);
+        match socket.send(datagrams.get(..PAYLOAD * some as usize).unwrap_or_default()) {
             Ok(_) => {
-                sent += 1;
+                sent += some;
                 last = Instant::now();
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -157,6 +225,8 @@ fn send(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<(u32, Dura
                 if error.raw_os_error() == Some(libc::ENOBUFS)
                     || error.kind() == io::ErrorKind::Interrupted
                     || error.kind() == io::ErrorKind::ConnectionRefused => {}
+            // The interface, or the way, does not take so many together.
+            Err(_) if most > 1 => most = 1,
             Err(error) => return Err(error),
         }
     }
@@ -212,22 +282,41 @@ mod tests {
     #[test]
     fn a_train_is_answered() {
         let answerer = Answerer::bind(SocketAddrV4::new(HERE, 0)).unwrap();
-        let probed = probe(HERE, answerer.address(), &[], 100_000).unwrap();
+        let trains = |bytes| Trains { bytes, ..Trains::default() };
+        let probed = probe(HERE, answerer.address(), &[], trains(100_000)).unwrap();
         assert_eq!((probed.sent, probed.received), (68, 68));
         assert!(probed.received_bits > 0 && probed.sent_bits > 0 && probed.source_port > 0, "{probed:?}");
-        assert_eq!(probe(HERE, answerer.address(), &[], 0).unwrap().sent, 45);
-        assert_eq!(probe(HERE, answerer.address(), &[], 1).unwrap().sent, 2);
+        assert_eq!(probe(HERE, answerer.address(), &[], trains(0)).unwrap().sent, 45);
+        assert_eq!(probe(HERE, answerer.address(), &[], trains(1)).unwrap().sent, 2);
+        let several = Trains { count: 3, ..trains(400_000) };
+        let probed = probe(HERE, answerer.address(), &[], several).unwrap();
+        assert_eq!((probed.sent, probed.received), (272, 272));
+        assert!(probe(HERE, answerer.address(), &[], Trains { enough_bits: 1, ..several }).is_ok());
+    }
+
+    #[test]
+    fn the_best_train_counts_and_one_that_lost_much_is_none() {
+        let of = |received, received_bits| Probed {
+            source_port: 1,
+            received_bits,
+            sent_bits: 0,
+            sent: 100,
+            received,
+        };
+        assert!(of(95, 10).merit() > of(94, 90).merit());
+        assert!(of(100, 11).merit() > of(95, 10).merit());
     }
 
     #[test]
     fn silence_and_ways_that_are_not_there_are_told() {
         let silent = UdpSocket::bind((HERE, 0)).unwrap();
         let SocketAddr::V4(address) = silent.local_addr().unwrap() else { panic!("another family") };
-        assert!(matches!(probe(HERE, address, &[], 3000), Err(ProbeError::Silent(_, 3))));
+        let trains = Trains { bytes: 3000, ..Trains::default() };
+        assert!(matches!(probe(HERE, address, &[], trains), Err(ProbeError::Silent(_, 3))));
         drop(silent);
-        assert!(matches!(probe(HERE, address, &[], 3000), Err(ProbeError::Silent(..))));
+        assert!(matches!(probe(HERE, address, &[], trains), Err(ProbeError::Silent(..))));
         if rustix::process::geteuid().is_root() {
-            let error = probe(HERE, address, &[vec![Ipv4Addr::new(10, 0, 0, 1)]], 0).unwrap_err();
+            let error = probe(HERE, address, &[vec![Ipv4Addr::new(10, 0, 0, 1)]], trains).unwrap_err();
             assert!(matches!(error, ProbeError::Unreachable { tried: 8 }), "{error}");
         }
     }

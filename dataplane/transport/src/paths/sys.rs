@@ -1,4 +1,4 @@
-//! Datagrams with the time at which the kernel took them in.
+//! What trains want of the kernel's sockets: the time at which it took a datagram in, room, and many datagrams in one go.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -19,13 +19,37 @@ struct Room([u8; 128]);
 
 /// Has the kernel say of each datagram when it came (SO_TIMESTAMPNS, socket(7)).
 pub(super) fn say_times(socket: impl AsFd) -> io::Result<()> {
-    let on: libc::c_int = 1;
+    set(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)
+}
+
+/// Has the kernel cut what is sent from now on into datagrams of so many bytes, which leave together (UDP_SEGMENT, udp(7)).
+pub(super) fn send_in_pieces(socket: impl AsFd, bytes: u16) -> io::Result<()> {
+    set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes.into())
+}
+
+/// Makes room for what waits to leave; with the privilege beyond what everybody gets. Less is no fault.
+pub(super) fn make_room_to_send(socket: impl AsFd, bytes: u32) {
+    make_room(socket, [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF], bytes);
+}
+
+/// The same for what came in and waits to be read.
+pub(super) fn make_room_to_receive(socket: impl AsFd, bytes: u32) {
+    make_room(socket, [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF], bytes);
+}
+
+fn make_room(socket: impl AsFd, [by_privilege, usual]: [libc::c_int; 2], bytes: u32) {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    if set(&socket, libc::SOL_SOCKET, by_privilege, bytes).is_err() {
+        let _ = set(&socket, libc::SOL_SOCKET, usual, bytes);
+    }
+}
+
+fn set(socket: impl AsFd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     let bytes = size_of::<libc::c_int>() as libc::socklen_t;
-    let value: *const libc::c_int = &raw const on;
+    let at: *const libc::c_int = &raw const value;
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads `bytes` bytes of `value`, which is alive and of that size.
-    let result =
-        unsafe { libc::setsockopt(descriptor, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, value.cast(), bytes) };
+    // SAFETY: the kernel reads `bytes` bytes from `at`, which is alive and of that size.
+    let result = unsafe { libc::setsockopt(descriptor, level, option, at.cast(), bytes) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

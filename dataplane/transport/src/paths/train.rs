@@ -87,15 +87,15 @@ struct Train {
 }
 
 impl Train {
-    /// At which rate the second half came, in bits a second; 0 where fewer than two did, or all at once.
+    /// At which rate the second half came, in bits a second; 0 where fewer than two did, or all at once. Those that came together,
+    /// as packets that some card or kernel had joined do, count as one.
     fn bits(&self) -> u64 {
         let half = self.arrivals.len() / 2;
         let tail = if self.arrivals.len() < 8 { 0 } else { half };
-        let Some(((first_ns, _), rest)) = self.arrivals.get(tail..).and_then(<[_]>::split_first) else {
-            return 0;
-        };
-        let bytes: u64 = rest.iter().map(|(_, bytes)| bytes).sum();
-        let last_ns = rest.last().map_or(*first_ns, |(last_ns, _)| *last_ns);
+        let Some((first_ns, _)) = self.arrivals.get(tail) else { return 0 };
+        let later = self.arrivals.iter().skip(tail).filter(|(at_ns, _)| at_ns > first_ns);
+        let bytes: u64 = later.clone().map(|(_, bytes)| bytes).sum();
+        let last_ns = later.map(|(at_ns, _)| *at_ns).max().unwrap_or(*first_ns);
         let span_ns = u128::from(last_ns.saturating_sub(*first_ns));
         let bits = (u128::from(bytes) * 8_000_000_000).checked_div(span_ns);
         bits.map_or(0, |bits| u64::try_from(bits).unwrap_or(u64::MAX))
@@ -194,6 +194,17 @@ mod tests {
             }
             assert_eq!(asked(&mut arrivals, 1, name), (count as u32, expected));
         }
+    }
+
+    #[test]
+    fn packets_that_came_together_count_as_one() {
+        let (mut arrivals, now) = (Arrivals::default(), Instant::now());
+        // Groups of 44, each of which is there when its last packet is; the half is within the fourth.
+        for at in 0..268_u64 {
+            let whole = (at / 44 * 44 + 44).min(268);
+            assert_eq!(arrivals.take(now, from(1), whole * 12_112, &wagon(1, 268)), None);
+        }
+        assert_eq!(asked(&mut arrivals, 1, 1), (268, 1_000_000_000));
     }
 
     #[test]

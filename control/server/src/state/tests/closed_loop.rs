@@ -93,7 +93,7 @@ fn paths_are_known_before_they_are_needed() {
 }
 
 #[test]
-fn a_verdict_leads_to_changes_within_its_call() {
+fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
     for seed in 0..8 {
         let (mut fabric, id) = formed(seed, 1);
         let link = way_out(&fabric, id);
@@ -103,7 +103,7 @@ fn a_verdict_leads_to_changes_within_its_call() {
         assert_eq!(switches(&fabric, id), 1, "seed {seed}: with one switch");
         let decision = fabric.state.decisions().last().unwrap().clone();
         let Trigger::Verdict(noticed) = &decision.trigger else { panic!("{:?}", decision.trigger) };
-        assert_eq!(noticed.received, decision.at, "in the same call");
+        assert!(decision.at - noticed.received <= MS * 30, "as soon as a train has told: {decision:?}");
         let [changed] = decision.changes.as_slice() else { panic!("{decision:?}") };
         assert_eq!((changed.communicator, &changed.outcome), (id, &Outcome::InUse));
         let took = changed.switched.unwrap() - decision.at;

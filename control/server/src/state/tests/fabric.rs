@@ -65,6 +65,11 @@ pub(super) struct Fabric {
     count: u64,
     sessions: u64,
     pub probes: u64,
+    /// Whether agents take own bursts for others' traffic.
+    pub noisy: bool,
+    /// Trains under way, until when, and how often one met another on a link.
+    trains: Vec<(Duration, Path)>,
+    pub met: usize,
     /// Packets of traces, and of those the ones that crossed a link, one way.
     pub traced: u64,
     pub traced_over: BTreeMap<LinkId, u64>,
@@ -118,6 +123,9 @@ impl Fabric {
             count: 0,
             sessions: 0,
             probes: 0,
+            noisy: false,
+            trains: Vec::new(),
+            met: 0,
             traced: 0,
             traced_over: BTreeMap::new(),
             salt: seed,
@@ -284,7 +292,13 @@ impl Fabric {
             Message::ProbePath(question) => {
                 self.probes += 1;
                 let answer = self.probe(host, &question);
-                let wait = self.between(2, 40);
+                let wait = self.between(5, 30);
+                self.trains.retain(|(until, _)| *until > self.now);
+                if let Some(path) = self.probed_path(host, &question) {
+                    let meets = |other: &Path| other.links().iter().any(|link| path.links().contains(link));
+                    self.met += self.trains.iter().filter(|(_, other)| meets(other)).count();
+                    self.trains.push((self.now + wait, path));
+                }
                 self.after(wait, Event::Say(session, Box::new(from_agent::Message::PathProbed(answer))));
             }
             Message::Refused(refused) => panic!("refused: {}", refused.reason),
@@ -353,13 +367,17 @@ impl Fabric {
         v1::PathsTraced { question: question.question, paths, error: String::new() }
     }
 
-    fn probe(&mut self, host: usize, question: &v1::ProbePath) -> v1::PathProbed {
+    /// The path that a probe is to take.
+    fn probed_path(&self, host: usize, question: &v1::ProbePath) -> Option<Path> {
         let to = self.host_at(&question.address);
         let switch = |hop: &v1::Hop| self.topology.switch_at(hop.addresses[0].parse().unwrap()).unwrap();
         let via: Vec<SwitchId> = question.via.iter().map(switch).collect();
-        let paths = self.topology.equal_cost_paths(HostId(host), to);
-        let path =
-            paths.iter().find(|path| self.topology.switches_of(path) == via).expect("a path that exists");
+        let mut paths = self.topology.equal_cost_paths(HostId(host), to).into_iter();
+        paths.find(|path| self.topology.switches_of(path) == via)
+    }
+
+    fn probe(&mut self, host: usize, question: &v1::ProbePath) -> v1::PathProbed {
+        let path = self.probed_path(host, question).expect("a path that exists");
         let dead = path.links().iter().any(|link| self.dead.contains(&link.link));
         let (question, packets_sent) = (question.question, 46);
         if dead {
@@ -462,7 +480,8 @@ impl Fabric {
             sends.iter().map(|(id, epoch, peer, port, _)| (*id, *epoch, *peer, *port)).collect();
         self.agents[host].told.retain(|key, _| keys.contains(key));
         for (id, epoch, peer, port, path) in sends {
-            let held = liar || path.links().iter().any(|link| self.foreign(*link) >= 200_000_000);
+            let burst = self.noisy && self.rng.random_bool(0.5);
+            let held = liar || burst || path.links().iter().any(|link| self.foreign(*link) >= 200_000_000);
             let key = (id, epoch, peer, port);
             let told = self.agents[host].told.get(&key).copied();
             let changed = told.is_none_or(|(before, _)| before != held);
@@ -485,7 +504,10 @@ impl Fabric {
                 cause: cause.into(),
                 loss: liar,
                 delay: held,
-                own_bits: self.moved(&path),
+                own_bits: match self.noisy {
+                    true => self.rng.random_range(100_000_000..1_300_000_000),
+                    false => self.moved(&path),
+                },
                 capacity_bits: 1_000_000_000,
                 ..v1::Congestion::default()
             };
@@ -498,7 +520,7 @@ impl Fabric {
             };
             self.say(session, from_agent::Message::PathCongestion(told));
         }
-        if again {
+        if again || self.noisy {
             let wait = if liar { MS * 2 } else { SECOND };
             self.after(wait, Event::Look(host));
         }

@@ -311,5 +311,21 @@ fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
         world.wait(MS * 5);
         answer(&mut world, session, question, ends, parity);
     }
-    assert!(world.state.estimates.links().next().is_some(), "now it is");
+    let heard = world.heard(sessions[0]);
+    let asked = heard.iter().find_map(|message| match message {
+        to_agent::Message::ProbePath(asked) => Some(asked.question),
+        _ => None,
+    });
+    let question = asked.unwrap_or_else(|| panic!("now it is, and a train is to tell: {heard:?}"));
+    assert!(world.state.estimates.links().next().is_none(), "it is not believed before");
+    let (packets_sent, packets_received, received_bits) = (100, 100, 600_000_000);
+    let probed = v1::PathProbed {
+        question,
+        packets_sent,
+        packets_received,
+        received_bits,
+        ..v1::PathProbed::default()
+    };
+    world.say(sessions[0], from_agent::Message::PathProbed(probed));
+    assert!(world.state.estimates.links().next().is_some(), "and then it is");
 }

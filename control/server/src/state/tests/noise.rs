@@ -1,0 +1,65 @@
+//! Agents that take own bursts for others' traffic, as they do where processors are busy: trains tell what is true.
+
+use super::fabric::{Fabric, MS, Stranger};
+use super::world::SECOND;
+use crate::state::Trigger;
+use std::collections::BTreeSet;
+
+const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+fn switches(fabric: &Fabric, id: u64) -> usize {
+    fabric.switches.get(&id).map_or(0, Vec::len)
+}
+
+#[test]
+fn what_own_bursts_look_like_changes_nothing_and_a_stranger_is_found_among_it() {
+    for seed in 0..4 {
+        let mut fabric = Fabric::new(seed, 1);
+        fabric.run(SECOND * 3);
+        let id = fabric.form("a", "world", &EVERYONE);
+        fabric.noisy = true;
+        fabric.look_all();
+        fabric.run(SECOND * 120);
+        assert_eq!(switches(&fabric, id), 0, "seed {seed}: {:#?}", fabric.state.decisions().last());
+        assert!(fabric.probes > 100, "seed {seed}: {} probes", fabric.probes);
+        let spines = ["spine0", "spine1"].map(|spine| fabric.link("leaf0", spine));
+        let crosses =
+            |fabric: &Fabric, link| fabric.own_paths(id).iter().any(|path| path.links().contains(&link));
+        let link = *spines.iter().find(|link| crosses(&fabric, **link)).unwrap();
+        let began = fabric.now;
+        fabric.strangers.insert(1, Stranger { link, bits: 500_000_000 });
+        fabric.run(SECOND * 60);
+        assert_eq!(switches(&fabric, id), 1, "seed {seed}: one switch an onset");
+        assert!(!crosses(&fabric, link), "seed {seed}");
+        let decision = fabric.state.decisions().last().unwrap().clone();
+        assert!(matches!(decision.trigger, Trigger::Verdict(_)), "seed {seed}: {decision:?}");
+        // At worst it came right after a train.
+        assert!(decision.at - began < SECOND * 3, "seed {seed}: {:?}", decision.at - began);
+        fabric.strangers.clear();
+        fabric.run(SECOND * 10);
+        assert_eq!(fabric.state.estimates.links().count(), 0, "seed {seed}: all is thought to be free again");
+        assert!(switches(&fabric, id) <= 2, "seed {seed}");
+        assert_eq!(fabric.ids(), BTreeSet::from([id]));
+    }
+}
+
+#[test]
+fn trains_do_not_meet() {
+    let mut fabric = Fabric::new(5, 1);
+    fabric.run(SECOND * 3);
+    let ids = [0, 1, 2, 3].map(|host| fabric.form("a", &format!("c{host}"), &[host, host + 4]));
+    fabric.noisy = true;
+    for (name, (from, to)) in
+        [("leaf0", "spine0"), ("spine0", "leaf1"), ("leaf1", "spine1")].into_iter().enumerate()
+    {
+        let link = fabric.link(from, to);
+        fabric.strangers.insert(name as u32, Stranger { link, bits: 600_000_000 });
+        fabric.look_all();
+        fabric.run(SECOND * 20 + MS);
+    }
+    fabric.strangers.clear();
+    fabric.run(SECOND * 20);
+    assert!(fabric.probes > 20, "{} probes", fabric.probes);
+    assert_eq!(fabric.met, 0, "of {} probes", fabric.probes);
+    assert_eq!(fabric.ids(), BTreeSet::from(ids));
+}
