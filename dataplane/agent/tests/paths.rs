@@ -177,7 +177,8 @@ fn a_train_takes_the_way_that_is_asked_for() {
         let probed = over(&["leaf0", spine, "leaf1"]).unwrap();
         println!("{spine}: {probed:?}");
         let bytes = received(&fabric, spine, "port0") - before;
-        assert!(bytes >= u64::from(probed.received) * 1500, "{bytes} bytes over {spine}");
+        // Datagrams that leave together are counted with one header.
+        assert!(bytes >= u64::from(probed.received) * 1472, "{bytes} bytes over {spine}");
         // A machine that is busy is slower; none is faster than the link.
         assert!(probed.sent == 268 && probed.received > 200, "{probed:?}");
         assert!(probed.received_bits > 0 && probed.received_bits < RATE * 12 / 10, "{probed:?}");
