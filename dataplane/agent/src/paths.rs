@@ -5,8 +5,8 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_api::v1::from_agent::Message;
 use harmonaize_api::v1::{self, Abilities};
 use harmonaize_transport::paths::{
-    Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Protocol, Question, Traced, Tracer,
-    Trains, probe,
+    Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Prober, Protocol, Question, Traced,
+    Tracer, Trains,
 };
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
@@ -91,7 +91,10 @@ impl Paths {
         spawn("traces", move || {
             answer(&to_trace, &also, |asked| Message::PathsTraced(trace(source, &asked)))
         })?;
-        spawn("probes", move || answer(&to_probe, &to, |asked| Message::PathProbed(probed(source, &asked))))?;
+        let mut prober = Prober::new(source);
+        spawn("probes", move || {
+            answer(&to_probe, &to, |asked| Message::PathProbed(probed(&mut prober, &asked)))
+        })?;
         self.asked = Some((traces, probes));
         Ok(())
     }
@@ -125,7 +128,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()
 }
 
 /// Answers questions until nobody asks any more.
-fn answer<T>(asked: &Receiver<T>, to: &mpsc::WeakSender<Message>, find: impl Fn(T) -> Message) {
+fn answer<T>(asked: &Receiver<T>, to: &mpsc::WeakSender<Message>, mut find: impl FnMut(T) -> Message) {
     for question in asked {
         let answer = find(question);
         let Some(to) = to.upgrade() else { return };
@@ -177,7 +180,7 @@ fn way(traced: &Traced) -> v1::TracedPath {
     }
 }
 
-fn probed(source: Ipv4Addr, asked: &v1::ProbePath) -> v1::PathProbed {
+fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
     let failed =
         |error: String| v1::PathProbed { question: asked.question, error, ..v1::PathProbed::default() };
     let (to, via) = match target(asked) {
@@ -185,7 +188,7 @@ fn probed(source: Ipv4Addr, asked: &v1::ProbePath) -> v1::PathProbed {
         Err(error) => return failed(error),
     };
     let trains = Trains { bytes: asked.bytes, count: asked.trains, enough_bits: asked.enough_bits };
-    match probe(source, to, &via, trains) {
+    match prober.probe(to, &via, trains) {
         Ok(probed) => v1::PathProbed {
             question: asked.question,
             received_bits: probed.received_bits,
@@ -257,7 +260,8 @@ mod tests {
             ..v1::ProbePath::default()
         };
         let many = v1::ProbePath { trains: 5, ..probe("10.0.0.1:7", vec![], 0) };
-        assert!(probed(HERE, &many).error.contains("5 trains; at most 4"));
+        let mut prober = Prober::new(HERE);
+        assert!(probed(&mut prober, &many).error.contains("5 trains; at most 4"));
         let wrong = [
             (probe("10.0.0.1", vec![], 0), "no address with a port"),
             (probe("10.0.0.1:7", vec![], MAX_TRAIN + 1), "a train of 1048577 bytes"),
@@ -266,7 +270,7 @@ mod tests {
             (probe("10.0.0.1:7", vec![v1::Hop { addresses: vec!["s0".to_owned()] }], 0), "\"s0\""),
         ];
         for (asked, what) in wrong {
-            let answer = probed(HERE, &asked);
+            let answer = probed(&mut prober, &asked);
             assert!(answer.question == 8 && !answer.unreachable && answer.error.contains(what), "{answer:?}");
         }
     }
@@ -294,11 +298,15 @@ mod tests {
         paths.answer_into(to.downgrade()).unwrap();
         let address = abilities.probe_address.clone();
         let asked =
-            v1::ProbePath { question: 5, address, bytes: 4416, trains: 2, ..v1::ProbePath::default() };
+            v1::ProbePath { question: 5, address, bytes: 200_000, trains: 2, ..v1::ProbePath::default() };
         assert!(paths.probe(asked).is_none());
         let answer = tokio::time::timeout(Duration::from_secs(30), answers.recv()).await.unwrap();
         let Some(Message::PathProbed(probed)) = answer else { panic!("{answer:?}") };
-        assert_eq!((probed.question, probed.packets_sent, probed.packets_received), (5, 3, 3), "{probed:?}");
+        assert_eq!(
+            (probed.question, probed.packets_sent, probed.packets_received),
+            (5, 136, 136),
+            "{probed:?}"
+        );
         assert!(probed.error.is_empty() && probed.received_bits > 0);
     }
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_transport::paths::{
-    Answerer, ProbeError, Probed, Protocol, Question, Traced, Tracer, Trains, probe,
+    Answerer, ProbeError, Probed, Prober, Protocol, Question, Traced, Tracer, Trains,
 };
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
@@ -164,21 +164,25 @@ fn a_train_takes_the_way_that_is_asked_for() {
     let listen = SocketAddrV4::new(address(&fabric, "h1"), LISTEN);
     let answerer = far.enter(|| Answerer::bind(listen)).unwrap().unwrap();
     let source = address(&fabric, "h0");
-    let over = |switches: &[&str]| -> Result<Probed, ProbeError> {
+    let mut prober = Prober::new(source);
+    let mut over = |switches: &[&str]| -> Result<Probed, ProbeError> {
         let via: Vec<_> = switches.iter().map(|name| switch(&fabric, name)).collect();
         let near = &fabric.host("h0").unwrap().namespace;
         near.enter(|| {
-            probe(source, answerer.address(), &via, Trains { bytes: 384 << 10, ..Trains::default() })
+            prober.probe(answerer.address(), &via, Trains { bytes: 384 << 10, ..Trains::default() })
         })
         .unwrap()
     };
-    for spine in ["spine0", "spine1"] {
-        let before = received(&fabric, spine, "port0");
+    for (spine, other) in [("spine0", "spine1"), ("spine1", "spine0")] {
+        over(&["leaf0", spine, "leaf1"]).unwrap();
+        let (before, beside) = (received(&fabric, spine, "port0"), received(&fabric, other, "port0"));
         let probed = over(&["leaf0", spine, "leaf1"]).unwrap();
         println!("{spine}: {probed:?}");
         let bytes = received(&fabric, spine, "port0") - before;
         // Datagrams that leave together are counted with one header.
         assert!(bytes >= u64::from(probed.received) * 1472, "{bytes} bytes over {spine}");
+        // The way is known by now: nothing looks for it over the other.
+        assert_eq!(received(&fabric, other, "port0"), beside);
         // A machine that is busy is slower; none is faster than the link.
         assert!(probed.sent == 268 && probed.received > 200, "{probed:?}");
         assert!(probed.received_bits > 0 && probed.received_bits < RATE * 12 / 10, "{probed:?}");

@@ -1,7 +1,7 @@
 //! Which way packets take to another agent, and how much of that way is free.
 //!
 //! A [`Tracer`] sends packets of a connection's addresses and ports that die on the way and hears where: so is told which of several
-//! equal paths the fabric's hash gives to the connection. A [`prober`](probe) finds a way over given switches by the same means,
+//! equal paths the fabric's hash gives to the connection. A [`Prober`] finds a way over given switches by the same means,
 //! and sends trains of packets back to back over it; the [`Answerer`] at the other agent measures how far apart they come.
 //!
 //! None of it disturbs: a packet that is to die has a wrong checksum and neither SYN nor ACK, so that no host takes it for
@@ -17,7 +17,7 @@ mod train;
 
 pub use answer::Answerer;
 pub use packet::Protocol;
-pub use probe::{ProbeError, Probed, Trains, probe};
+pub use probe::{ProbeError, Probed, Prober, Trains};
 pub use trace::{Question, Trace, Traced};
 pub use tracer::Tracer;
 

@@ -34,6 +34,9 @@ const APART_MS: (u64, u64) = (4, 16);
 /// No further train after this.
 const ENOUGH_TIME: Duration = Duration::from_millis(1200);
 
+/// Ways that are remembered.
+const MOST_KNOWN: usize = 64;
+
 /// How much is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trains {
@@ -78,23 +81,76 @@ pub enum ProbeError {
     Kernel(&'static str, #[source] io::Error),
 }
 
-/// Sends trains from `source` to an [`super::Answerer`] over exactly the switches that `via` names in order, each by the addresses
-/// that its ICMP may come from. Blocks for up to some two seconds.
-///
-/// # Errors
-/// If no port leads there, nobody answers, or the kernel refuses a socket (raw ones need CAP_NET_RAW).
-pub fn probe(
+/// Sends trains, and remembers by which of its ports it came over which switches: looking for one sends packets over others too.
+#[derive(Debug)]
+pub struct Prober {
     source: Ipv4Addr,
+    /// The latest last.
+    known: Vec<Way>,
+}
+
+/// A socket whose packets took a way when it was last looked at.
+#[derive(Debug)]
+struct Way {
     to: SocketAddrV4,
-    via: &[Vec<Ipv4Addr>],
-    trains: Trains,
-) -> Result<Probed, ProbeError> {
+    via: Vec<Vec<Ipv4Addr>>,
+    socket: UdpSocket,
+    together: bool,
+}
+
+impl Prober {
+    /// Will send from this address.
+    pub fn new(source: Ipv4Addr) -> Self {
+        Self { source, known: Vec::new() }
+    }
+
+    /// Sends trains to an [`super::Answerer`] over exactly the switches that `via` names in order, each by the addresses that its
+    /// ICMP may come from. Blocks for up to some two seconds.
+    ///
+    /// # Errors
+    /// If no port leads there, nobody answers, or the kernel refuses a socket (raw ones need CAP_NET_RAW).
+    pub fn probe(
+        &mut self,
+        to: SocketAddrV4,
+        via: &[Vec<Ipv4Addr>],
+        trains: Trains,
+    ) -> Result<Probed, ProbeError> {
+        let way = self.way(to, via)?;
+        let found = measure(&way, trains);
+        if self.known.len() >= MOST_KNOWN {
+            self.known.remove(0);
+        }
+        self.known.push(way);
+        found
+    }
+
+    /// The way as it is known, if it still leads there; else it is looked for.
+    fn way(&mut self, to: SocketAddrV4, via: &[Vec<Ipv4Addr>]) -> Result<Way, ProbeError> {
+        let kernel = |what| move |error| ProbeError::Kernel(what, error);
+        if let Some(at) = self.known.iter().position(|way| way.to == to && way.via == via) {
+            let way = self.known.remove(at);
+            if via.is_empty() {
+                return Ok(way);
+            }
+            // Always: a switch that fails sends its packets elsewhere, where trains would find all well.
+            let mut tracer = Tracer::open(self.source).map_err(kernel("no raw socket"))?;
+            if leading(&mut tracer, self.source, to, via, std::slice::from_ref(&way.socket))?.1.is_some() {
+                return Ok(way);
+            }
+        }
+        let socket = find(self.source, to, via)?;
+        socket.connect(to).map_err(kernel("cannot send there"))?;
+        socket.set_nonblocking(true).map_err(kernel("cannot wait for room"))?;
+        make_room_to_send(&socket, ROOM);
+        let together = send_in_pieces(&socket, PAYLOAD as u16).is_ok();
+        Ok(Way { to, via: via.to_vec(), socket, together })
+    }
+}
+
+/// Sends the trains over a way.
+fn measure(way: &Way, trains: Trains) -> Result<Probed, ProbeError> {
     let kernel = |what| move |error| ProbeError::Kernel(what, error);
-    let socket = find(source, to, via)?;
-    socket.connect(to).map_err(kernel("cannot send there"))?;
-    socket.set_nonblocking(true).map_err(kernel("cannot wait for room"))?;
-    make_room_to_send(&socket, ROOM);
-    let together = send_in_pieces(&socket, PAYLOAD as u16).is_ok();
+    let (socket, to) = (&way.socket, way.to);
     let begun = Instant::now();
     let mut best: Option<Probed> = None;
     let mut seed = [0; 32];
@@ -108,7 +164,7 @@ pub fn probe(
         }
         random(&mut seed).map_err(kernel("no random numbers"))?;
         let name = seed.first_chunk().copied().unwrap_or_default();
-        let found = match one(&socket, to, name, trains.bytes, together) {
+        let found = match one(socket, to, name, trains.bytes, way.together) {
             Err(ProbeError::Silent(..)) if best.is_some() => continue,
             found => found?,
         };
@@ -170,17 +226,8 @@ fn find(source: Ipv4Addr, to: SocketAddrV4, via: &[Vec<Ipv4Addr>]) -> Result<Udp
     let mut kept = Vec::new();
     for _ in 0..ROUNDS {
         let sockets = (0..PORTS).map(|_| bind()).collect::<Result<Vec<_>, _>>()?;
-        let ports = |socket: &UdpSocket| Some((socket.local_addr().ok()?.port(), to.port()));
-        let question = Question {
-            protocol: Protocol::Udp,
-            source,
-            destination: *to.ip(),
-            pairs: sockets.iter().filter_map(ports).collect(),
-            hops: u8::try_from(via.len()).unwrap_or(u8::MAX),
-        };
-        let ways = tracer.trace(question, TRACE).map_err(kernel("tracing"))?;
+        let (ways, fitting) = leading(&mut tracer, source, to, via, &sockets)?;
         tried += ways.len();
-        let fitting = ways.iter().find(|way| crosses(way, via)).map(|way| way.ports.0);
         for socket in sockets {
             if fitting.is_some() && socket.local_addr().ok().map(|local| local.port()) == fitting {
                 return Ok(socket);
@@ -193,6 +240,27 @@ fn find(source: Ipv4Addr, to: SocketAddrV4, via: &[Vec<Ipv4Addr>]) -> Result<Udp
         }
     }
     Err(ProbeError::Unreachable { tried })
+}
+
+/// Which ways the packets of sockets take, and the port of the first that leads over the switches.
+fn leading(
+    tracer: &mut Tracer,
+    source: Ipv4Addr,
+    to: SocketAddrV4,
+    via: &[Vec<Ipv4Addr>],
+    sockets: &[UdpSocket],
+) -> Result<(Vec<Traced>, Option<u16>), ProbeError> {
+    let ports = |socket: &UdpSocket| Some((socket.local_addr().ok()?.port(), to.port()));
+    let question = Question {
+        protocol: Protocol::Udp,
+        source,
+        destination: *to.ip(),
+        pairs: sockets.iter().filter_map(ports).collect(),
+        hops: u8::try_from(via.len()).unwrap_or(u8::MAX),
+    };
+    let ways = tracer.trace(question, TRACE).map_err(|error| ProbeError::Kernel("tracing", error))?;
+    let fitting = ways.iter().find(|way| crosses(way, via)).map(|way| way.ports.0);
+    Ok((ways, fitting))
 }
 
 fn crosses(way: &Traced, via: &[Vec<Ipv4Addr>]) -> bool {
@@ -283,15 +351,17 @@ mod tests {
     fn a_train_is_answered() {
         let answerer = Answerer::bind(SocketAddrV4::new(HERE, 0)).unwrap();
         let trains = |bytes| Trains { bytes, ..Trains::default() };
-        let probed = probe(HERE, answerer.address(), &[], trains(100_000)).unwrap();
+        let mut prober = Prober::new(HERE);
+        let probed = prober.probe(answerer.address(), &[], trains(100_000)).unwrap();
         assert_eq!((probed.sent, probed.received), (68, 68));
         assert!(probed.received_bits > 0 && probed.sent_bits > 0 && probed.source_port > 0, "{probed:?}");
-        assert_eq!(probe(HERE, answerer.address(), &[], trains(0)).unwrap().sent, 45);
-        assert_eq!(probe(HERE, answerer.address(), &[], trains(1)).unwrap().sent, 2);
+        let again = prober.probe(answerer.address(), &[], trains(0)).unwrap();
+        assert_eq!((again.sent, again.source_port), (45, probed.source_port));
+        assert_eq!(prober.probe(answerer.address(), &[], trains(1)).unwrap().sent, 2);
         let several = Trains { count: 3, ..trains(400_000) };
-        let probed = probe(HERE, answerer.address(), &[], several).unwrap();
+        let probed = prober.probe(answerer.address(), &[], several).unwrap();
         assert_eq!((probed.sent, probed.received), (272, 272));
-        assert!(probe(HERE, answerer.address(), &[], Trains { enough_bits: 1, ..several }).is_ok());
+        assert!(prober.probe(answerer.address(), &[], Trains { enough_bits: 1, ..several }).is_ok());
     }
 
     #[test]
@@ -312,11 +382,12 @@ mod tests {
         let silent = UdpSocket::bind((HERE, 0)).unwrap();
         let SocketAddr::V4(address) = silent.local_addr().unwrap() else { panic!("another family") };
         let trains = Trains { bytes: 3000, ..Trains::default() };
-        assert!(matches!(probe(HERE, address, &[], trains), Err(ProbeError::Silent(_, 3))));
+        let mut prober = Prober::new(HERE);
+        assert!(matches!(prober.probe(address, &[], trains), Err(ProbeError::Silent(_, 3))));
         drop(silent);
-        assert!(matches!(probe(HERE, address, &[], trains), Err(ProbeError::Silent(..))));
+        assert!(matches!(prober.probe(address, &[], trains), Err(ProbeError::Silent(..))));
         if rustix::process::geteuid().is_root() {
-            let error = probe(HERE, address, &[vec![Ipv4Addr::new(10, 0, 0, 1)]], trains).unwrap_err();
+            let error = prober.probe(address, &[vec![Ipv4Addr::new(10, 0, 0, 1)]], trains).unwrap_err();
             assert!(matches!(error, ProbeError::Unreachable { tried: 8 }), "{error}");
         }
     }

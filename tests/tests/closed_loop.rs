@@ -1,0 +1,222 @@
+//! The closed loop, end to end: eight agents in two racks under two spines. What the wire shows changes plans under traffic, and
+//! every result stays right. Nothing tells control but the agents' programs in the kernel.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use anyhow::{Context, Result, bail, ensure};
+use harmonaize_client::Access;
+use harmonaize_tests::job::{Worker, deploy, run, sockets};
+use harmonaize_tests::racks_and_strangers;
+use std::fmt::Debug;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use xtask::deployment::Deployment;
+use xtask::foreign::Foreign;
+use xtask::load::{Load, Watch};
+use xtask::plans::{self, Hop, Plan};
+use xtask::route::{Flow, Protocol, switches};
+
+const RATE: &str = "100Mbit/s";
+/// Half of it.
+const FOREIGN: u64 = 50_000_000;
+/// How long anything may take: a bound for machines that are busy with other things, and no figure.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Where agents listen for each other.
+const AGENT_PORT: u16 = 7200;
+
+/// How far the ranks are, and how far they may go.
+struct Progress {
+    begun: u64,
+    done: u64,
+    limit: u64,
+}
+
+/// Operations one after the other, each checked bit for bit, as long as they may.
+fn work(worker: &Worker, progress: &Mutex<Progress>) -> Result<()> {
+    for operation in 0.. {
+        {
+            let mut progress = progress.lock().unwrap();
+            if operation >= progress.limit {
+                break;
+            }
+            progress.begun = progress.begun.max(operation + 1);
+        }
+        worker.sum(operation, 250_000, operation % 2 == 0, PATIENCE)?;
+        if worker.rank == 0 {
+            progress.lock().unwrap().done = operation + 1;
+        }
+    }
+    Ok(())
+}
+
+/// Asks again until there is an answer, for as long as the ranks work.
+fn until<T: Debug>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask()? {
+            return Ok(answer);
+        }
+        if Instant::now() > deadline {
+            bail!("{what}: not within {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The spine of a path from the first rack to the second; none where the paths that are known lead over none, or over both.
+fn up(plan: &Plan) -> Option<String> {
+    let paths = plan.hops.iter().flat_map(|hop| &hop.paths);
+    let mut spines = paths.filter_map(|path| match path.switches.as_slice() {
+        [first, spine, last] if first == "leaf0" && last == "leaf1" => Some(spine),
+        _ => None,
+    });
+    let spine = spines.next()?;
+    spines.all(|other| other == spine).then(|| spine.clone())
+}
+
+/// What is done to the fabric, while the ranks work.
+struct Scene<'a> {
+    deployment: &'a Deployment,
+    progress: &'a Mutex<Progress>,
+}
+
+impl Scene<'_> {
+    /// So many operations more.
+    fn operations(&self, count: u64) -> Result<()> {
+        let from = self.progress.lock().unwrap().done;
+        until("operations go on", || Ok((self.progress.lock().unwrap().done >= from + count).then_some(())))
+    }
+
+    fn plan(&self, what: &str, wanted: impl Fn(&Plan) -> bool) -> Result<Plan> {
+        let mut last = None;
+        let found = until(what, || {
+            let plan = plans::plans(self.deployment)?.into_iter().next();
+            last.clone_from(&plan);
+            Ok(plan.filter(|plan| wanted(plan)))
+        });
+        found.with_context(|| format!("the last plan was {last:?}"))
+    }
+
+    /// The spine that takes the ring from the first rack to the second.
+    fn crossing(&self) -> Result<String> {
+        let plan = self.plan("a plan whose paths are known", |plan| plan.known() && up(plan).is_some())?;
+        for hop in &plan.hops {
+            self.true_paths(hop)?;
+        }
+        up(&plan).context("the ring crosses a spine")
+    }
+
+    /// No link is thought of as other than the topology says.
+    fn all_well(&self, what: &str) -> Result<()> {
+        let mut last = Vec::new();
+        let found = until(what, || {
+            last = plans::links(self.deployment)?;
+            last.retain(|link| link.state != "ok");
+            Ok(last.is_empty().then_some(()))
+        });
+        found.with_context(|| format!("still {last:?}"))
+    }
+
+    /// What control says of a hop's paths is what the switches do with its ports, whichever end has connected.
+    fn true_paths(&self, hop: &Hop) -> Result<()> {
+        for path in &hop.paths {
+            let ways = [(path.source_port, AGENT_PORT), (AGENT_PORT, path.source_port)];
+            let way = |(source_port, destination_port)| {
+                let (from, to) = (hop.from.clone(), hop.to.clone());
+                let flow = Flow { protocol: Protocol::Tcp, from, to, source_port, destination_port };
+                switches(self.deployment.fabric(), &flow)
+            };
+            let ways = ways.into_iter().map(way).collect::<Result<Vec<_>>>()?;
+            ensure!(ways.contains(&path.switches), "control says {hop:?}, the switches {ways:?}");
+        }
+        Ok(())
+    }
+
+    /// A foreign flow takes half of a spine: found on the wire, and left.
+    fn foreign_flow(&self) -> Result<()> {
+        let spine = self.crossing()?;
+        let flow = Foreign::start(self.deployment.fabric(), "f0", "f1", &spine, FOREIGN)?;
+        let began = flow.began_realtime_ns();
+        until("the foreign flow is found and left", || {
+            let decisions = plans::decisions(self.deployment)?;
+            let mut since = decisions.into_iter().filter(|decision| decision.at_ns >= began);
+            Ok(since.find(|decision| decision.verdict.is_some() && decision.switched_ns().is_some()))
+        })?;
+        self.plan("a plan whose way up leaves the foreign flow alone", |plan| {
+            up(plan).is_some_and(|other| other != spine)
+        })?;
+        self.operations(5)?;
+        flow.stop()?;
+        self.all_well("the end of the foreign flow is found")?;
+        self.operations(5)
+    }
+
+    /// A spine is drained under traffic: soon nothing of ours crosses it.
+    fn drained_spine(&self) -> Result<()> {
+        let spine = self.crossing()?;
+        self.deployment.harmonaize(&["drain", &spine])?;
+        self.plan("a plan beside the drained spine", |plan| {
+            !plan.crossed("spine").contains(&spine.as_str())
+        })?;
+        until("silence on the drained spine", || {
+            let watch = Watch::start(self.deployment.fabric(), &[&spine], Duration::from_millis(20))?;
+            self.operations(5)?;
+            let loads = watch.finish()?;
+            let carried = |load: &Load| {
+                let ends = load.samples.first().zip(load.samples.last());
+                ends.map_or(0, |(first, last)| last.1.saturating_sub(first.1))
+            };
+            // Neighbours asking for addresses are no traffic of ours.
+            Ok(loads.iter().all(|load| carried(load) < 2_000).then_some(()))
+        })?;
+        self.deployment.harmonaize(&["drain", &spine, "--end"])?;
+        self.operations(5)
+    }
+
+    /// A spine dies under traffic: operations go on, and the plan goes around it.
+    fn dead_spine(&self) -> Result<()> {
+        let spine = self.crossing()?;
+        self.deployment.fabric().set_switch(&spine, false)?;
+        self.operations(5)?;
+        self.plan("a plan around the dead spine", |plan| !plan.crossed("spine").contains(&spine.as_str()))?;
+        self.deployment.fabric().set_switch(&spine, true)?;
+        self.operations(5)
+    }
+
+    fn play(&self) -> Result<()> {
+        self.operations(3)?;
+        self.foreign_flow().context("a foreign flow")?;
+        self.drained_spine().context("a drained spine")?;
+        self.dead_spine().context("a dead spine")
+    }
+}
+
+#[test]
+fn plans_follow_what_the_wire_shows_and_results_stay_right() {
+    let topology = racks_and_strangers(2, 4, 2, RATE);
+    let measured = |setup: &mut xtask::deployment::Setup| {
+        setup.strangers = 2;
+        setup.measure(RATE);
+    };
+    let Some(mut deployment) = deploy(&topology, measured) else { return };
+    let sockets = sockets(&deployment, "a");
+    let progress = Mutex::new(Progress { begun: 0, done: 0, limit: u64::MAX });
+    let (played, results) = std::thread::scope(|scope| {
+        let ranks =
+            scope.spawn(|| run(&sockets, "job", 1, |_| Access::Mapped, |worker| work(worker, &progress)));
+        let played = Scene { deployment: &deployment, progress: &progress }.play();
+        let mut progress = progress.lock().unwrap();
+        // What one rank has begun, all do.
+        progress.limit = progress.begun;
+        drop(progress);
+        (played, ranks.join().unwrap())
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        result.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
+    }
+    if let Err(error) = played {
+        let control = deployment.control().unwrap().said(16_384);
+        let decisions = plans::decisions(&deployment);
+        panic!("{error:#}\ndecisions: {decisions:#?}\ncontrol's log:\n{control}");
+    }
+    deployment.check().unwrap();
+}
