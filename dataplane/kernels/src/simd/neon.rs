@@ -25,6 +25,7 @@ type Words = [uint32x4_t; 4];
 macro_rules! by {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
         #[inline(always)]
+        #[allow(unused_unsafe)] // some bodies are made of other methods alone
         fn $name(self, $($argument: $type),*) -> $result {
             // SAFETY: `self` proves that the CPU has the instruction set; what is transmuted has the same size, and any bits
             // are valid in it.
