@@ -31,9 +31,13 @@ impl Load {
         pairs.map(rate).collect()
     }
 
-    /// Bytes carried from one time to another, to a sample's precision.
+    /// Bytes carried from one time to another, to a sample's precision; what was carried before the first sample is not counted.
     pub fn between(&self, from_ns: u64, to_ns: u64) -> u64 {
-        let until = |time: u64| self.samples.iter().rev().find(|(at, _)| *at <= time).map_or(0, |(_, b)| *b);
+        let first = self.samples.first();
+        let until = |time: u64| {
+            let last = self.samples.iter().rev().find(|(at, _)| *at <= time);
+            last.or(first).map_or(0, |(_, bytes)| *bytes)
+        };
         until(to_ns).saturating_sub(until(from_ns))
     }
 
@@ -124,5 +128,8 @@ mod tests {
         assert_eq!(load.last_over(0), Some(2_500_000_000));
         assert_eq!(load.last_over(5_000), None);
         assert_eq!(load.between(900_000_000, 2_000_000_000), 1_000);
+        let samples = vec![(1_000, 5_000), (2_000, 5_070)];
+        let load = Load { samples, ..load };
+        assert_eq!((load.between(0, u64::MAX), load.between(0, 1_500), load.between(0, 500)), (70, 0, 0));
     }
 }

@@ -83,7 +83,7 @@ fn connections(jobs: &[Job]) -> Vec<(Connection, Path, Rate)> {
             };
             for (port, path) in hop.paths.iter().enumerate() {
                 let (communicator, from, to, port) = (job.communicator, *from, *to, port as u16);
-                let connection = Connection { communicator, epoch: 1, from, to, port };
+                let connection = Connection { communicator, from, to, port };
                 all.push((connection, path.clone(), Rate(0)));
             }
         }

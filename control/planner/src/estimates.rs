@@ -39,8 +39,6 @@ const FADE_ALONE: Nanos = Nanos(60_000_000_000);
 pub struct Connection {
     /// Its communicator.
     pub communicator: u64,
-    /// The epoch that it was made for.
-    pub epoch: u64,
     /// The host that sends.
     pub from: HostId,
     /// The host that receives.
@@ -200,7 +198,7 @@ impl Estimates {
         if !whole || !self.is_news(topology, &verdict) {
             return false;
         }
-        let by_others = Self::is_of_others(&verdict, narrowest(topology, &verdict.path));
+        let by_others = Self::is_of_others(&verdict, topology.path_rate(&verdict.path).0);
         if by_others {
             if self.standing.len() >= MOST_VERDICTS && !self.standing.contains_key(&verdict.connection) {
                 return false;
@@ -225,7 +223,7 @@ impl Estimates {
     /// Whether a verdict is news. A long round trip of a connection that moves next to nothing, with nothing lost, is none: what
     /// little it sent found the queues of others of ours, or was acknowledged late before a pause.
     pub fn is_news(&self, topology: &Topology, verdict: &Verdict) -> bool {
-        let moves = percent(verdict.own.0, narrowest(topology, &verdict.path)) >= IDLE;
+        let moves = percent(verdict.own.0, topology.path_rate(&verdict.path).0) >= IDLE;
         verdict.level == Level::None || verdict.lost || verdict.foreign.is_some() || moves
     }
 
@@ -541,10 +539,6 @@ impl Kept {
 
 fn capacity(topology: &Topology, link: DirectedLink) -> u64 {
     topology.links().get(link.link.0).map_or(0, |link| link.rate.0)
-}
-
-fn narrowest(topology: &Topology, path: &Path) -> u64 {
-    path.links().iter().map(|link| capacity(topology, *link)).min().unwrap_or(0)
 }
 
 fn percent(part: u64, whole: u64) -> u128 {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// What a line of `cargo run -p harmonaize-codec --example measure -- --json` says. Speeds in GB/s of f32.
+/// What a line of `cargo run -p harmonaize-codec --example measure` says. Speeds in GB/s of f32.
 #[derive(Debug, Deserialize)]
 struct Measured {
     tensor: String,
@@ -47,9 +47,7 @@ const SPEEDS: &[(&str, &str, f64, Speed)] = &[
 pub(super) fn run(rounds: usize, files: &[PathBuf]) -> Result<Vec<Row>> {
     let mut example = workspace::cargo();
     example.args(["run", "--quiet", "--release", "--package", "harmonaize-codec", "--example", "measure"]);
-    example
-        .args(["--", "--json"])
-        .args(files.iter().map(|file| std::path::absolute(file).unwrap_or(file.clone())));
+    example.arg("--").args(files.iter().map(|file| std::path::absolute(file).unwrap_or(file.clone())));
     let mut lines = Vec::new();
     let mut last = 0;
     for _ in 0..rounds {

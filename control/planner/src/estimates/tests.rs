@@ -46,7 +46,7 @@ fn over(topology: &Topology, from: usize, to: usize, spine: usize) -> Path {
 }
 
 fn connection(from: usize, to: usize, port: u16) -> Connection {
-    Connection { communicator: 1, epoch: 1, from: HostId(from), to: HostId(to), port }
+    Connection { communicator: 1, from: HostId(from), to: HostId(to), port }
 }
 
 fn verdict(topology: &Topology, from: usize, to: usize, spine: usize, level: Level, own: u64) -> Verdict {

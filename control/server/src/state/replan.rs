@@ -302,7 +302,7 @@ impl State {
                 for port in known.links.get(&(*from.min(to), *from.max(to))).into_iter().flatten() {
                     let Some(path) = self.path_of(sender.host, receiver.host, *port) else { continue };
                     let (from, to, port) = (sender.host, receiver.host, *port);
-                    let connection = Connection { communicator: *id, epoch: 0, from, to, port };
+                    let connection = Connection { communicator: *id, from, to, port };
                     active.push((connection, path.clone(), Rate(0)));
                 }
             }

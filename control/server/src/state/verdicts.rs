@@ -166,9 +166,7 @@ impl State {
             CongestionCause::Foreign => Cause::Others,
             CongestionCause::Unspecified => Cause::Unknown,
         };
-        // A connection may go on from one epoch to the next: its port names it.
-        let (communicator, epoch) = (told.communicator, 0);
-        let connection = Connection { communicator, epoch, from, to, port };
+        let connection = Connection { communicator: told.communicator, from, to, port };
         let (path, own, lost) = (path.clone(), Rate(found.own_bits), found.loss || found.marks);
         let verdict = Verdict { connection, path, level, cause, own, lost, foreign: None };
         if level == Level::Severe && found.loss {

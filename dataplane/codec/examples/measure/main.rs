@@ -12,12 +12,9 @@ use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Measures every codec on one core.
+/// Measures every codec on one core, and prints an object of JSON a line; `cargo xtask bench codec` makes a table of them.
 #[derive(Parser)]
 struct Args {
-    /// One object a line instead of a table
-    #[arg(long)]
-    json: bool,
     /// Elements of the synthetic tensors
     #[arg(long, default_value_t = 25 << 18)]
     elements: usize,
@@ -52,20 +49,10 @@ fn main() -> Result<()> {
         let tensor = npy::floats(&bytes).with_context(|| file.display().to_string())?;
         tensors.push((file.display().to_string(), tensor));
     }
-    if !args.json {
-        println!("| tensor | codec | ratio | vNMSE | memcpy GB/s | encode | decode | decode and add |");
-        println!("|---|---|---|---|---|---|---|---|");
-    }
     for (name, tensor) in &tensors {
         for (codec_name, codec) in Codec::NAMED {
             let row = measure(name, codec_name, *codec, tensor, args.passes)?;
-            if args.json {
-                println!("{}", serde_json::to_string(&row)?);
-            } else {
-                let Measured { ratio, vnmse, memcpy, encode, decode, decode_add, .. } = row;
-                print!("| {name} | {codec_name} | {ratio:.2} | {vnmse:.3e} | {memcpy:.1} | {encode:.1} ");
-                println!("| {decode:.1} | {decode_add:.1} |");
-            }
+            println!("{}", serde_json::to_string(&row)?);
         }
     }
     Ok(())
