@@ -29,10 +29,21 @@ pub fn encode(codec: Codec, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Res
     let squares = match codec {
         Codec::Fixed(code) => codes::encode(Isa::detect(), code, seed, source, payload)?,
     };
-    let header = Header { codec, payload: length, elements: count, seed }.to_bytes();
+    let header = Header { codec, payload: length, elements: count, seed, squares }.to_bytes();
     let head = to.range(0, HEADER_BYTES).ok_or(short)?;
     copy(View::from(&header[..]), &[head])?;
     Ok(Encoded { bytes: HEADER_BYTES + most, squares })
+}
+
+/// Has the header of the chunk at the start of `chunk` say other squares: of all that was lost on the way to the chunk's elements.
+///
+/// # Errors
+/// As [`header`].
+pub fn state(squares: Squares, chunk: ViewMut<'_>) -> Result<(), CodecError> {
+    let stated = Header { squares, ..header(chunk.as_view())? }.to_bytes();
+    let head = chunk.range(0, HEADER_BYTES);
+    let head = head.ok_or(CodecError::Short { expected: HEADER_BYTES, given: chunk.bytes() })?;
+    Ok(copy(View::from(&stated[..]), &[head])?)
 }
 
 /// Reads the chunk at the start of `from` into the f32 elements of `to`, of which it must have exactly so many. Bytes behind the

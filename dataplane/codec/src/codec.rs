@@ -58,6 +58,17 @@ impl Codec {
         Self::Fixed(Code::Rotated { bits, block: 1024 })
     }
 
+    /// Whether the mean over seeds of what comes back is the elements themselves, and errors under different seeds are
+    /// independent.
+    pub fn is_unbiased(self) -> bool {
+        match self {
+            Self::Fixed(Code::Blocks { grid: Grid::Int8 | Grid::Int4, rounding, .. }) => {
+                rounding == Rounding::Stochastic
+            }
+            Self::Fixed(code) => matches!(code, Code::F32 | Code::Rotated { .. }),
+        }
+    }
+
     /// The most bytes that a payload of `elements` elements takes; `None` if the codec has no such blocks, or the bytes do not
     /// fit a number.
     pub fn most_payload(self, elements: usize) -> Option<usize> {

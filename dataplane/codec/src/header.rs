@@ -1,16 +1,18 @@
 //! What stands before a chunk's payload.
 
 use crate::codec::Fields;
-use crate::{Codec, CodecError};
+use crate::{Codec, CodecError, Squares};
 
 /// The version that is written here.
 pub const VERSION: u8 = 1;
 /// Bytes of a header.
-pub const HEADER_BYTES: usize = 32;
+pub const HEADER_BYTES: usize = 48;
+/// Bytes that the check is of.
+const CHECKED: usize = HEADER_BYTES - 4;
 /// The first two bytes, as a little-endian number: "hz".
 const MAGIC: u16 = 0x7a68;
 
-/// What stands before a chunk's payload, 32 bytes, all numbers little-endian:
+/// What stands before a chunk's payload, 48 bytes, all numbers little-endian:
 ///
 /// | bytes | what |
 /// |---|---|
@@ -25,10 +27,13 @@ const MAGIC: u16 = 0x7a68;
 /// | 12 to 15 | bytes of the payload |
 /// | 16 to 19 | elements |
 /// | 20 to 27 | seed |
-/// | 28 to 31 | check of bytes 0 to 27: FNV-1a, 32 bits |
+/// | 28 to 35 | the squared error that the chunk stands for, f64 |
+/// | 36 to 43 | the squared tensor that it is an error of, f64 |
+/// | 44 to 47 | check of bytes 0 to 43: FNV-1a, 32 bits |
 ///
+/// The squares are of what the chunk's encoder lost, or of more, where it says so ([`crate::state`]); none is negative.
 /// The payload has no check: whatever it holds, it decodes to numbers, and links have checks of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
     /// How the payload holds the elements.
     pub codec: Codec,
@@ -38,6 +43,8 @@ pub struct Header {
     pub elements: u32,
     /// What the encoder's random choices came from.
     pub seed: u64,
+    /// What was lost, of what; NaN where the encoder met one.
+    pub squares: Squares,
 }
 
 impl Header {
@@ -45,18 +52,20 @@ impl Header {
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let Fields { id, bits, block, flags } = self.codec.fields();
         let mut bytes = [0; HEADER_BYTES];
-        let parts: [(usize, &[u8]); 5] = [
+        let parts: [(usize, &[u8]); 7] = [
             (0, &MAGIC.to_le_bytes()),
             (2, &[VERSION, id, bits, block, flags]),
             (12, &self.payload.to_le_bytes()),
             (16, &self.elements.to_le_bytes()),
             (20, &self.seed.to_le_bytes()),
+            (28, &self.squares.error.to_le_bytes()),
+            (36, &self.squares.signal.to_le_bytes()),
         ];
         for (at, part) in parts {
             bytes.iter_mut().skip(at).zip(part).for_each(|(byte, from)| *byte = *from);
         }
         let check = check(&bytes).to_le_bytes();
-        bytes.iter_mut().skip(28).zip(check).for_each(|(byte, from)| *byte = from);
+        bytes.iter_mut().skip(CHECKED).zip(check).for_each(|(byte, from)| *byte = from);
         bytes
     }
 
@@ -64,7 +73,7 @@ impl Header {
     ///
     /// # Errors
     /// [`CodecError::Magic`], [`CodecError::Version`], [`CodecError::Damaged`], [`CodecError::Codec`], and
-    /// [`CodecError::Payload`] where the payload's length is none that the codec gives so many elements.
+    /// [`CodecError::Payload`] where the payload's length is none that the codec gives so many elements, or a sum of squares is negative.
     pub fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Result<Self, CodecError> {
         let magic = u16::from_le_bytes(part(bytes, 0));
         if magic != MAGIC {
@@ -74,7 +83,7 @@ impl Header {
         if version != VERSION {
             return Err(CodecError::Version { version });
         }
-        if u32::from_le_bytes(part(bytes, 28)) != check(bytes) {
+        if u32::from_le_bytes(part(bytes, CHECKED)) != check(bytes) {
             return Err(CodecError::Damaged);
         }
         let unknown = CodecError::Codec { id, parameters: [bits, block, flags] };
@@ -87,8 +96,13 @@ impl Header {
             payload: u32::from_le_bytes(part(bytes, 12)),
             elements: u32::from_le_bytes(part(bytes, 16)),
             seed: u64::from_le_bytes(part(bytes, 20)),
+            squares: Squares {
+                error: f64::from_le_bytes(part(bytes, 28)),
+                signal: f64::from_le_bytes(part(bytes, 36)),
+            },
         };
-        if codec.most_payload(header.elements as usize) != Some(header.payload as usize) {
+        let negative = header.squares.error < 0.0 || header.squares.signal < 0.0;
+        if negative || codec.most_payload(header.elements as usize) != Some(header.payload as usize) {
             return Err(CodecError::Payload);
         }
         Ok(header)
@@ -104,5 +118,8 @@ fn part<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
 
 /// FNV-1a (Fowler, Noll, Vo) of the bytes before the check.
 fn check(bytes: &[u8; HEADER_BYTES]) -> u32 {
-    bytes.iter().take(28).fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+    bytes
+        .iter()
+        .take(CHECKED)
+        .fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

@@ -16,7 +16,7 @@ mod feedback;
 mod header;
 
 pub use budget::Budget;
-pub use chunk::{Encoded, decode, encode, header};
+pub use chunk::{Encoded, decode, encode, header, state};
 pub use codec::Codec;
 pub use controller::{Controller, Level, Outlook};
 pub use error::CodecError;

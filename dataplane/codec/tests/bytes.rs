@@ -3,7 +3,8 @@
 
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_codec::{
-    Code, Codec, CodecError, Grid, HEADER_BYTES, Header, Rounding, Store, decode, encode,
+    Code, Codec, CodecError, Grid, HEADER_BYTES, Header, Rounding, Squares, Store, decode, encode, header,
+    state,
 };
 use proptest::prelude::*;
 
@@ -47,15 +48,19 @@ fn values(chunk: &[u8], elements: usize) -> Result<Vec<f32>, CodecError> {
 #[test]
 fn a_header_is_what_its_table_says() {
     let codec = Codec::Fixed(Code::Blocks { grid: Grid::Int8, block: 64, rounding: Rounding::Stochastic });
-    let header = Header { codec, payload: 0x54, elements: 80, seed: 0x0807_0605_0403_0201 };
+    let squares = Squares { error: 0.25, signal: 2.0 };
+    let header = Header { codec, payload: 0x54, elements: 80, seed: 0x0807_0605_0403_0201, squares };
     let bytes = header.to_bytes();
     assert_eq!(
         bytes[..28],
         [0x68, 0x7a, 1, 3, 8, 6, 1, 0, 0, 0, 0, 0, 0x54, 0, 0, 0, 80, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
     );
+    assert_eq!(bytes[28..44], [0, 0, 0, 0, 0, 0, 0xd0, 0x3f, 0, 0, 0, 0, 0, 0, 0, 0x40]);
     assert_eq!(Header::from_bytes(&bytes), Err(CodecError::Payload));
     let header = Header { payload: 64 + 16 + 8, ..header };
     assert_eq!(Header::from_bytes(&header.to_bytes()), Ok(header));
+    let negative = Header { squares: Squares { error: -1.0, signal: 2.0 }, ..header };
+    assert_eq!(Header::from_bytes(&negative.to_bytes()), Err(CodecError::Payload));
     let mut damaged = header.to_bytes();
     damaged[20] ^= 1;
     assert_eq!(Header::from_bytes(&damaged), Err(CodecError::Damaged));
@@ -63,6 +68,20 @@ fn a_header_is_what_its_table_says() {
     assert_eq!(Header::from_bytes(&damaged), Err(CodecError::Version { version: 9 }));
     damaged[0] = 0;
     assert_eq!(Header::from_bytes(&damaged), Err(CodecError::Magic { found: 0x7a00 }));
+}
+
+#[test]
+fn a_chunk_states_what_its_encoder_lost_or_was_told() {
+    let tensor = [0.1, -0.7, 3.0];
+    let mut bytes = vec![0; Codec::BF16.most_bytes(3).unwrap()];
+    let told = encode(Codec::BF16, 0, View::from(&tensor[..]), ViewMut::from(&mut bytes[..])).unwrap();
+    assert_eq!(header(View::from(&bytes[..])).unwrap().squares, told.squares);
+    let before = values(&bytes, 3).unwrap();
+    let more = Squares { error: 7.0, signal: 9.0 };
+    state(more, ViewMut::from(&mut bytes[..])).unwrap();
+    assert_eq!(header(View::from(&bytes[..])).unwrap().squares, more);
+    assert_eq!(values(&bytes, 3).unwrap(), before);
+    assert!(state(more, ViewMut::from(&mut bytes[..20])).is_err());
 }
 
 #[test]
@@ -133,10 +152,10 @@ proptest! {
             chunk[place.index(most)] = byte;
         }
         if head {
-            let check = chunk[..28].iter().fold(0x811c_9dc5_u32, |hash, byte| {
+            let check = chunk[..HEADER_BYTES - 4].iter().fold(0x811c_9dc5_u32, |hash, byte| {
                 (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
             });
-            chunk[28..32].copy_from_slice(&check.to_le_bytes());
+            chunk[HEADER_BYTES - 4..HEADER_BYTES].copy_from_slice(&check.to_le_bytes());
         }
         let _ = values(&chunk, count);
     }

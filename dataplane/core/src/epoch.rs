@@ -5,8 +5,8 @@ use crate::switch::Switch;
 use crate::{CoreError, Nanos};
 use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::{
-    Access, Local, Operand, Participant, Place, Plan, Program, Request, Retention, Segmentation, Step,
-    StepKind, Tuning, program, retention, segmentation,
+    Access, Coding, Local, Operand, Participant, Place, Plan, Program, Request, Retention, Segmentation,
+    Step, StepKind, Tuning, program, retention, segmentation,
 };
 use std::sync::Arc;
 
@@ -26,6 +26,8 @@ pub struct EpochPlan {
     pub channels: u16,
     /// Landing slots of each stream; a power of two.
     pub landing_slots: u32,
+    /// How large AllReduces of f32 are coded; `None`: not at all.
+    pub coding: Option<Coding>,
 }
 
 /// Times a communicator keeps.

@@ -15,7 +15,7 @@ mod program;
 mod segmentation;
 
 pub use check::{CheckError, Fault, Found, Report, Usage, Wait, check};
-pub use plan::{Edges, Local, Plan, PlanError, Request, algorithm, edges, program};
+pub use plan::{Coding, Edges, Local, Plan, PlanError, Request, algorithm, edges, program};
 pub use program::{
     Access, Form, Group, MAX_SOURCES, Operand, Part, Participant, Place, Program, Retention, Slot, Step,
     StepKind,

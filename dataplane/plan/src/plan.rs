@@ -30,6 +30,15 @@ pub struct Request {
     pub root: Rank,
 }
 
+/// How operations that may lose something are coded, alike at all participants.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Coding {
+    /// The codec: an index into `harmonaize_codec::Codec::NAMED`.
+    pub codec: u16,
+    /// The most that an operation may lose: the squared error of its sum over the squares of all ranks' inputs. `None`: no bound.
+    pub most: Option<f64>,
+}
+
 /// What a participant knows of its own ranks. Participants need not agree on it: messages do not depend on it.
 #[derive(Clone, Copy)]
 pub struct Local<'a> {

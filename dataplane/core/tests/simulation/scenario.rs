@@ -133,6 +133,7 @@ pub(crate) fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: u32) 
         tuning: any_tuning(rng, today.tuning.chunk_bytes),
         channels: today.channels,
         landing_slots: 1 << rng.random_range(0..3),
+        coding: None,
     }
 }
 
@@ -194,6 +195,7 @@ impl Scenario {
             tuning: any_tuning(&mut rng, chunk_bytes),
             channels: rng.random_range(1..=8),
             landing_slots: 1 << rng.random_range(0..3),
+            coding: None,
         };
         let acts: Vec<Signature> =
             (0..rng.random_range(2..=7)).map(|_| any_signature(&mut rng, &plan)).collect();

@@ -119,7 +119,14 @@ impl World {
 
     pub(crate) fn plan(&self, epoch: u32, order: &[u32]) -> EpochPlan {
         let plan = Plan::new(self.group.clone(), order.iter().map(|&p| Participant(p)).collect()).unwrap();
-        EpochPlan { epoch, plan, tuning: self.tuning, channels: 4, landing_slots: self.landing_slots }
+        EpochPlan {
+            epoch,
+            plan,
+            tuning: self.tuning,
+            channels: 4,
+            landing_slots: self.landing_slots,
+            coding: None,
+        }
     }
 
     pub(crate) fn peers(&self, epoch: u32, me: Participant) -> Vec<Peer> {

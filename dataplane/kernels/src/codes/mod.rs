@@ -9,6 +9,7 @@ mod noise;
 mod rotated;
 mod rows;
 mod shared;
+mod signal;
 
 use crate::simd::{Job, LANES, Simd, dispatch};
 use crate::{Isa, KernelError};
@@ -205,6 +206,15 @@ pub fn decode(
         return crate::copy(from, &[to]);
     }
     dispatch(isa, Decode { code, seed, from: Source::new(from), store, to: Target::new(to), elements })
+}
+
+/// The sum of the squares of the f32 elements of `source`, as exact as [`Squares`]; NaN where an element is none or infinite.
+///
+/// # Errors
+/// [`KernelError::PartialElement`] and [`KernelError::Isa`].
+pub fn signal(isa: Isa, source: View<'_>) -> Result<f64, KernelError> {
+    let elements = counted(source.bytes())?;
+    dispatch(isa, signal::Signal { source: Source::new(source), elements })
 }
 
 /// The number of elements, if the lengths are right.

@@ -3,9 +3,11 @@
 use super::memory::{Memory, elements};
 use super::vector_isas;
 use crate::Isa;
-use crate::codes::{Code, Grid, Rounding, Squares, Store, add_shared, decode, encode, encode_shared, ranges};
+use crate::codes::{
+    Code, Grid, Rounding, Squares, Store, add_shared, decode, encode, encode_shared, ranges, signal,
+};
 use half::{bf16, f16};
-use harmonaize_abi::Dtype;
+use harmonaize_abi::{Dtype, View};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -31,6 +33,26 @@ fn ordinary(count: usize, seed: u64) -> Vec<u8> {
     (0..count)
         .flat_map(|_| (random.random_range(-1.0..1.0_f32) * random.random::<f32>()).to_le_bytes())
         .collect()
+}
+
+#[test]
+fn every_instruction_set_gives_the_references_signal() {
+    for count in LENGTHS.iter().copied() {
+        let content = ordinary(count, 3);
+        let source = Memory::new(count % 7, &content);
+        let values = content.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+        let expected: f64 = values.map(|value| f64::from(value).powi(2)).sum();
+        let scalar = signal(Isa::Scalar, source.view().as_view()).unwrap();
+        assert!((scalar - expected).abs() <= 1e-6 * expected, "{count}: {scalar}, not {expected}");
+        for isa in vector_isas() {
+            let vector = signal(isa, source.view().as_view()).unwrap();
+            assert_eq!(vector.to_bits(), scalar.to_bits(), "{isa} {count}");
+        }
+    }
+    let of = |values: &[f32]| signal(Isa::Scalar, View::from(values)).unwrap();
+    assert_eq!(of(&[1e-30, 3e-30]), f64::from(1e-30_f32).powi(2) + f64::from(3e-30_f32).powi(2));
+    assert_eq!(of(&[1e20]), f64::from(1e20_f32).powi(2));
+    assert!(of(&[f32::NAN; 20]).is_nan() && of(&[1.0, f32::INFINITY]).is_nan());
 }
 
 fn same(left: Squares, right: Squares) -> bool {
