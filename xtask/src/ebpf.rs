@@ -41,8 +41,9 @@ pub struct Consented {
     pub yes: bool,
 }
 
-/// The programs in Rust, each an object of its own.
-const PROGRAMS: &[&str] = &["telemetry", "loss"];
+/// The objects of the programs in Rust: each with the program that it is of, and with its features.
+const PROGRAMS: &[(&str, &str, &str)] =
+    &[("telemetry", "telemetry", ""), ("diagnosis", "telemetry", "diagnosis"), ("loss", "loss", "")];
 
 /// Names the folder of the objects that tests load instead of the committed ones.
 pub const OBJECTS: &str = "HARMONAIZE_EBPF_OBJECTS";
@@ -92,7 +93,7 @@ impl Tools {
 
 /// The names of all objects.
 fn objects() -> impl Iterator<Item = &'static str> {
-    PROGRAMS.iter().copied().chain(c::OBJECTS.iter().map(|(name, ..)| *name))
+    PROGRAMS.iter().map(|(object, ..)| *object).chain(c::OBJECTS.iter().map(|(name, ..)| *name))
 }
 
 fn build(consent: Consent) -> Result<()> {
@@ -176,16 +177,16 @@ fn formatted() -> Result<()> {
 /// Builds every program in Rust into `into`.
 fn compile(toolchain: &Toolchain, into: &Path) -> Result<()> {
     let build = folder().join("build");
-    let mut cargo = workspace::cargo();
-    cargo.current_dir(workspace::root().join("ebpf"));
-    cargo.args(["build", "--quiet", "--release", "--locked", "--target", toolchain::TARGET, "--target-dir"]);
-    cargo.arg(&build);
-    toolchain.apply(&mut cargo, PROGRAMS)?;
-    workspace::run(&mut cargo)?;
-    for program in PROGRAMS {
+    for (object, program, features) in PROGRAMS {
+        let mut cargo = workspace::cargo();
+        cargo.current_dir(workspace::root().join("ebpf"));
+        cargo.args(["build", "--quiet", "--release", "--locked", "--bin", program, "--features", features]);
+        cargo.args(["--target", toolchain::TARGET, "--target-dir"]).arg(&build);
+        toolchain.apply(&mut cargo, program)?;
+        workspace::run(&mut cargo)?;
         let linked = build.join(toolchain::TARGET).join("release").join(program);
         let bytes = fs::read(&linked).with_context(|| format!("cannot read {}", linked.display()))?;
-        object::put(program, &bytes, into)?;
+        object::put(object, &bytes, into)?;
     }
     Ok(())
 }

@@ -48,6 +48,7 @@ To measure what crosses this host's interfaces:
   flows = 32768                    # connections that are kept
   record = \"agent.trace\"          # everything, for `observe --replay`; grows without end
   run_time = false                 # true: how long the programs run in the kernel, at some 30 ns a packet
+  diagnosis = false                # true: the log says why packets are of no flow, or found no place
 
 RUST_LOG sets what is logged (for example RUST_LOG=debug)."
 )]

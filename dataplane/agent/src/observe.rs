@@ -55,6 +55,9 @@ pub struct Observe {
     /// Has the kernel take the time of every run of its BPF programs, which costs each some 30 ns more.
     #[arg(long)]
     pub run_time: bool,
+    /// Logs why packets are of no flow, or found no place; needs Linux 5.19
+    #[arg(long)]
+    pub diagnosis: bool,
 }
 
 /// Prints what was found and how things stand.
@@ -98,6 +101,7 @@ impl Observe {
             idle_gap: self.idle_gap.into(),
             flows: self.flows,
             run_time: self.run_time,
+            diagnosis: self.diagnosis,
             endpoints: Some(own_endpoints()),
             ..Options::default()
         };

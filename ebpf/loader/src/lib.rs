@@ -8,6 +8,7 @@
 mod attachment;
 mod clock;
 mod collector;
+mod diagnosis;
 mod endpoints;
 mod error;
 pub mod fake;
@@ -33,3 +34,5 @@ pub use trial::Trial;
 
 /// The programs, built from `ebpf/programs`.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!("../../objects/telemetry.o");
+/// The same, built to tell rare things with their reasons.
+pub const DIAGNOSIS: &[u8] = aya::include_bytes_aligned!("../../objects/diagnosis.o");

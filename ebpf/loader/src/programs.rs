@@ -1,6 +1,7 @@
 //! The loaded programs with their tables.
 
 use crate::attachment::Attachment;
+use crate::diagnosis::Diagnosis;
 use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -56,6 +57,9 @@ pub struct Options {
     /// Also follow what the kernel itself knows of the flows' ends, sockets and queue pairs. Where that cannot be had, the rest
     /// goes on without: [`Programs::missing`] says why.
     pub endpoints: Option<harmonaize_core_c::Options>,
+    /// Load the programs that were built for diagnosis: why a packet was of no flow, found no place, or could not be told goes to
+    /// tracing as a warning, at most one each 10 ms a processor. Needs Linux 5.19.
+    pub diagnosis: bool,
     /// Other programs than those of this crate, for tests.
     pub object: Option<Cow<'static, [u8]>>,
 }
@@ -71,6 +75,7 @@ impl Default for Options {
             clsact: false,
             early: false,
             endpoints: None,
+            diagnosis: false,
             object: None,
         }
     }
@@ -115,6 +120,7 @@ pub struct Programs {
     removed: u64,
     evicted: u64,
     tracing: Option<Tracing>,
+    diagnosis: Option<Diagnosis>,
     sockets: Buffers<SocketKey, Socket>,
     queue_pairs: Buffers<QueuePairKey, QueuePair>,
     missing: Vec<String>,
@@ -145,6 +151,7 @@ impl Programs {
         let folding: FoldingSecret = std::array::from_fn(|_| secret());
         let ring = options.ring.max(SMALLEST_RING);
         let ring = ring.checked_next_power_of_two().unwrap_or(1 << 31);
+        let usual = if options.diagnosis { crate::DIAGNOSIS } else { crate::OBJECT };
         let mut ebpf = EbpfLoader::new()
             // The programs read no structure of the kernel.
             .btf(None)
@@ -155,7 +162,7 @@ impl Programs {
             .map_max_entries(ROCE, flows / 2)
             .map_max_entries("REQUESTS", flows / 2)
             .map_max_entries("EVENTS", ring)
-            .load(options.object.as_deref().unwrap_or(crate::OBJECT))
+            .load(options.object.as_deref().unwrap_or(usual))
             .map_err(Error::opening)?;
         for direction in [Direction::Ingress, Direction::Egress] {
             let name = program_name(direction);
@@ -166,6 +173,7 @@ impl Programs {
             let program = early(&mut ebpf)?;
             program.load().map_err(|error| Error::loading(EARLY, error))?;
         }
+        let diagnosis = options.diagnosis.then(|| Diagnosis::of(&mut ebpf)).transpose()?;
         let run_time = options.run_time.then(|| aya::sys::enable_stats(aya::sys::Stats::RunTime));
         let run_time = run_time.transpose().map_err(|error| Error::call(error.call, error.io_error))?;
         let mut missing = Vec::new();
@@ -189,6 +197,7 @@ impl Programs {
             removed: 0,
             evicted: 0,
             tracing,
+            diagnosis,
             sockets: Buffers::default(),
             queue_pairs: Buffers::default(),
             missing,
@@ -260,11 +269,14 @@ impl Programs {
         Ok(())
     }
 
-    /// Hands the next events, at most `limit`, to `with`; returns how many there were.
+    /// Hands the next events, at most `limit`, to `with`; returns how many there were. What was told for diagnosis goes on too.
     ///
     /// # Errors
     /// A record is not an event of this version.
     pub fn read_events(&mut self, limit: usize, mut with: impl FnMut(&Event)) -> Result<usize, Error> {
+        if let Some(diagnosis) = &mut self.diagnosis {
+            diagnosis.hand_on();
+        }
         for read in 0..limit {
             let Some(record) = self.events.next() else { return Ok(read) };
             match Event::ref_from_bytes(&record) {

@@ -75,13 +75,13 @@ impl Toolchain {
     }
 
     /// Has a call of cargo build for the machine, with no path of this one in what it builds.
-    pub(super) fn apply(&self, cargo: &mut Command, programs: &[&str]) -> Result<()> {
+    pub(super) fn apply(&self, cargo: &mut Command, program: &str) -> Result<()> {
         for variable in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTFLAGS", "CARGO_TARGET_DIR"] {
             cargo.env_remove(variable);
         }
         cargo.env("RUSTC", &self.compiler);
         // Inline assembly for this machine is not stable, in our programs and in the library beneath.
-        cargo.env("RUSTC_BOOTSTRAP", format!("aya_ebpf,{}", programs.join(",")));
+        cargo.env("RUSTC_BOOTSTRAP", format!("aya_ebpf,{program}"));
         let home = match std::env::var_os("CARGO_HOME") {
             Some(home) => PathBuf::from(home),
             None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cargo"),

@@ -43,6 +43,8 @@ pub struct Telemetry {
     pub run_time: bool,
     /// What the kernel itself knows of the flows' ends is followed too: sockets of this network namespace, and queue pairs.
     pub kernel: bool,
+    /// The log says why packets are of no flow, or found no place: the programs are those built for that.
+    pub diagnosis: bool,
 }
 
 impl Default for Telemetry {
@@ -59,6 +61,7 @@ impl Default for Telemetry {
             record: None,
             run_time: false,
             kernel: true,
+            diagnosis: false,
         }
     }
 }
@@ -81,6 +84,8 @@ pub(super) struct FileTelemetry {
     #[serde(default)]
     run_time: bool,
     kernel: Option<bool>,
+    #[serde(default)]
+    diagnosis: bool,
 }
 
 impl FileTelemetry {
@@ -126,6 +131,7 @@ impl FileTelemetry {
             record: self.record,
             run_time: self.run_time,
             kernel: self.kernel.unwrap_or(usual.kernel),
+            diagnosis: self.diagnosis,
         })
     }
 }

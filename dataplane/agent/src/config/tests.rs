@@ -161,7 +161,8 @@ fn a_table_asks_for_telemetry() {
     assert_eq!(parse("[telemetry]\n").unwrap().telemetry, Some(Telemetry::default()));
     let full = "[telemetry]\ninterfaces = [\"eth0\", \"eth1\"]\nsocket = \"/run/t.sock\"\nuids = [7]\n\
         metrics = \"127.0.0.1:9477\"\nidle_gap = \"1ms\"\nflows = 1000\ninterval = \"2ms\"\n\
-        rate = { eth1 = \"25Gbit/s\" }\nrecord = \"x.trace\"\nrun_time = true\nkernel = false\n";
+        rate = { eth1 = \"25Gbit/s\" }\nrecord = \"x.trace\"\nrun_time = true\nkernel = false\n\
+        diagnosis = true\n";
     let wanted = Telemetry {
         interfaces: vec!["eth0".into(), "eth1".into()],
         socket: Some("/run/t.sock".into()),
@@ -174,6 +175,7 @@ fn a_table_asks_for_telemetry() {
         record: Some("x.trace".into()),
         run_time: true,
         kernel: false,
+        diagnosis: true,
     };
     assert_eq!(parse(full).unwrap().telemetry, Some(wanted));
     for (line, said) in [

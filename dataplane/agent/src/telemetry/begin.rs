@@ -121,6 +121,7 @@ fn try_begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) ->
         idle_gap: asked.idle_gap,
         flows: asked.flows,
         run_time: asked.run_time,
+        diagnosis: asked.diagnosis,
         endpoints: asked.kernel.then(own_endpoints),
         ..Options::default()
     };

@@ -23,7 +23,8 @@ pub(crate) fn committed(name: &str) -> PathBuf {
 
 /// The programs, loaded; `None`, loudly, where the privilege or the kernel's support is missing.
 pub(crate) fn collector(options: Options) -> Option<Programs> {
-    let object = std::fs::read(object("telemetry.o")).unwrap();
+    let name = if options.diagnosis { "diagnosis.o" } else { "telemetry.o" };
+    let object = std::fs::read(object(name)).unwrap();
     let endpoints = options.endpoints.map(|endpoints| {
         let name = format!("endpoints-{}.o", std::env::consts::ARCH);
         let object = std::fs::read(self::object(&name)).unwrap();

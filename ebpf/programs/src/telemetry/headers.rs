@@ -3,6 +3,7 @@
 //! Nothing in a packet is believed: what reaches beyond the packet, or contradicts itself, makes it malformed. Headers that
 //! lie deeper than is looked make it `other`, as an unknown protocol would.
 
+use crate::diagnosis::Why;
 use crate::key::Key;
 use crate::maps;
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
@@ -62,6 +63,9 @@ pub struct Buffer {
     /// Bytes of payload in each packet, or 0 for a buffer that is one.
     pub segment_size: u32,
     segments: u32,
+    /// Why it is of no flow, to be told.
+    #[cfg(feature = "diagnosis")]
+    pub why: core::cell::Cell<Why>,
 }
 
 impl Buffer {
@@ -72,7 +76,16 @@ impl Buffer {
         let (data, end, length, interface, segment_size, segments) = unsafe {
             ((*skb).data, (*skb).data_end, (*skb).len, (*skb).ifindex, (*skb).gso_size, (*skb).gso_segs)
         };
-        Self { data: pointer(data), end: pointer(end), length, interface, segment_size, segments }
+        Self {
+            data: pointer(data),
+            end: pointer(end),
+            length,
+            interface,
+            segment_size,
+            segments,
+            #[cfg(feature = "diagnosis")]
+            why: core::cell::Cell::new(Why::Piece),
+        }
     }
 
     /// Takes what the kernel says of a packet that the device has just received.
@@ -81,7 +94,35 @@ impl Buffer {
         // SAFETY: as above.
         let (data, end, interface) = unsafe { ((*xdp).data, (*xdp).data_end, (*xdp).ingress_ifindex) };
         let (data, end) = (pointer(data), pointer(end));
-        Self { data, end, length: (end - data) as u32, interface, segment_size: 0, segments: 0 }
+        Self {
+            data,
+            end,
+            length: (end - data) as u32,
+            interface,
+            segment_size: 0,
+            segments: 0,
+            #[cfg(feature = "diagnosis")]
+            why: core::cell::Cell::new(Why::Piece),
+        }
+    }
+
+    /// Of a class that is of no flow, and why; nothing but the class where there is no diagnosis.
+    #[inline(always)]
+    fn no_flow<T>(&self, class: Class, why: Why) -> Result<T, Class> {
+        #[cfg(feature = "diagnosis")]
+        self.why.set(why);
+        #[cfg(not(feature = "diagnosis"))]
+        let _ = why;
+        Err(class)
+    }
+
+    /// Tells why it is of no flow, where there is diagnosis; headers are known up to `headers`.
+    #[inline(always)]
+    pub fn diagnose<const EGRESS: bool>(&self, headers: u32) {
+        #[cfg(feature = "diagnosis")]
+        crate::diagnosis::tell(self.why.get(), EGRESS, self.interface, self.length, headers);
+        #[cfg(not(feature = "diagnosis"))]
+        let _ = headers;
     }
 
     /// How many packets on the wire it stands for, with headers of `headers` bytes.
@@ -102,14 +143,16 @@ impl Buffer {
     fn read<T: Copy>(&self, offset: usize, limit: usize) -> Result<T, Class> {
         let beyond = offset + size_of::<T>();
         if beyond > limit {
-            return Err(Class::Malformed);
+            return self.no_flow(Class::Malformed, Why::Beyond);
         }
         if offset > HEADERS_END - size_of::<T>() {
-            return Err(Class::Unreachable);
+            return self.no_flow(Class::Unreachable, Why::Deep);
         }
+        #[cfg(feature = "diagnosis")]
+        let offset = bounded(offset);
         let at = self.data + offset;
         if at + size_of::<T>() > self.end {
-            return Err(Class::Unreachable);
+            return self.no_flow(Class::Unreachable, Why::Piece);
         }
         // SAFETY: it lies within the packet, which the line above proves to the verifier too. Every bit pattern is a T.
         // Where it is not aligned, the machine's loads do not mind; the verifier refuses the program where they would.
@@ -133,6 +176,17 @@ fn pointer(address: u32) -> usize {
 fn apart(mut offset: usize) -> usize {
     // SAFETY: it changes nothing; the compiler takes it for a change of the value.
     unsafe { core::arch::asm!("{0} = {0}", inout(reg) offset) };
+    offset
+}
+
+/// The same offset, which is less than [`HEADERS_END`], with that bound where the verifier sees it: reasons take registers, and then
+/// the compiler compares one copy of the offset and adds another.
+#[cfg(feature = "diagnosis")]
+#[inline(always)]
+fn bounded(mut offset: usize) -> usize {
+    const { assert!(HEADERS_END == 256) };
+    // SAFETY: it changes nothing, for the offset is less.
+    unsafe { core::arch::asm!("{0} &= 255", inout(reg) offset) };
     offset
 }
 
@@ -288,16 +342,16 @@ fn ipv4<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: usize) -> Resu
     let ip: Ipv4 = buffer.read(at, length)?;
     let own = usize::from(ip.version & 0x0f) * 4;
     if ip.version >> 4 != 4 || own < size_of::<Ipv4>() {
-        return Err(Class::Malformed);
+        return buffer.no_flow(Class::Malformed, Why::Version);
     }
     let total = usize::from(u16::from_be(ip.total));
     // Merged buffers of more than 64 KiB do not fit into the field, and have 0 there.
     let limit = if total == 0 && buffer.segment_size != 0 { length } else { at + total };
     if limit > length || limit < at + own {
-        return Err(Class::Malformed);
+        return buffer.no_flow(Class::Malformed, Why::Length);
     }
     if u16::from_be(ip.fragment) & 0x3fff != 0 {
-        return Err(Class::Fragment);
+        return buffer.no_flow(Class::Fragment, Why::Fragment);
     }
     seen.marked = u32::from(ip.service & 3 == 3);
     seen.ipv4 = 1;
@@ -310,13 +364,13 @@ fn ipv6<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: usize) -> Resu
     let length = buffer.length as usize;
     let ip: Ipv6 = buffer.read(at, length)?;
     if ip.version >> 4 != 6 {
-        return Err(Class::Malformed);
+        return buffer.no_flow(Class::Malformed, Why::Version);
     }
     let offset = at + size_of::<Ipv6>();
     let payload = usize::from(u16::from_be(ip.payload));
     let limit = if payload == 0 && buffer.segment_size != 0 { length } else { offset + payload };
     if limit > length {
-        return Err(Class::Malformed);
+        return buffer.no_flow(Class::Malformed, Why::Length);
     }
     seen.marked = u32::from((ip.class >> 4) & 3 == 3);
     seen.ipv4 = 0;
@@ -341,7 +395,7 @@ fn extensions(buffer: &Buffer, mut next: u8, mut offset: usize, limit: usize) ->
         let extension: Extension = buffer.read(offset, limit)?;
         // The offset and the flag of further fragments; a packet that is all of its fragments goes on.
         if next == FRAGMENT && u16::from_be(extension.fragment) & 0xfff9 != 0 {
-            return Err(Class::Fragment);
+            return buffer.no_flow(Class::Fragment, Why::Fragment);
         }
         next = extension.next;
         offset += 8 + usize::from(extension.length) * unit;
@@ -357,7 +411,7 @@ fn tcp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
     let own = usize::from(tcp.offset >> 4) * 4;
     let payload_at = at.offset + own;
     if own < size_of::<Tcp>() || payload_at > at.limit {
-        return Err(Class::Malformed);
+        return buffer.no_flow(Class::Malformed, Why::TcpOffset);
     }
     seen.headers = payload_at as u32;
     seen.payload = (at.limit - payload_at) as u32;
@@ -381,13 +435,13 @@ fn udp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
     }
     let end = at.offset + usize::from(u16::from_be(udp.length));
     if end > at.limit || end < base_at + size_of::<Base>() + CHECKSUM {
-        return Err(Class::Malformed);
+        return buffer.no_flow(Class::Malformed, Why::UdpLength);
     }
     let base_at = apart(base_at);
     let base: Base = buffer.read(base_at, end - CHECKSUM)?;
     // Another version of the transport header would mean other fields.
     if base.flags & 0x0f != 0 {
-        return Err(Class::Malformed);
+        return buffer.no_flow(Class::Malformed, Why::Base);
     }
     seen.syndrome = 0;
     if base.opcode & 0x1f == ACKNOWLEDGEMENT && base.opcode >> 5 != CONGESTION {

@@ -9,6 +9,7 @@
 // For the one instruction that adds atomically: the compiler has no name for it on this machine.
 #![feature(asm_experimental_arch)]
 
+mod diagnosis;
 mod headers;
 mod key;
 mod maps;
@@ -20,6 +21,7 @@ use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use aya_ebpf::macros::{classifier, xdp};
 use aya_ebpf::programs::{TcContext, XdpContext};
 use core::mem::MaybeUninit;
+use diagnosis::Why;
 use harmonaize_events::{HEADERS_END, Totals};
 use headers::{Buffer, Class, Seen};
 
@@ -66,6 +68,7 @@ fn count<const EGRESS: bool>(context: &TcContext) {
 fn look<const EGRESS: bool>(buffer: &Buffer, last: u32) -> u32 {
     let Some(totals) = maps::totals::<EGRESS>(buffer.interface) else {
         maps::losses(|losses| losses.unlisted += 1);
+        diagnosis::tell(Why::Unlisted, EGRESS, buffer.interface, buffer.length, 0);
         return 0;
     };
     let mut place = MaybeUninit::<Seen>::uninit();
@@ -106,12 +109,23 @@ fn settle<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut Seen, to
             totals.roce += packets;
             if EGRESS { roce_egress(seen) } else { roce_ingress(seen) }
         }
-        Class::Other | Class::Unreachable => return totals.other += packets,
-        Class::Fragment => return totals.fragments += packets,
-        Class::Malformed => return totals.malformed += packets,
+        Class::Other => return totals.other += packets,
+        Class::Unreachable => {
+            totals.other += packets;
+            return buffer.diagnose::<EGRESS>(seen.headers);
+        }
+        Class::Fragment => {
+            totals.fragments += packets;
+            return buffer.diagnose::<EGRESS>(seen.headers);
+        }
+        Class::Malformed => {
+            totals.malformed += packets;
+            return buffer.diagnose::<EGRESS>(seen.headers);
+        }
     };
     if placed == 0 {
         totals.unplaced += packets;
+        diagnosis::tell(Why::Unplaced, EGRESS, buffer.interface, buffer.length, seen.headers);
     }
 }
 
