@@ -60,8 +60,12 @@ fn main() -> Result<()> {
 
 fn measure(name: &str, codec_name: &str, codec: Codec, tensor: &[f32], passes: usize) -> Result<Measured> {
     let most = codec.most_bytes(tensor.len()).context("too many elements")?;
-    let mut chunk = vec![1_u8; most];
-    let mut to = vec![1.0_f32; tensor.len()];
+    // At multiples of 64, as arenas and staging are.
+    let mut chunk = vec![1_u8; most + 64];
+    let mut to = vec![1.0_f32; tensor.len() + 16];
+    let (skipped, first) = (chunk.as_ptr().align_offset(64), to.as_ptr().align_offset(64));
+    let chunk = chunk.get_mut(skipped..).context("no room")?;
+    let to = to.get_mut(first..first + tensor.len()).context("no room")?;
     let mut fastest = [f64::MAX; 4];
     let mut encoded = None;
     for _ in 0..passes.max(1) {

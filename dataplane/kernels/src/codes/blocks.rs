@@ -1,8 +1,9 @@
 //! Codes of blocks that share a scale: the block's greatest magnitude becomes the grid's.
 
-use super::memory::{Source, Target};
+use super::memory::{Rows, Source, Target};
 use super::noise::{Stream, Uniform};
-use super::rows::{Place, SCALE, get, put, row_bytes};
+use super::rows::{Place, SCALE, get_row, put, put_row, row_bytes};
+use super::totals::Totals;
 use super::{BLOCK, Grid, INFINITE, NAN, ROW, Rounding, Squares};
 use crate::simd::{LANES, Simd};
 
@@ -20,7 +21,8 @@ trait Codes {
     const TOP: f32;
     /// Bits of codes, and the values that they stand for.
     fn encode<S: Simd>(simd: S, row: S::Floats) -> (S::Words, S::Floats);
-    fn decode<S: Simd>(simd: S, codes: [u8; LANES]) -> S::Floats;
+    /// The values of the row of codes at `at`.
+    fn decode<S: Simd>(simd: S, from: Source<'_>, at: usize) -> S::Floats;
 }
 
 /// Integers as two's complement of `BITS` bits.
@@ -39,12 +41,12 @@ impl<const BITS: usize> Codes for Integers<BITS> {
     }
 
     #[inline(always)]
-    fn decode<S: Simd>(simd: S, codes: [u8; LANES]) -> S::Floats {
+    fn decode<S: Simd>(simd: S, from: Source<'_>, at: usize) -> S::Floats {
         if BITS == 8 {
-            return simd.signed(simd.widen_signed(codes));
+            return simd.signed(simd.widen_signed(from.get(at)));
         }
-        // The sign's bit to the top of a byte and back: what is above 4 bits of two's complement.
-        let codes = simd.xor(simd.widen(codes), simd.splat_word(8));
+        // The sign's bit flipped: the number is 8 more than it was.
+        let codes = simd.xor(get_row(simd, from, at, BITS), simd.splat_word(8));
         simd.sub(simd.signed(codes), simd.splat(8.0))
     }
 }
@@ -93,8 +95,8 @@ impl<const MANTISSA: u32> Codes for Floats<MANTISSA> {
     }
 
     #[inline(always)]
-    fn decode<S: Simd>(simd: S, codes: [u8; LANES]) -> S::Floats {
-        let codes = simd.widen(codes);
+    fn decode<S: Simd>(simd: S, from: Source<'_>, at: usize) -> S::Floats {
+        let codes = get_row(simd, from, at, 8);
         let sign = simd.and(codes, simd.splat_word(0x80));
         let codes = simd.xor(codes, sign);
         let normal = simd.shl(simd.plus(codes, simd.splat_word(Self::OFFSET)), Self::DROPPED);
@@ -140,15 +142,60 @@ struct Pass<'a> {
 impl Pass<'_> {
     #[inline(always)]
     fn encode<S: Simd, C: Codes, const STOCHASTIC: bool>(&self, simd: S) -> Squares {
-        let mut all = Squares::default();
-        let mut to = 0;
-        for (index, first) in (0..self.elements).step_by(self.block).enumerate() {
+        let mut all = Totals::new(simd);
+        let whole = self.whole::<S, C, STOCHASTIC>(simd, &mut all);
+        let mut to = whole * (SCALE + ROWS * row_bytes(C::BITS));
+        for (index, first) in (0..self.elements).step_by(self.block).enumerate().skip(whole) {
             let count = self.block.min(self.elements - first);
             let noise = STOCHASTIC.then(|| Stream::new(self.seed, index).uniform(simd));
-            all = all.and(self.block::<S, C>(simd, first, count.div_ceil(ROW), to, noise));
+            all.add_apart(self.block::<S, C>(simd, first, count.div_ceil(ROW), to, noise));
             to += SCALE + count.div_ceil(ROW) * row_bytes(C::BITS);
         }
-        all
+        all.squares(simd)
+    }
+
+    /// Encodes all whole blocks of the largest size, and tells how many. While one is encoded, the greatest magnitude of the next
+    /// is found: else each would wait for its own.
+    #[inline(always)]
+    fn whole<S: Simd, C: Codes, const STOCHASTIC: bool>(&self, simd: S, all: &mut Totals<S>) -> usize {
+        if self.block != ROWS * ROW {
+            return 0;
+        }
+        let mut index = 0;
+        let mut rows = self.source.rows::<ROWS>(0);
+        let mut greatest = rows.map_or(0, |rows| self::greatest(simd, rows));
+        let bytes = SCALE + ROWS * row_bytes(C::BITS);
+        while let (Some(this), Some(to)) = (rows, self.to.part(index * bytes, bytes)) {
+            let first = index * ROWS * ROW;
+            let mut noise = STOCHASTIC.then(|| Stream::new(self.seed, index).uniform(simd));
+            rows = self.source.rows::<ROWS>(first + ROWS * ROW);
+            let next = rows.unwrap_or(this);
+            if !(LEAST.to_bits()..INFINITE).contains(&greatest) {
+                all.add_apart(self.block::<S, C>(simd, first, ROWS, index * bytes, noise));
+                greatest = self::greatest(simd, next);
+            } else {
+                let grid = Scaled::new::<C, STOCHASTIC>(f32::from_bits(greatest));
+                to.put(0, grid.scale.to_le_bytes());
+                let mut most = [simd.splat_word(0); 2];
+                let mut sums = [Sums::new(simd); 2];
+                for pair in 0..ROWS / 2 {
+                    for (odd, (most, sums)) in most.iter_mut().zip(&mut sums).enumerate() {
+                        let row = 2 * pair + odd;
+                        this.prefetch(simd, row);
+                        *most = simd.max(*most, magnitude(simd, next.row(simd, row)));
+                        let codes = sums.row::<C>(simd, this.row(simd, row), grid.inverse, &mut noise);
+                        put_row(simd, to, SCALE + row * row_bytes(C::BITS), codes, C::BITS);
+                    }
+                }
+                let [even, odd] = sums;
+                let (error, signal) = (simd.add(even.error, odd.error), simd.add(even.signal, odd.signal));
+                all.add(simd, error, signal, grid.square());
+                let [even, odd] = most;
+                greatest = simd.greatest(simd.max(even, odd));
+            }
+            index += 1;
+        }
+        index
     }
 
     /// Encodes the block of `rows` rows from element `first` to byte `to` on.
@@ -159,54 +206,33 @@ impl Pass<'_> {
         first: usize,
         rows: usize,
         to: usize,
-        noise: Option<Uniform<S>>,
+        mut noise: Option<Uniform<S>>,
     ) -> Squares {
         let mut tile = [simd.splat(0.0); ROWS];
         let mut greatest = simd.splat_word(0);
         for (row, at) in tile.iter_mut().take(rows).zip((first..).step_by(ROW)) {
             *row = self.source.row(simd, at);
-            greatest = simd.max(greatest, simd.and(simd.bits(*row), simd.splat_word(0x7fff_ffff)));
+            greatest = simd.max(greatest, magnitude(simd, *row));
         }
         let tile = tile.get(..rows).unwrap_or_default();
         let greatest = simd.greatest(greatest);
-        if greatest >= INFINITE || f32::from_bits(greatest) < LEAST {
+        if !(LEAST.to_bits()..INFINITE).contains(&greatest) {
             return self.unusual::<S, C>(simd, tile, greatest, to);
         }
         let greatest = f32::from_bits(greatest);
-        // With noise the greatest must stay where it cannot be rounded up.
-        let top = if noise.is_some() { C::TOP * (1.0 - 1e-6) } else { C::TOP };
-        let scale = scale(greatest, top, C::TOP);
-        self.to.put(to, scale.to_le_bytes());
-        let sums = self.rows::<S, C>(simd, tile, top / greatest, to + SCALE, noise);
-        let square = f64::from(scale) * f64::from(scale);
-        Squares { error: f64::from(sums.0) * square, signal: f64::from(sums.1) * square }
-    }
-
-    /// Encodes rows, each element times `inverse`; sums of squares of what is lost and of the products.
-    #[inline(always)]
-    fn rows<S: Simd, C: Codes>(
-        &self,
-        simd: S,
-        tile: &[S::Floats],
-        inverse: f32,
-        to: usize,
-        mut noise: Option<Uniform<S>>,
-    ) -> (f32, f32) {
-        let inverse = simd.splat(inverse);
-        let (mut error, mut signal) = (simd.splat(0.0), simd.splat(0.0));
-        for (row, to) in tile.iter().zip((to..).step_by(row_bytes(C::BITS))) {
-            let row = simd.mul(*row, inverse);
-            let noisy = match &mut noise {
-                Some(noise) => simd.add(row, noise.next(simd)),
-                None => row,
-            };
-            let (codes, back) = C::encode(simd, noisy);
-            put(self.to, to, simd.narrow(codes), C::BITS);
-            let lost = simd.sub(row, back);
-            error = simd.fused(lost, lost, error);
-            signal = simd.fused(row, row, signal);
+        let grid = if noise.is_some() {
+            Scaled::new::<C, true>(greatest)
+        } else {
+            Scaled::new::<C, false>(greatest)
+        };
+        self.to.put(to, grid.scale.to_le_bytes());
+        let mut sums = Sums::new(simd);
+        for (row, to) in tile.iter().zip((to + SCALE..).step_by(row_bytes(C::BITS))) {
+            let codes = sums.row::<C>(simd, *row, grid.inverse, &mut noise);
+            put_row(simd, self.to, to, codes, C::BITS);
         }
-        (simd.sum(error), simd.sum(signal))
+        let (error, signal) = (simd.sum(sums.error), simd.sum(sums.signal));
+        Squares { error: f64::from(error) * grid.square(), signal: f64::from(signal) * grid.square() }
     }
 
     /// A block of too small magnitudes, or with one that is not finite.
@@ -226,11 +252,77 @@ impl Pass<'_> {
     }
 }
 
-/// The scale that brings `greatest` to `top`, such that `most` times it is finite.
 #[inline(always)]
-fn scale(greatest: f32, top: f32, most: f32) -> f32 {
-    let scale = greatest / top;
-    if (scale * most).is_finite() { scale } else { scale.next_down().next_down() }
+fn magnitude<S: Simd>(simd: S, row: S::Floats) -> S::Words {
+    simd.and(simd.bits(row), simd.splat_word(0x7fff_ffff))
+}
+
+/// The greatest magnitude's bits.
+#[inline(always)]
+fn greatest<S: Simd>(simd: S, rows: Rows<'_, ROWS>) -> u32 {
+    let rows = (0..ROWS).map(|index| magnitude(simd, rows.row(simd, index)));
+    simd.greatest(rows.fold(simd.splat_word(0), |most, row| simd.max(most, row)))
+}
+
+/// A grid for a block.
+struct Scaled {
+    /// What codes are multiplied with.
+    scale: f32,
+    /// What elements are multiplied with.
+    inverse: f32,
+}
+
+impl Scaled {
+    /// Brings `greatest` to the grid's greatest, such that it times the scale is finite.
+    #[inline(always)]
+    fn new<C: Codes, const STOCHASTIC: bool>(greatest: f32) -> Self {
+        // With noise the greatest must stay where it cannot be rounded up.
+        let top = if STOCHASTIC { C::TOP * (1.0 - 1e-6) } else { C::TOP };
+        let scale = greatest / top;
+        let fits = (scale * C::TOP).is_finite();
+        Self { scale: if fits { scale } else { scale.next_down().next_down() }, inverse: top / greatest }
+    }
+
+    /// The square of the codes' unit.
+    #[inline(always)]
+    fn square(&self) -> f64 {
+        f64::from(self.scale) * f64::from(self.scale)
+    }
+}
+
+/// Sums of squares of rows, in the unit of their codes: of what is lost, and of the elements.
+#[derive(Clone, Copy)]
+struct Sums<S: Simd> {
+    error: S::Floats,
+    signal: S::Floats,
+}
+
+impl<S: Simd> Sums<S> {
+    #[inline(always)]
+    fn new(simd: S) -> Self {
+        Self { error: simd.splat(0.0), signal: simd.splat(0.0) }
+    }
+
+    /// The codes of a row, each element times `inverse`.
+    #[inline(always)]
+    fn row<C: Codes>(
+        &mut self,
+        simd: S,
+        row: S::Floats,
+        inverse: f32,
+        noise: &mut Option<Uniform<S>>,
+    ) -> S::Words {
+        let row = simd.mul(row, simd.splat(inverse));
+        let noisy = match noise {
+            Some(noise) => simd.add(row, noise.next(simd)),
+            None => row,
+        };
+        let (codes, back) = C::encode(simd, noisy);
+        let lost = simd.sub(row, back);
+        self.error = simd.fused(lost, lost, self.error);
+        self.signal = simd.fused(row, row, self.signal);
+        codes
+    }
 }
 
 /// Cost: reads one byte an element, or half of one, writes 4 (and reads them, where it adds); four instructions a row.
@@ -244,10 +336,34 @@ pub(super) fn decode<S: Simd>(simd: S, grid: Grid, block: usize, from: Source<'_
     }
 }
 
+/// Decodes all whole blocks of the largest size, and tells how many.
+#[inline(always)]
+fn whole<S: Simd, C: Codes>(simd: S, from: Source<'_>, place: Place<'_>) -> usize {
+    let bytes = SCALE + ROWS * row_bytes(C::BITS);
+    let mut index = 0;
+    while let (Some(from), Some(part)) =
+        (from.part(index * bytes, bytes), place.part(index * ROWS * ROW, ROWS * ROW))
+    {
+        let scale = f32::from_le_bytes(from.get(0));
+        if scale.is_finite() {
+            let scale = simd.splat(scale * place.sign());
+            for row in 0..ROWS {
+                let values = C::decode(simd, from, SCALE + row * row_bytes(C::BITS));
+                part.put(simd, row * ROW, simd.mul(values, scale));
+            }
+        } else {
+            part.nan(0, ROWS * ROW);
+        }
+        index += 1;
+    }
+    index
+}
+
 #[inline(always)]
 fn values<S: Simd, C: Codes>(simd: S, block: usize, from: Source<'_>, place: Place<'_>) {
-    let mut at = 0;
-    for first in (0..place.elements).step_by(block) {
+    let whole = if block == ROWS * ROW { whole::<S, C>(simd, from, place) } else { 0 };
+    let mut at = whole * (SCALE + ROWS * row_bytes(C::BITS));
+    for first in (0..place.elements).step_by(block).skip(whole) {
         let end = (first + block).min(place.elements);
         let scale = f32::from_le_bytes(from.get(at));
         at += SCALE;
@@ -257,7 +373,7 @@ fn values<S: Simd, C: Codes>(simd: S, block: usize, from: Source<'_>, place: Pla
             let scale = simd.splat(scale * place.sign());
             let codes = (at..).step_by(row_bytes(C::BITS));
             for (element, code) in (first..end).step_by(ROW).zip(codes) {
-                let row = C::decode(simd, get(from, code, C::BITS));
+                let row = C::decode(simd, from, code);
                 place.put(simd, element, simd.mul(row, scale));
             }
         }

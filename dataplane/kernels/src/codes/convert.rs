@@ -2,11 +2,14 @@
 
 use super::memory::{Source, Target};
 use super::rows::Place;
+use super::totals::Totals;
 use super::{INFINITE, ROW, Squares};
 use crate::simd::{LANES, Simd};
 
-/// Elements whose squares are summed in f32 before they go into the totals.
-const GROUP: usize = 16 * ROW;
+/// Rows whose squares are summed in f32 before they go into the totals.
+const ROWS: usize = 16;
+/// Their elements.
+const GROUP: usize = ROWS * ROW;
 
 /// A group's squares are good in f32 while their sum lies in between.
 const GOOD: std::ops::RangeInclusive<f32> = 1e-24..=1e34;
@@ -64,29 +67,35 @@ pub(super) fn encode<S: Simd, N: Narrow>(
     to: Target<'_>,
     elements: usize,
 ) -> Squares {
-    let mut all = Squares::default();
-    for group in (0..elements).step_by(GROUP) {
-        let end = (group + GROUP).min(elements);
-        let (mut error, mut signal) = (simd.splat(0.0), simd.splat(0.0));
-        for at in (group..end).step_by(ROW) {
-            let row = source.row(simd, at);
-            let (halves, back) = N::encode(simd, row);
-            to.put(2 * at, halves);
-            let lost = simd.sub(row, back);
-            error = simd.fused(lost, lost, error);
-            signal = simd.fused(row, row, signal);
+    let mut all = Totals::new(simd);
+    let mut group = 0;
+    while let Some(rows) = source.rows::<ROWS>(group) {
+        let (mut error, mut signal) = ([simd.splat(0.0); 2], [simd.splat(0.0); 2]);
+        for pair in 0..ROWS / 2 {
+            for (odd, (error, signal)) in error.iter_mut().zip(&mut signal).enumerate() {
+                let index = 2 * pair + odd;
+                rows.prefetch(simd, index);
+                let row = rows.row(simd, index);
+                let (halves, back) = N::encode(simd, row);
+                to.put_halves(simd, 2 * (group + ROW * index), halves);
+                let lost = simd.sub(row, back);
+                *error = simd.fused(lost, lost, *error);
+                *signal = simd.fused(row, row, *signal);
+            }
         }
-        let (error, signal) = (simd.sum(error), simd.sum(signal));
-        if GOOD.contains(&signal) {
-            all = all.and(Squares { error: f64::from(error), signal: f64::from(signal) });
+        let [error, signal] = [error, signal].map(|[even, odd]| simd.add(even, odd));
+        if GOOD.contains(&simd.sum(signal)) {
+            all.add(simd, error, signal, 1.0);
         } else {
-            all = all.and(careful::<S, N>(simd, source, to, group, end));
+            all.add_apart(careful::<S, N>(simd, source, to, group, group + GROUP));
         }
+        group += GROUP;
     }
-    all
+    all.add_apart(careful::<S, N>(simd, source, to, group, elements));
+    all.squares(simd)
 }
 
-/// Encodes again a group whose squares f32 does not hold, or that has a NaN: its squares' sum is one.
+/// Encodes less than a group, or again one whose squares f32 does not hold, or that has a NaN: its squares' sum is one.
 #[cold]
 #[inline(never)]
 fn careful<S: Simd, N: Narrow>(
@@ -107,7 +116,7 @@ fn careful<S: Simd, N: Narrow>(
                 half.copy_from_slice(&N::NAN.to_le_bytes());
             }
         }
-        to.put(2 * at, halves);
+        to.put_halves(simd, 2 * at, halves);
         for (value, back) in simd.lanes(row).into_iter().zip(simd.lanes(back)) {
             let (value, lost) = (f64::from(value), f64::from(value) - f64::from(back));
             all = all.and(Squares { error: lost * lost, signal: value * value });

@@ -58,19 +58,41 @@ fn careful<S: Simd>(simd: S, tile: &[S::Floats]) -> Norm {
     }
 }
 
-/// Multiplies the rows with `factor`, flips random signs, and transforms; norms grow by the root of the elements' number.
+/// [`load`], then flips random signs and transforms; norms grow by the root of the elements' number. With a norm comes the unit
+/// of the rows, which is 1 or the norm.
 #[inline(always)]
-pub(super) fn rotate<S: Simd>(simd: S, tile: &mut [S::Floats], factor: f32, signs: Stream) {
-    let factor = simd.splat(factor);
-    let mut signs = Signs::new(signs);
-    for row in tile.iter_mut() {
-        let flipped = simd.negate(simd.mul(*row, factor), signs.next());
-        *row = within(simd, flipped);
+pub(super) fn rotate<S: Simd>(
+    simd: S,
+    source: Source<'_>,
+    first: usize,
+    tile: &mut [S::Floats],
+    signs: Stream,
+) -> (Norm, f32) {
+    let mut squares = simd.splat(0.0);
+    let mut flips = Signs::new(signs);
+    for (index, row) in tile.iter_mut().enumerate() {
+        let own = source.row(simd, first + ROW * index);
+        squares = simd.fused(own, own, squares);
+        *row = within(simd, simd.negate(own, flips.of(index)));
     }
+    let squares = simd.sum(squares);
+    let result = if GOOD.contains(&squares) {
+        (Norm::Of(squares.sqrt()), 1.0)
+    } else {
+        let norm = load(simd, source, first, tile);
+        let unit = if let Norm::Of(norm) = norm { norm } else { 1.0 };
+        let factor = simd.splat(1.0 / unit);
+        let mut flips = Signs::new(signs);
+        for (index, row) in tile.iter_mut().enumerate() {
+            *row = within(simd, simd.negate(simd.mul(*row, factor), flips.of(index)));
+        }
+        (norm, unit)
+    };
     between(simd, tile);
+    result
 }
 
-/// The inverse of [`rotate`] with factor 1, but for a factor of the elements' number; rows go to `place` from element `first` on.
+/// The inverse of [`rotate`], but for a factor of the elements' number; rows go to `place` from element `first` on.
 #[inline(always)]
 pub(super) fn restore<S: Simd>(
     simd: S,
@@ -80,9 +102,31 @@ pub(super) fn restore<S: Simd>(
     first: usize,
 ) {
     between(simd, tile);
-    let mut signs = Signs::new(signs);
-    for (row, at) in tile.iter().zip((first..place.elements).step_by(ROW)) {
-        place.put(simd, at, simd.negate(within(simd, *row), signs.next()));
+    let mut flips = Signs::new(signs);
+    for ((index, row), at) in tile.iter().enumerate().zip((first..place.elements).step_by(ROW)) {
+        place.put(simd, at, simd.negate(within(simd, *row), flips.of(index)));
+    }
+}
+
+/// Random signs of rows: 64 bits of the stream are for four.
+struct Signs {
+    stream: Stream,
+    bits: u64,
+}
+
+impl Signs {
+    #[inline(always)]
+    fn new(stream: Stream) -> Self {
+        Self { stream, bits: 0 }
+    }
+
+    /// Those of row `index`; to be asked in order.
+    #[inline(always)]
+    fn of(&mut self, index: usize) -> u16 {
+        if index.is_multiple_of(4) {
+            self.bits = self.stream.next();
+        }
+        (self.bits >> (16 * (index % 4))) as u16
     }
 }
 
@@ -93,54 +137,57 @@ fn within<S: Simd>(simd: S, row: S::Floats) -> S::Floats {
     simd.butterfly::<8>(simd.butterfly::<4>(row))
 }
 
-/// The stages between rows, two at a time: each brings a row into registers once.
+/// A stage of two.
+#[inline(always)]
+fn two<S: Simd>(simd: S, a: S::Floats, b: S::Floats) -> (S::Floats, S::Floats) {
+    (simd.add(a, b), simd.sub(a, b))
+}
+
+/// Two stages of four.
+#[inline(always)]
+fn four<S: Simd>(simd: S, [a, b, c, d]: [S::Floats; 4]) -> [S::Floats; 4] {
+    let ((ac, a_c), (bd, b_d)) = (two(simd, a, c), two(simd, b, d));
+    let ((a, b), (c, d)) = (two(simd, ac, bd), two(simd, a_c, b_d));
+    [a, b, c, d]
+}
+
+/// The stages between rows, three at a time: each brings a row into registers once.
 #[inline(always)]
 fn between<S: Simd>(simd: S, tile: &mut [S::Floats]) {
-    let mut half = tile.len() / 2;
-    while half >= 2 {
-        for part in tile.chunks_exact_mut(2 * half) {
-            let (low, high) = part.split_at_mut(half);
-            let (a, b) = low.split_at_mut(half / 2);
-            let (c, d) = high.split_at_mut(half / 2);
-            for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
-                let (ac, bd) = (simd.add(*a, *c), simd.add(*b, *d));
-                let (a_c, b_d) = (simd.sub(*a, *c), simd.sub(*b, *d));
-                (*a, *b) = (simd.add(ac, bd), simd.sub(ac, bd));
-                (*c, *d) = (simd.add(a_c, b_d), simd.sub(a_c, b_d));
+    let mut eighth = tile.len() / 8;
+    while eighth >= 1 {
+        for part in tile.chunks_exact_mut(8 * eighth) {
+            let (low, high) = part.split_at_mut(4 * eighth);
+            let ((ab, cd), (ef, gh)) = (low.split_at_mut(2 * eighth), high.split_at_mut(2 * eighth));
+            let ((a, b), (c, d)) = (ab.split_at_mut(eighth), cd.split_at_mut(eighth));
+            let ((e, f), (g, h)) = (ef.split_at_mut(eighth), gh.split_at_mut(eighth));
+            let low = a.iter_mut().zip(b).zip(c).zip(d);
+            let high = e.iter_mut().zip(f).zip(g).zip(h);
+            for ((((a, b), c), d), (((e, f), g), h)) in low.zip(high) {
+                let [(ae, a_e), (bf, b_f), (cg, c_g), (dh, d_h)] =
+                    [two(simd, *a, *e), two(simd, *b, *f), two(simd, *c, *g), two(simd, *d, *h)];
+                [*a, *b, *c, *d] = four(simd, [ae, bf, cg, dh]);
+                [*e, *f, *g, *h] = four(simd, [a_e, b_f, c_g, d_h]);
             }
         }
-        half /= 4;
+        eighth /= 8;
     }
-    if half == 1 {
-        for pair in tile.chunks_exact_mut(2) {
-            if let [a, b] = pair {
-                (*a, *b) = (simd.add(*a, *b), simd.sub(*a, *b));
+    // One or two stages are left where the rows' number is no power of eight.
+    match tile.len().trailing_zeros() % 3 {
+        1 => {
+            for pair in tile.chunks_exact_mut(2) {
+                if let [a, b] = pair {
+                    (*a, *b) = two(simd, *a, *b);
+                }
             }
         }
-    }
-}
-
-/// Random signs of rows: 64 bits of the stream are for four.
-struct Signs {
-    stream: Stream,
-    bits: u64,
-    left: u32,
-}
-
-impl Signs {
-    #[inline(always)]
-    fn new(stream: Stream) -> Self {
-        Self { stream, bits: 0, left: 0 }
-    }
-
-    #[inline(always)]
-    fn next(&mut self) -> u16 {
-        if self.left == 0 {
-            (self.bits, self.left) = (self.stream.next(), 4);
+        2 => {
+            for part in tile.chunks_exact_mut(4) {
+                if let [a, b, c, d] = part {
+                    [*a, *b, *c, *d] = four(simd, [*a, *b, *c, *d]);
+                }
+            }
         }
-        let row = self.bits as u16;
-        self.bits >>= 16;
-        self.left -= 1;
-        row
+        _ => {}
     }
 }

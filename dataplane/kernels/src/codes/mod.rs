@@ -10,6 +10,7 @@ mod rotated;
 mod rows;
 mod shared;
 mod signal;
+mod totals;
 
 use crate::simd::{Job, LANES, Simd, dispatch};
 use crate::{Isa, KernelError};
@@ -251,7 +252,7 @@ impl Job for Encode<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Squares {
         let Self { code, seed, source, to, elements } = self;
-        match code {
+        let squares = match code {
             // Copied, and encoded with ranges.
             Code::F32 | Code::Shared { .. } => Squares::default(),
             Code::Rotated { bits, block } => rotated::encode(simd, bits, block, seed, source, to, elements),
@@ -260,7 +261,9 @@ impl Job for Encode<'_> {
             Code::Blocks { grid, block, rounding } => {
                 blocks::encode(simd, grid, block, rounding, seed, source, to, elements)
             }
-        }
+        };
+        simd.fence();
+        squares
     }
 }
 

@@ -1,9 +1,9 @@
 //! Codes of 1 to 4 bits of rotated blocks: each element becomes the nearest of few centroids that are best for normal ones.
 
-use super::hadamard::{Norm, ROWS, load, padded, restore, rotate};
+use super::hadamard::{Norm, ROWS, padded, restore, rotate};
 use super::memory::{Source, Target};
 use super::noise::Stream;
-use super::rows::{Place, SCALE, get, put, row_bytes};
+use super::rows::{Place, SCALE, get_row, put, put_row, row_bytes};
 use super::{NAN, ROW, Squares};
 use crate::simd::{LANES, Simd};
 
@@ -29,10 +29,32 @@ const CENTROIDS: [f32; LANES] = [
 ];
 
 /// A quantiser of `BITS` bits. The top bit of a code is the sign, the others count the thresholds that the magnitude is above.
-struct Quantiser<const BITS: usize>;
+struct Quantiser<S: Simd, const BITS: usize> {
+    /// The value of each code.
+    values: S::Floats,
+    /// The threshold in each part of the magnitudes: those that are nearest to the same multiple of 1/4, where there is one at
+    /// most.
+    thresholds: S::Floats,
+    /// The number of thresholds below each part.
+    below: S::Floats,
+}
 
-impl<const BITS: usize> Quantiser<BITS> {
+impl<S: Simd, const BITS: usize> Quantiser<S, BITS> {
     const HALF: usize = 1 << (BITS - 1);
+
+    #[inline(always)]
+    fn new(simd: S) -> Self {
+        let halves = CENTROIDS.get(Self::HALF..2 * Self::HALF).unwrap_or_default();
+        let thresholds = || halves.windows(2).map(|pair| pair.iter().sum::<f32>() / 2.0);
+        let part = |threshold: f32| (4.0 * threshold).round_ties_even() as usize;
+        let within = |index| thresholds().find(|threshold| part(*threshold) == index).unwrap_or(f32::MAX);
+        let below = |index| thresholds().filter(|threshold| part(*threshold) < index).count() as u32;
+        Self {
+            values: simd.floats(Self::table()),
+            thresholds: simd.floats(core::array::from_fn(within)),
+            below: simd.of_bits(simd.words(core::array::from_fn(below))),
+        }
+    }
 
     /// The value of each code.
     #[inline(always)]
@@ -45,15 +67,19 @@ impl<const BITS: usize> Quantiser<BITS> {
 
     /// The codes of a row.
     #[inline(always)]
-    fn encode<S: Simd>(simd: S, row: S::Floats) -> S::Words {
+    fn encode(&self, simd: S, row: S::Floats) -> S::Words {
+        /// Added to a float of magnitude below 2^22, it leaves the nearest integer in the lowest bits.
+        const INTEGERS: f32 = 12_582_912.0;
         let bits = simd.bits(row);
-        let magnitude = simd.of_bits(simd.and(bits, simd.splat_word(0x7fff_ffff)));
-        let mut code = simd.splat_word(0);
-        let halves = CENTROIDS.get(Self::HALF..2 * Self::HALF).unwrap_or_default();
-        for (count, pair) in (1..).zip(halves.windows(2)) {
-            let threshold = simd.splat(pair.iter().sum::<f32>() / 2.0);
-            code = simd.where_above(magnitude, threshold, simd.splat_word(count), code);
-        }
+        let magnitude = simd.and(bits, simd.splat_word(0x7fff_ffff));
+        // The last part has all above.
+        let bounded = simd.of_bits(simd.min(magnitude, simd.splat_word(3.75_f32.to_bits())));
+        let part = simd.bits(simd.fused(bounded, simd.splat(4.0), simd.splat(INTEGERS)));
+        let below = simd.bits(simd.lookup(part, self.below));
+        let threshold = simd.lookup(part, self.thresholds);
+        let one =
+            simd.where_above(simd.of_bits(magnitude), threshold, simd.splat_word(1), simd.splat_word(0));
+        let code = simd.plus(below, one);
         let sign = simd.and(simd.shr(bits, 32 - BITS as u32), simd.splat_word(Self::HALF as u32));
         simd.or(code, sign)
     }
@@ -91,15 +117,16 @@ impl Pass<'_> {
     #[inline(always)]
     fn encode<S: Simd, const BITS: usize>(&self, simd: S) -> Squares {
         let mut tile = [simd.splat(0.0); ROWS];
+        let quantiser = Quantiser::<S, BITS>::new(simd);
         let (mut all, mut to) = (Squares::default(), 0);
         for (index, first) in (0..self.elements).step_by(self.block).enumerate() {
             let size = self.block.min(padded(self.elements - first));
             let tile = tile.get_mut(..size / ROW).unwrap_or_default();
             let rows = to + SCALE;
-            let (scale, squares) = match load(simd, self.source, first, tile) {
+            let (norm, unit) = rotate(simd, self.source, first, tile, Stream::new(self.seed, index));
+            let (scale, squares) = match norm {
                 Norm::Of(norm) => {
-                    rotate(simd, tile, 1.0 / norm, Stream::new(self.seed, index));
-                    let (dot, length) = self.rows::<S, BITS>(simd, tile, rows);
+                    let (dot, length) = self.rows(simd, &quantiser, tile, unit / norm, rows);
                     let signal = f64::from(norm) * f64::from(norm);
                     let lost = size as f64 * f64::from(length) / (f64::from(dot) * f64::from(dot)) - 1.0;
                     // So scaled, the values' product with what they stand for is its square: no bias (EDEN, section 3).
@@ -121,17 +148,25 @@ impl Pass<'_> {
         all
     }
 
-    /// Writes the codes of rotated rows; the sums of the centroids' products with the elements, and of their squares.
+    /// Writes the codes of rotated rows times `factor`; the sums of the centroids' products with these, and of their squares.
     #[inline(always)]
-    fn rows<S: Simd, const BITS: usize>(&self, simd: S, tile: &[S::Floats], to: usize) -> (f32, f32) {
-        let table = Quantiser::<BITS>::table();
+    fn rows<S: Simd, const BITS: usize>(
+        &self,
+        simd: S,
+        quantiser: &Quantiser<S, BITS>,
+        tile: &[S::Floats],
+        factor: f32,
+        to: usize,
+    ) -> (f32, f32) {
+        let factor = simd.splat(factor);
         let (mut dot, mut length) = (simd.splat(0.0), simd.splat(0.0));
         for (row, to) in tile.iter().zip((to..).step_by(row_bytes(BITS))) {
-            let codes = Quantiser::<BITS>::encode(simd, *row);
-            let values = simd.lookup(codes, &table);
-            dot = simd.fused(*row, values, dot);
+            let row = simd.mul(*row, factor);
+            let codes = quantiser.encode(simd, row);
+            let values = simd.lookup(codes, quantiser.values);
+            dot = simd.fused(row, values, dot);
             length = simd.fused(values, values, length);
-            put(self.to, to, simd.narrow(codes), BITS);
+            put_row(simd, self.to, to, codes, BITS);
         }
         (simd.sum(dot), simd.sum(length))
     }
@@ -165,7 +200,7 @@ pub(super) fn decode<S: Simd>(
 
 #[inline(always)]
 fn values<S: Simd, const BITS: usize>(simd: S, block: usize, seed: u64, from: Source<'_>, place: Place<'_>) {
-    let table = Quantiser::<BITS>::table();
+    let table = simd.floats(Quantiser::<S, BITS>::table());
     let mut tile = [simd.splat(0.0); ROWS];
     let mut at = 0;
     for (index, first) in (0..place.elements).step_by(block).enumerate() {
@@ -175,13 +210,59 @@ fn values<S: Simd, const BITS: usize>(simd: S, block: usize, seed: u64, from: So
         if !scale.is_finite() {
             place.nan(first, size);
         } else {
-            let factor = simd.splat(scale * place.sign());
+            let table = simd.mul(table, simd.splat(scale * place.sign()));
             let tile = tile.get_mut(..size / ROW).unwrap_or_default();
             for (row, at) in tile.iter_mut().zip((at..).step_by(row_bytes(BITS))) {
-                *row = simd.mul(simd.lookup(simd.widen(get(from, at, BITS)), &table), factor);
+                *row = simd.lookup(get_row(simd, from, at, BITS), table);
             }
             restore(simd, tile, Stream::new(seed, index), place, first);
         }
         at += size / ROW * row_bytes(BITS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CENTROIDS, Quantiser};
+    use crate::simd::{Job, LANES, Simd, dispatch};
+
+    struct Codes<const BITS: usize>([f32; LANES]);
+
+    impl<const BITS: usize> Job for Codes<BITS> {
+        type Output = [u8; LANES];
+
+        fn run<S: Simd>(self, simd: S) -> [u8; LANES] {
+            simd.narrow(Quantiser::<S, BITS>::new(simd).encode(simd, simd.floats(self.0)))
+        }
+    }
+
+    /// Counted by hand, on both sides of every threshold and of every part's end.
+    fn counted<const BITS: usize>() {
+        let half = 1 << (BITS - 1);
+        let middles: Vec<f32> =
+            CENTROIDS[half..2 * half].windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
+        let ends = (0..40).map(|end| end as f32 / 8.0).chain([60.0, 1e30]);
+        for near in middles.iter().copied().chain(ends) {
+            let mut row = [0.0; LANES];
+            let around = [near, near.next_up(), near.next_down(), near * 1.01, near * 0.99];
+            row.iter_mut()
+                .zip(around.into_iter().flat_map(|value| [value, -value]))
+                .for_each(|(a, b)| *a = b);
+            let expected = row.map(|value: f32| {
+                let above = middles.iter().filter(|middle| value.abs() > **middle).count();
+                (above + if value.is_sign_negative() { half } else { 0 }) as u8
+            });
+            for isa in crate::Isa::ALL.iter().filter(|isa| isa.is_available()) {
+                assert_eq!(dispatch(*isa, Codes::<BITS>(row)), Ok(expected), "{isa}: {row:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn codes_count_the_thresholds_below() {
+        counted::<1>();
+        counted::<2>();
+        counted::<3>();
+        counted::<4>();
     }
 }

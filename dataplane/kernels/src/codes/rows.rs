@@ -35,6 +35,12 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// The `elements` elements from `first` on, if all are there; as [`Target::part`].
+    #[inline(always)]
+    pub(super) fn part(self, first: usize, elements: usize) -> Option<Self> {
+        self.to.part(4 * first, 4 * elements).map(|to| Self { to, elements, ..self })
+    }
+
     /// 1, or -1 where values are taken off: what scales are multiplied with.
     #[inline(always)]
     pub(super) fn sign(self) -> f32 {
@@ -47,7 +53,7 @@ impl Place<'_> {
         match self.store {
             Store::Set => self.to.stream_row(simd, at, row),
             Store::Add | Store::Subtract => {
-                let sum = simd.add(self.to.source().row(simd, at), row);
+                let sum = simd.add(self.to.row(simd, at), row);
                 self.to.put_row(simd, at, sum);
             }
         }
@@ -101,6 +107,26 @@ fn unpack(row: u128, bits: usize) -> [u8; LANES] {
         _ => four(two(one(row))),
     };
     bytes.to_le_bytes()
+}
+
+/// Writes a row of codes that have no bit above theirs, but where they are 8.
+#[inline(always)]
+pub(super) fn put_row<S: Simd>(simd: S, target: Target<'_>, to: usize, codes: S::Words, bits: usize) {
+    match bits {
+        8 => target.put(to, simd.narrow(codes)),
+        4 => target.put(to, simd.fold(codes)),
+        _ => put(target, to, simd.narrow(codes), bits),
+    }
+}
+
+/// Reads a row of codes.
+#[inline(always)]
+pub(super) fn get_row<S: Simd>(simd: S, source: Source<'_>, at: usize, bits: usize) -> S::Words {
+    match bits {
+        8 => simd.widen(source.get(at)),
+        4 => simd.unfold(source.get(at)),
+        _ => simd.widen(get(source, at, bits)),
+    }
 }
 
 /// Writes a row of codes.

@@ -3,7 +3,7 @@
 use super::hadamard::{Norm, ROWS, load, padded, restore, rotate};
 use super::memory::{Source, Target};
 use super::noise::Stream;
-use super::rows::{Place, SCALE, get, put, row_bytes};
+use super::rows::{Place, SCALE, get_row, put, put_row, row_bytes};
 use super::{NAN, ROW, Squares};
 use crate::simd::{LANES, Simd};
 
@@ -89,7 +89,7 @@ impl Pass<'_> {
             let size = form.block.min(padded(self.elements - first));
             let tile = tile.get_mut(..size / ROW).unwrap_or_default();
             let range = f32::from_le_bytes(self.ranges.get(4 * index));
-            let norm = load(simd, self.source, first, tile);
+            let (norm, unit) = rotate(simd, self.source, first, tile, Stream::new(form.seed, index));
             let rows = to + SCALE;
             let usable = range.is_finite() && range > 0.0;
             let (range, squares) = match norm {
@@ -100,8 +100,7 @@ impl Pass<'_> {
                 }
                 Norm::Zeros(signal) if !usable => (range, Squares { error: signal, signal }),
                 Norm::Of(_) | Norm::Zeros(_) => {
-                    rotate(simd, tile, 1.0 / range, Stream::new(form.seed, index));
-                    let (error, signal) = self.rows(simd, tile, rows, index);
+                    let (error, signal) = self.rows(simd, tile, unit / range, rows, index);
                     let square = f64::from(range) * f64::from(range) / size as f64;
                     (range, Squares { error: f64::from(error) * square, signal: f64::from(signal) * square })
                 }
@@ -118,11 +117,12 @@ impl Pass<'_> {
         all
     }
 
-    /// Writes the codes of rotated rows whose range is 1; the sums of squares of what is lost and of the elements.
+    /// Writes the codes of rotated rows, whose range times `factor` is 1; the sums of squares of what is lost and of the elements.
     #[inline(always)]
-    fn rows<S: Simd>(&self, simd: S, tile: &[S::Floats], to: usize, index: usize) -> (f32, f32) {
+    fn rows<S: Simd>(&self, simd: S, tile: &[S::Floats], factor: f32, to: usize, index: usize) -> (f32, f32) {
         let Self { form, .. } = *self;
         let mut noise = Stream::new(self.noise, index).uniform(simd);
+        let factor = simd.splat(factor);
         let most = form.most() as f32;
         let step = 2.0 * form.end() / most;
         let (inverse, middle) = (simd.splat(1.0 / step), simd.splat(most / 2.0));
@@ -131,16 +131,18 @@ impl Pass<'_> {
         let (grown, offset) = (simd.splat(step * form.growth()), simd.splat(-form.end() * form.growth()));
         let (mut error, mut signal) = (simd.splat(0.0), simd.splat(0.0));
         for (row, to) in tile.iter().zip((to..).step_by(row_bytes(form.bits))) {
-            let place = simd.bits(simd.fused(*row, inverse, middle));
+            let row = simd.mul(*row, factor);
+            let place = simd.bits(simd.fused(row, inverse, middle));
             // Floats from 0 on are in order as integers, those below 0 are negative.
             let place = simd.where_exceeds(place, top, top, place);
             let place = simd.of_bits(simd.where_exceeds(bottom, place, bottom, place));
             let rounded = simd.add(simd.add(place, noise.next(simd)), integers);
             let value = simd.fused(simd.sub(rounded, integers), grown, offset);
-            let lost = simd.sub(*row, value);
+            let lost = simd.sub(row, value);
             error = simd.fused(lost, lost, error);
-            signal = simd.fused(*row, *row, signal);
-            put(self.to, to, simd.narrow(simd.and(simd.bits(rounded), simd.splat_word(0xff))), form.bits);
+            signal = simd.fused(row, row, signal);
+            let codes = simd.and(simd.bits(rounded), simd.splat_word(0xff));
+            put_row(simd, self.to, to, codes, form.bits);
         }
         (simd.sum(error), simd.sum(signal))
     }
@@ -165,7 +167,7 @@ pub(super) fn add<S: Simd>(
         to.put(to_at, if same { range } else { NAN.to_le_bytes() });
         (from_at, to_at) = (from_at + SCALE, to_at + SCALE);
         for row in 0..rows {
-            let codes = simd.widen(get(from, from_at + row * row_bytes(bits), bits));
+            let codes = get_row(simd, from, from_at + row * row_bytes(bits), bits);
             let at = to_at + row * row_bytes(width);
             if width == 16 {
                 let sum =
@@ -201,7 +203,7 @@ pub(super) fn decode<S: Simd>(simd: S, form: Form, from: Source<'_>, place: Plac
                 let codes = if width == 16 {
                     simd.widen_halves(from.get(at))
                 } else {
-                    simd.widen(get(from, at, width))
+                    get_row(simd, from, at, width)
                 };
                 *row = simd.mul(simd.add(simd.signed(codes), middle), factor);
             }

@@ -18,11 +18,14 @@ pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
 /// The lower 8 lanes, and the upper.
 type Floats = [__m256; 2];
 type Words = [__m256i; 2];
+/// In order.
+type Doubles = [__m256d; 4];
 
 /// A method's body: an expression of intrinsics, or one that is taken for each register.
 macro_rules! by {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
         #[inline(always)]
+        #[allow(unused_unsafe)] // some bodies are made of safe functions alone
         fn $name(self, $($argument: $type),*) -> $result {
             // SAFETY: `self` proves that the CPU has the instruction set; what is transmuted has the same size, and any bits
             // are valid in it.
@@ -73,14 +76,50 @@ pub(super) unsafe fn sum8(floats: __m256) -> f32 {
     }
 }
 
+/// The sum of 4 lanes: 2 apart, neighbours.
+///
+/// # Safety
+/// The CPU must have AVX.
+#[inline(always)]
+pub(super) unsafe fn sum4(doubles: __m256d) -> f64 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let two = _mm_add_pd(_mm256_castpd256_pd128(doubles), _mm256_extractf128_pd::<1>(doubles));
+        _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
+    }
+}
+
+/// Asks for a line to write it. Without `prefetchw` a CPU of x86-64 does nothing.
+#[inline(always)]
+pub(super) fn prefetch_to_write(at: *const u8) {
+    // SAFETY: reads and writes nothing, and never faults.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, readonly, preserves_flags));
+    }
+}
+
 impl Simd for Avx2 {
     type Floats = Floats;
     type Words = Words;
+    type Doubles = Doubles;
 
     by! {
         floats(lanes: [f32; LANES]) -> Floats = transmute(lanes);
         lanes(floats: Floats) -> [f32; LANES] = transmute(floats);
         words(lanes: [u32; LANES]) -> Words = transmute(lanes);
+        doubles(lanes: [f64; LANES]) -> Doubles = transmute(lanes);
+        double_lanes(doubles: Doubles) -> [f64; LANES] = transmute(doubles);
+        accumulate(floats: Floats, by: f64, sum: Doubles) -> Doubles = {
+            let by = _mm256_set1_pd(by);
+            let add = |floats, sum| _mm256_add_pd(sum, _mm256_mul_pd(_mm256_cvtps_pd(floats), by));
+            let ([low, high], [a, b, c, d]) = (floats, sum);
+            [
+                add(_mm256_castps256_ps128(low), a),
+                add(_mm256_extractf128_ps::<1>(low), b),
+                add(_mm256_castps256_ps128(high), c),
+                add(_mm256_extractf128_ps::<1>(high), d),
+            ]
+        };
         add(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_add_ps(a, b));
         sub(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_sub_ps(a, b));
         mul(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_mul_ps(a, b));
@@ -95,6 +134,7 @@ impl Simd for Avx2 {
         xor(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_xor_si256(a, b));
         plus(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_add_epi32(a, b));
         max(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_max_epu32(a, b));
+        min(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_min_epu32(a, b));
         shl(words: Words, by: u32) -> Words =
             each(words, |a| _mm256_sll_epi32(a, _mm_cvtsi32_si128(by.cast_signed())));
         shr(words: Words, by: u32) -> Words =
@@ -123,6 +163,16 @@ impl Simd for Avx2 {
             let bytes: __m128i = transmute(bytes);
             [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))]
         };
+        fold(words: Words) -> [u8; LANES / 2] = {
+            let [low, high] = words;
+            let both = _mm256_or_si256(low, _mm256_slli_epi32::<4>(high));
+            let halves = _mm_packus_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256::<1>(both));
+            _mm_cvtsi128_si64(_mm_packus_epi16(halves, halves)).to_le_bytes()
+        };
+        unfold(bytes: [u8; LANES / 2]) -> Words = {
+            let both = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(bytes)));
+            [_mm256_and_si256(both, _mm256_set1_epi32(15)), _mm256_srli_epi32::<4>(both)]
+        };
         narrow_halves(words: Words) -> [u8; 2 * LANES] =
             transmute(packed(each(words, |a| _mm256_and_si256(a, _mm256_set1_epi32(0xffff)))));
         widen_halves(halves: [u8; 2 * LANES]) -> Words =
@@ -132,8 +182,8 @@ impl Simd for Avx2 {
         }));
         of_f16(halves: [u8; 2 * LANES]) -> Floats =
             each(transmute::<[u8; 2 * LANES], [__m128i; 2]>(halves), |a| _mm256_cvtph_ps(a));
-        lookup(words: Words, table: &[f32; LANES]) -> Floats = {
-            let [low, high]: Floats = transmute(*table);
+        lookup(words: Words, table: Floats) -> Floats = {
+            let [low, high] = table;
             each(words, |a| {
                 let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(a));
                 _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, a), _mm256_permutevar8x32_ps(high, a), upper)
@@ -143,7 +193,12 @@ impl Simd for Avx2 {
             let [low, high] = floats;
             sum8(_mm256_add_ps(low, high))
         };
+        sum_doubles(doubles: Doubles) -> f64 = {
+            let [a, b, c, d] = doubles;
+            sum4(_mm256_add_pd(_mm256_add_pd(a, c), _mm256_add_pd(b, d)))
+        };
         prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        prefetch_write(at: *const u8) -> () = prefetch_to_write(at);
         fence() -> () = _mm_sfence();
         negate(floats: Floats, lanes: u16) -> Floats = {
             let [low, high] = floats;
@@ -169,21 +224,28 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn stream_halves(self, to: *mut u8, halves: [u8; 2 * LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_stream_si256(to.cast(), transmute::<[u8; 2 * LANES], __m256i>(halves)) };
+    }
+
+    #[inline(always)]
     fn butterfly<const H: usize>(self, own: Floats) -> Floats {
         // SAFETY: as above.
         unsafe {
             match H {
+                // Times 1 or -1 is exact: a fused sum is the sum.
                 1 => each(own, |a| {
-                    let other = _mm256_permute_ps::<0b10_11_00_01>(a);
-                    _mm256_blend_ps::<0b1010_1010>(_mm256_add_ps(other, a), _mm256_sub_ps(other, a))
+                    let signs = _mm256_setr_ps(1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0);
+                    _mm256_fmadd_ps(a, signs, _mm256_permute_ps::<0b10_11_00_01>(a))
                 }),
                 2 => each(own, |a| {
-                    let other = _mm256_permute_ps::<0b01_00_11_10>(a);
-                    _mm256_blend_ps::<0b1100_1100>(_mm256_add_ps(other, a), _mm256_sub_ps(other, a))
+                    let signs = _mm256_setr_ps(1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0);
+                    _mm256_fmadd_ps(a, signs, _mm256_permute_ps::<0b01_00_11_10>(a))
                 }),
                 4 => each(own, |a| {
-                    let other = _mm256_permute2f128_ps::<1>(a, a);
-                    _mm256_blend_ps::<0b1111_0000>(_mm256_add_ps(other, a), _mm256_sub_ps(other, a))
+                    let signs = _mm256_setr_ps(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0);
+                    _mm256_fmadd_ps(a, signs, _mm256_permute2f128_ps::<1>(a, a))
                 }),
                 _ => {
                     let [low, high] = own;

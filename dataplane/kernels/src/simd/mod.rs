@@ -22,10 +22,16 @@ pub(crate) trait Simd: Copy {
     type Floats: Copy;
     /// 16 lanes of 32 bits.
     type Words: Copy;
+    /// 16 lanes of f64.
+    type Doubles: Copy;
 
     fn floats(self, lanes: [f32; LANES]) -> Self::Floats;
     fn lanes(self, floats: Self::Floats) -> [f32; LANES];
     fn words(self, lanes: [u32; LANES]) -> Self::Words;
+    fn doubles(self, lanes: [f64; LANES]) -> Self::Doubles;
+    fn double_lanes(self, doubles: Self::Doubles) -> [f64; LANES];
+    /// `sum + floats * by` in f64, rounded twice.
+    fn accumulate(self, floats: Self::Floats, by: f64, sum: Self::Doubles) -> Self::Doubles;
     fn add(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     fn sub(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     fn mul(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
@@ -40,6 +46,8 @@ pub(crate) trait Simd: Copy {
     fn plus(self, left: Self::Words, right: Self::Words) -> Self::Words;
     /// The greater, unsigned.
     fn max(self, left: Self::Words, right: Self::Words) -> Self::Words;
+    /// The lesser, unsigned.
+    fn min(self, left: Self::Words, right: Self::Words) -> Self::Words;
     /// `by` less than 32.
     fn shl(self, words: Self::Words, by: u32) -> Self::Words;
     /// Zeros come in; `by` less than 32.
@@ -68,6 +76,10 @@ pub(crate) trait Simd: Copy {
     fn narrow(self, words: Self::Words) -> [u8; LANES];
     fn widen(self, bytes: [u8; LANES]) -> Self::Words;
     fn widen_signed(self, bytes: [u8; LANES]) -> Self::Words;
+    /// Byte `i`: the lowest 4 bits of lane `i`, and above them those of lane `i + 8`. What lanes hold above must be 0.
+    fn fold(self, words: Self::Words) -> [u8; LANES / 2];
+    /// The inverse of [`Simd::fold`].
+    fn unfold(self, bytes: [u8; LANES / 2]) -> Self::Words;
     /// The lower half of each lane, little-endian.
     fn narrow_halves(self, words: Self::Words) -> [u8; 2 * LANES];
     fn widen_halves(self, halves: [u8; 2 * LANES]) -> Self::Words;
@@ -78,13 +90,17 @@ pub(crate) trait Simd: Copy {
     /// One stage of the Hadamard transform: the sum with lane `i ^ H` where `i & H` is 0, the difference from it elsewhere.
     fn butterfly<const H: usize>(self, floats: Self::Floats) -> Self::Floats;
     /// The entry at each lane's lowest 4 bits.
-    fn lookup(self, words: Self::Words, table: &[f32; LANES]) -> Self::Floats;
+    fn lookup(self, words: Self::Words, table: Self::Floats) -> Self::Floats;
     /// Flips the sign of lane `i` where bit `i` is set.
     fn negate(self, floats: Self::Floats, lanes: u16) -> Self::Floats;
 
     /// Asks for the memory at `at`, which need not exist.
     #[inline(always)]
     fn prefetch(self, _at: *const u8) {}
+
+    /// Asks for the memory at `at`, which need not exist, to write it.
+    #[inline(always)]
+    fn prefetch_write(self, _at: *const u8) {}
 
     /// Makes rows that were streamed visible before later stores.
     #[inline(always)]
@@ -98,6 +114,16 @@ pub(crate) trait Simd: Copy {
     unsafe fn stream(self, to: *mut u8, row: Self::Floats) {
         // SAFETY: the caller's promise.
         unsafe { to.cast::<Self::Floats>().write_unaligned(row) };
+    }
+
+    /// Stores past the caches, where the CPU can.
+    ///
+    /// # Safety
+    /// `to` must be writable for 32 bytes, and a multiple of 32.
+    #[inline(always)]
+    unsafe fn stream_halves(self, to: *mut u8, halves: [u8; 2 * LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[u8; 2 * LANES]>().write_unaligned(halves) };
     }
 
     #[inline(always)]
@@ -114,6 +140,14 @@ pub(crate) trait Simd: Copy {
     #[inline(always)]
     fn sum(self, floats: Self::Floats) -> f32 {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = self.lanes(floats);
+        let [a, b, c, d] = [(a + i) + (e + m), (b + j) + (f + n), (c + k) + (g + o), (d + l) + (h + p)];
+        (a + c) + (b + d)
+    }
+
+    /// The lanes' sum, as above.
+    #[inline(always)]
+    fn sum_doubles(self, doubles: Self::Doubles) -> f64 {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = self.double_lanes(doubles);
         let [a, b, c, d] = [(a + i) + (e + m), (b + j) + (f + n), (c + k) + (g + o), (d + l) + (h + p)];
         (a + c) + (b + d)
     }

@@ -20,6 +20,8 @@ pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
 /// Four lanes each, in order.
 type Floats = [float32x4_t; 4];
 type Words = [uint32x4_t; 4];
+/// Two lanes each, in order.
+type Doubles = [float64x2_t; 8];
 
 /// A method's body: an expression of intrinsics, or one that is taken for each register.
 macro_rules! by {
@@ -59,11 +61,29 @@ fn exceeds(left: Words, right: Words) -> Words {
 impl Simd for Neon {
     type Floats = Floats;
     type Words = Words;
+    type Doubles = Doubles;
 
     by! {
         floats(lanes: [f32; LANES]) -> Floats = transmute(lanes);
         lanes(floats: Floats) -> [f32; LANES] = transmute(floats);
         words(lanes: [u32; LANES]) -> Words = transmute(lanes);
+        doubles(lanes: [f64; LANES]) -> Doubles = transmute(lanes);
+        double_lanes(doubles: Doubles) -> [f64; LANES] = transmute(doubles);
+        accumulate(floats: Floats, by: f64, sum: Doubles) -> Doubles = {
+            let by = vdupq_n_f64(by);
+            let add = |floats, sum| vaddq_f64(sum, vmulq_f64(vcvt_f64_f32(floats), by));
+            let ([e, f, g, h], [i, j, k, l, m, n, o, p]) = (floats, sum);
+            [
+                add(vget_low_f32(e), i),
+                add(vget_high_f32(e), j),
+                add(vget_low_f32(f), k),
+                add(vget_high_f32(f), l),
+                add(vget_low_f32(g), m),
+                add(vget_high_f32(g), n),
+                add(vget_low_f32(h), o),
+                add(vget_high_f32(h), p),
+            ]
+        };
         add(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| vaddq_f32(a, b));
         sub(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| vsubq_f32(a, b));
         mul(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| vmulq_f32(a, b));
@@ -78,6 +98,7 @@ impl Simd for Neon {
         xor(left: Words, right: Words) -> Words = both(left, right, |a, b| veorq_u32(a, b));
         plus(left: Words, right: Words) -> Words = both(left, right, |a, b| vaddq_u32(a, b));
         max(left: Words, right: Words) -> Words = both(left, right, |a, b| vmaxq_u32(a, b));
+        min(left: Words, right: Words) -> Words = both(left, right, |a, b| vminq_u32(a, b));
         shl(words: Words, by: u32) -> Words = each(words, |a| vshlq_u32(a, vdupq_n_s32(by.cast_signed())));
         shr(words: Words, by: u32) -> Words = each(words, |a| vshlq_u32(a, vdupq_n_s32(-by.cast_signed())));
         signed(words: Words) -> Floats = each(words, |a| vcvtq_f32_s32(vreinterpretq_s32_u32(a)));
@@ -114,6 +135,18 @@ impl Simd for Neon {
                 vmovl_s16(vget_high_s16(high)),
             ])
         };
+        fold(words: Words) -> [u8; LANES / 2] = {
+            let [a, b, c, d] = words;
+            let low = vmovn_u32(vsliq_n_u32::<4>(a, c));
+            let high = vmovn_u32(vsliq_n_u32::<4>(b, d));
+            transmute(vmovn_u16(vcombine_u16(low, high)))
+        };
+        unfold(bytes: [u8; LANES / 2]) -> Words = {
+            let both = vmovl_u8(transmute::<[u8; LANES / 2], uint8x8_t>(bytes));
+            let (low, high) = (vmovl_u16(vget_low_u16(both)), vmovl_u16(vget_high_u16(both)));
+            let mask = vdupq_n_u32(15);
+            [vandq_u32(low, mask), vandq_u32(high, mask), vshrq_n_u32::<4>(low), vshrq_n_u32::<4>(high)]
+        };
         narrow_halves(words: Words) -> [u8; 2 * LANES] = {
             let [a, b, c, d] = each(words, |a| vmovn_u32(a));
             transmute([vcombine_u16(a, b), vcombine_u16(c, d)])
@@ -124,8 +157,8 @@ impl Simd for Neon {
             Portable.to_f16(transmute::<Floats, [f32; LANES]>(floats));
         of_f16(halves: [u8; 2 * LANES]) -> Floats =
             transmute::<[f32; LANES], Floats>(Portable.of_f16(halves));
-        lookup(words: Words, table: &[f32; LANES]) -> Floats = {
-            let table: uint8x16x4_t = transmute(*table);
+        lookup(words: Words, table: Floats) -> Floats = {
+            let table: uint8x16x4_t = transmute(table);
             each(words, |a| {
                 // The four bytes of an entry stand at 4 times its place.
                 let places = vmulq_u32(vandq_u32(a, vdupq_n_u32(15)), vdupq_n_u32(0x0404_0404));

@@ -55,6 +55,7 @@ fn at<T: Copy + Default>(lanes: &[T; LANES], index: usize) -> T {
 impl Simd for Portable {
     type Floats = [f32; LANES];
     type Words = [u32; LANES];
+    type Doubles = [f64; LANES];
 
     #[inline(always)]
     fn floats(self, lanes: [f32; LANES]) -> [f32; LANES] {
@@ -69,6 +70,21 @@ impl Simd for Portable {
     #[inline(always)]
     fn words(self, lanes: [u32; LANES]) -> [u32; LANES] {
         lanes
+    }
+
+    #[inline(always)]
+    fn doubles(self, lanes: [f64; LANES]) -> [f64; LANES] {
+        lanes
+    }
+
+    #[inline(always)]
+    fn double_lanes(self, doubles: [f64; LANES]) -> [f64; LANES] {
+        doubles
+    }
+
+    #[inline(always)]
+    fn accumulate(self, floats: [f32; LANES], by: f64, sum: [f64; LANES]) -> [f64; LANES] {
+        core::array::from_fn(|i| at(&sum, i) + f64::from(at(&floats, i)) * by)
     }
 
     #[inline(always)]
@@ -124,6 +140,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn max(self, left: [u32; LANES], right: [u32; LANES]) -> [u32; LANES] {
         both(left, right, u32::max)
+    }
+
+    #[inline(always)]
+    fn min(self, left: [u32; LANES], right: [u32; LANES]) -> [u32; LANES] {
+        both(left, right, u32::min)
     }
 
     #[inline(always)]
@@ -185,6 +206,17 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn fold(self, words: [u32; LANES]) -> [u8; LANES / 2] {
+        core::array::from_fn(|i| (at(&words, i) | at(&words, i + LANES / 2) << 4) as u8)
+    }
+
+    #[inline(always)]
+    fn unfold(self, bytes: [u8; LANES / 2]) -> [u32; LANES] {
+        let row = u64::from_le_bytes(bytes);
+        core::array::from_fn(|i| (row >> (8 * (i % 8) + 4 * (i / 8)) & 15) as u32)
+    }
+
+    #[inline(always)]
     fn narrow_halves(self, words: [u32; LANES]) -> [u8; 2 * LANES] {
         bytes(each(words, |word| word as u16))
     }
@@ -213,8 +245,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn lookup(self, words: [u32; LANES], table: &[f32; LANES]) -> [f32; LANES] {
-        each(words, |word| at(table, word as usize))
+    fn lookup(self, words: [u32; LANES], table: [f32; LANES]) -> [f32; LANES] {
+        each(words, |word| at(&table, word as usize))
     }
 
     #[inline(always)]
