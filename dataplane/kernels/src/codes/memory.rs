@@ -164,9 +164,9 @@ impl<'a> Target<'a> {
     /// Writes a row of 16-bit codes, past the caches if that pays; before a fence.
     #[inline(always)]
     pub(super) fn put_halves<S: Simd>(self, simd: S, at: usize, halves: [u8; 2 * LANES]) {
-        let streams = self.large && self.pointer.addr().is_multiple_of(2 * LANES);
-        if streams && fits(self.bytes, at, 2 * LANES) && at.is_multiple_of(2 * LANES) {
-            // SAFETY: the view is writable, the row lies in it, and at a multiple of its bytes.
+        let streams = self.large && self.pointer.addr().is_multiple_of(LANES);
+        if streams && fits(self.bytes, at, 2 * LANES) && at.is_multiple_of(LANES) {
+            // SAFETY: the view is writable, the row lies in it, and at a multiple of 16.
             unsafe { simd.stream_halves(self.pointer.add(at), halves) };
         } else {
             self.put(at, halves);

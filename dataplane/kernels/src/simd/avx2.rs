@@ -226,7 +226,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn stream_halves(self, to: *mut u8, halves: [u8; 2 * LANES]) {
         // SAFETY: the caller's promise.
-        unsafe { _mm256_stream_si256(to.cast(), transmute::<[u8; 2 * LANES], __m256i>(halves)) };
+        unsafe {
+            let [low, high] = transmute::<[u8; 2 * LANES], [__m128i; 2]>(halves);
+            _mm_stream_si128(to.cast(), low);
+            _mm_stream_si128(to.add(16).cast(), high);
+        }
     }
 
     #[inline(always)]

@@ -119,7 +119,7 @@ pub(crate) trait Simd: Copy {
     /// Stores past the caches, where the CPU can.
     ///
     /// # Safety
-    /// `to` must be writable for 32 bytes, and a multiple of 32.
+    /// `to` must be writable for 32 bytes, and a multiple of 16.
     #[inline(always)]
     unsafe fn stream_halves(self, to: *mut u8, halves: [u8; 2 * LANES]) {
         // SAFETY: the caller's promise.
