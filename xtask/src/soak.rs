@@ -25,7 +25,8 @@ pub struct Args {
     /// Seeds in a round
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub round: u64,
-    /// This suite alone: core (communicators in virtual time), plan (damaged programs against the checker), store (crashes of
+    /// This suite alone: core (communicators in virtual time), aggregation (workers and
+    /// aggregators in virtual time), plan (damaged programs against the checker), store (crashes of
     /// control's machine, ten a seed), control (kills of control, one a hundred seeds), stragglers and congestion (verdicts over
     /// hours of simulation, from the round's first seed) or dpu (two hosts with offload units, in virtual machines)
     #[arg(long)]
@@ -62,6 +63,15 @@ const SUITES: &[Suite] = &[
         name: "core",
         work: Work::Tests {
             package: "harmonaize-core",
+            test: "simulation",
+            long: false,
+            environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],
+        },
+    },
+    Suite {
+        name: "aggregation",
+        work: Work::Tests {
+            package: "harmonaize-aggregator",
             test: "simulation",
             long: false,
             environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],

@@ -12,7 +12,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("kernels", &["abi"]),
     ("codec", &["abi", "kernels"]),
     ("core", &["abi", "plan", "codec"]),
-    ("aggregator", &["abi", "plan", "codec"]),
+    ("aggregator", &["abi", "kernels"]),
     ("shm", &["abi"]),
     ("verbs", &["abi", "shm"]),
     ("transport", &["abi", "shm", "verbs"]),

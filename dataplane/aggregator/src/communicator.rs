@@ -1,0 +1,548 @@
+//! One communicator at an aggregator: its session, its workers, and the chunks between their first part and the word of
+//! all workers that they have the sum.
+
+use crate::Pool;
+use crate::aggregator::{Counters, Grant, Outbox, To};
+use crate::packet::{HEADER_BYTES, Header, Key, Kind, PayloadDigest, seal};
+use std::time::Duration;
+
+mod parent;
+
+pub(crate) use parent::Up;
+
+/// Most chunks that a communicator has at once: two sets of 4096.
+const MOST_CHUNKS: u32 = 8192;
+
+/// Where a chunk stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The entry holds no chunk.
+    Free,
+    /// Some parts are in.
+    Filling,
+    /// All are, and the sum has gone to the parent.
+    Up,
+    /// The sum of all is here until all have it.
+    Done,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    stage: Stage,
+    chunk: u64,
+    elements: usize,
+    /// Bytes of a part.
+    bytes: usize,
+    /// Workers that have sent their part.
+    seen: u16,
+    /// Hosts whose parts are in the sum.
+    count: u16,
+    since: Duration,
+    sent_up: Duration,
+    digest: Option<PayloadDigest>,
+}
+
+const FREE: Entry = Entry {
+    stage: Stage::Free,
+    chunk: 0,
+    elements: 0,
+    bytes: 0,
+    seen: 0,
+    count: 0,
+    since: Duration::ZERO,
+    sent_up: Duration::ZERO,
+    digest: None,
+};
+
+struct Member {
+    key: Key,
+    had: u64,
+}
+
+pub(crate) struct Communicator {
+    grant: Grant,
+    grain: u32,
+    members: Vec<Member>,
+    entries: Vec<Entry>,
+    /// Of each entry, a bit for each worker whose part has come.
+    bits: Vec<u64>,
+    /// Of each entry, its units.
+    units: Vec<u32>,
+    words: usize,
+    /// 0 before the first.
+    session: u64,
+    lost: bool,
+    /// All workers have the sums below this chunk.
+    base: u64,
+    /// Workers that have no more than these.
+    lagging: u16,
+    /// No chunk from here on has an entry.
+    top: u64,
+    active: bool,
+    heard: Duration,
+    up: Option<Up>,
+    pub(crate) counters: Counters,
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Communicator").field("session", &self.session).field("base", &self.base).finish()
+    }
+}
+
+impl Communicator {
+    pub(crate) fn new(grant: Grant, grain: u32) -> Self {
+        let entries = (grant.share.most / grain.max(1)).clamp(2, MOST_CHUNKS) as usize;
+        let words = usize::from(grant.workers).div_ceil(64);
+        let member = |worker| Member { key: Key::derive(&grant.secret, grant.communicator, worker), had: 0 };
+        let up = grant.parent.clone().map(Up::new);
+        Self {
+            members: (0..grant.workers).map(member).collect(),
+            entries: vec![FREE; entries],
+            bits: vec![0; entries * words],
+            units: vec![0; entries * grain as usize],
+            words,
+            session: 0,
+            lost: false,
+            base: 0,
+            lagging: grant.workers,
+            top: 0,
+            active: false,
+            heard: Duration::ZERO,
+            up,
+            counters: Counters::default(),
+            grant,
+            grain,
+        }
+    }
+
+    pub(crate) fn key(&self, worker: u16) -> Option<&Key> {
+        self.members.get(usize::from(worker)).map(|member| &member.key)
+    }
+
+    pub(crate) fn up(&self) -> Option<&Up> {
+        self.up.as_ref()
+    }
+
+    /// Chunks that may have an entry at once.
+    fn room(&self, pool: &Pool) -> u64 {
+        let id = self.grant.communicator;
+        let chunks = pool.owned(id).min(pool.quota(id)) / self.grain.max(1);
+        u64::from(chunks).min(self.entries.len() as u64)
+    }
+
+    /// Half of them: while one set's sums are fetched, the other fills.
+    fn window(&self, pool: &Pool) -> u16 {
+        let own = u16::try_from(self.room(pool) / 2).unwrap_or(u16::MAX);
+        self.up.as_ref().map_or(own, |up| own.min(up.window())).max(1)
+    }
+
+    /// A worker begins a session, or asks whether it has begun.
+    pub(crate) fn begin(
+        &mut self,
+        now: Duration,
+        incarnation: u64,
+        header: &Header,
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        if header.session < self.session || header.session == 0 {
+            self.counters.stale += 1;
+            return;
+        }
+        if header.session > self.session {
+            self.clear(pool);
+            (self.session, self.lost) = (header.session, false);
+        }
+        self.wake(now, pool);
+        self.lose_if_silent(now, pool);
+        if self.lost {
+            self.counters.lost += 1;
+            self.answer(Kind::Lost, incarnation, header, 0, 0, pool, out);
+        } else if self.up.as_ref().is_some_and(|up| !up.is_granted()) {
+            self.climb(now, Kind::Begin, true, 0, 0, &mut [0; HEADER_BYTES], out);
+        } else {
+            self.answer(Kind::Granted, incarnation, header, 0, 0, pool, out);
+        }
+    }
+
+    /// A worker's part, or its word on what it has.
+    pub(crate) fn worker(
+        &mut self,
+        now: Duration,
+        incarnation: u64,
+        header: &Header,
+        payload: &[u8],
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        if header.session < self.session {
+            self.counters.stale += 1;
+            return;
+        }
+        self.wake(now, pool);
+        self.lose_if_silent(now, pool);
+        let here = header.incarnation == incarnation && header.session == self.session;
+        if !here || self.lost || self.session == 0 {
+            self.counters.lost += 1;
+            self.answer(Kind::Lost, incarnation, header, 0, 0, pool, out);
+            return;
+        }
+        if header.had > self.top {
+            self.counters.ahead += 1;
+            return;
+        }
+        self.acknowledge(header.worker, header.had, pool);
+        if header.kind == Kind::Contribution {
+            self.part(now, incarnation, header, payload, pool, out);
+        } else if header.note == 1 && header.chunk >= self.base {
+            self.asked(now, incarnation, header, pool, out);
+        }
+    }
+
+    /// Cost: of each worker's packets, the one that lets the slowest go on looks at all workers.
+    fn acknowledge(&mut self, worker: u16, had: u64, pool: &mut Pool) {
+        let base = self.base;
+        let Some(member) = self.members.get_mut(usize::from(worker)) else { return };
+        if had <= member.had {
+            return;
+        }
+        self.lagging -= u16::from(member.had == base);
+        member.had = had;
+        if self.lagging > 0 {
+            return;
+        }
+        let least = self.members.iter().map(|member| member.had).min().unwrap_or(base);
+        self.lagging = self.members.iter().filter(|member| member.had == least).count() as u16;
+        for chunk in base..least {
+            self.release(chunk, pool);
+        }
+        self.base = least;
+        self.settle(pool);
+    }
+
+    /// Tells the pool once nothing is above the quota.
+    pub(crate) fn settle(&self, pool: &mut Pool) {
+        let id = self.grant.communicator;
+        if pool.is_unsettled() && self.top <= self.base + u64::from(pool.quota(id) / self.grain.max(1)) {
+            pool.drained(id);
+        }
+    }
+
+    fn place(&self, chunk: u64) -> usize {
+        // No chunk is so far from another with an entry that they meet: see `room`.
+        (chunk % self.entries.len().max(1) as u64) as usize
+    }
+
+    fn entry(&self, chunk: u64) -> Option<Entry> {
+        let entry = self.entries.get(self.place(chunk)).copied();
+        entry.filter(|entry| entry.stage != Stage::Free && entry.chunk == chunk)
+    }
+
+    fn set(&mut self, entry: Entry) {
+        let place = self.place(entry.chunk);
+        if let Some(to) = self.entries.get_mut(place) {
+            *to = entry;
+        }
+    }
+
+    fn units_of(&self, chunk: u64) -> &[u32] {
+        let (from, grain) = (self.place(chunk) * self.grain as usize, self.grain as usize);
+        self.units.get(from..from + grain).unwrap_or_default()
+    }
+
+    fn unit_of(&self, chunk: u64, at: usize) -> u32 {
+        self.units_of(chunk).get(at).copied().unwrap_or(u32::MAX)
+    }
+
+    fn bit(&mut self, chunk: u64, worker: u16) -> Option<(&mut u64, u64)> {
+        let at = self.place(chunk) * self.words + usize::from(worker) / 64;
+        self.bits.get_mut(at).map(|word| (word, 1 << (worker % 64)))
+    }
+
+    fn has(&mut self, chunk: u64, worker: u16) -> bool {
+        self.bit(chunk, worker).is_some_and(|(word, mask)| *word & mask != 0)
+    }
+
+    fn mark(&mut self, chunk: u64, worker: u16) {
+        if let Some((word, mask)) = self.bit(chunk, worker) {
+            *word |= mask;
+        }
+    }
+
+    fn release(&mut self, chunk: u64, pool: &mut Pool) {
+        let Some(entry) = self.entry(chunk) else { return };
+        for unit in self.units_of(chunk) {
+            pool.give_back(self.grant.communicator, *unit);
+        }
+        self.set(Entry { stage: Stage::Free, digest: None, ..entry });
+    }
+
+    /// Forgets the session.
+    pub(crate) fn clear(&mut self, pool: &mut Pool) {
+        for chunk in self.base..self.top {
+            self.release(chunk, pool);
+        }
+        self.members.iter_mut().for_each(|member| member.had = 0);
+        (self.base, self.top, self.lagging) = (0, 0, self.grant.workers);
+        if let Some(up) = &mut self.up {
+            up.forget();
+        }
+        self.settle(pool);
+    }
+
+    fn lose(&mut self, pool: &mut Pool) {
+        self.clear(pool);
+        self.lost = true;
+    }
+
+    fn wake(&mut self, now: Duration, pool: &mut Pool) {
+        self.heard = now;
+        if !self.active {
+            self.active = true;
+            pool.set_active(self.grant.communicator, true);
+        }
+    }
+
+    /// Lets go what is borrowed, if nothing was heard for `idle`.
+    pub(crate) fn rest(&mut self, now: Duration, idle: Duration, pool: &mut Pool) {
+        if self.active && now.saturating_sub(self.heard) > idle {
+            self.active = false;
+            pool.set_active(self.grant.communicator, false);
+        }
+        self.settle(pool);
+    }
+
+    /// Cost: a copy of the part for the first, one pass of the sum for each other; for the last, a digest and a tag a worker.
+    fn part(
+        &mut self,
+        now: Duration,
+        incarnation: u64,
+        header: &Header,
+        payload: &[u8],
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        let (chunk, worker) = (header.chunk, header.worker);
+        if chunk < self.base {
+            self.counters.stale += 1;
+            return;
+        }
+        let Some(mut entry) = self.entry(chunk).or_else(|| self.open(now, chunk, payload.len(), pool)) else {
+            self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
+            return;
+        };
+        if payload.len() != entry.bytes {
+            // Workers that differ would wait for ever; the host algorithm tells who is wrong.
+            self.counters.size += 1;
+            self.lose(pool);
+            self.answer(Kind::Lost, incarnation, header, 0, 0, pool, out);
+            return;
+        }
+        if self.has(chunk, worker) {
+            self.counters.duplicates += 1;
+            return self.asked(now, incarnation, header, pool, out);
+        }
+        self.mark(chunk, worker);
+        if entry.stage != Stage::Filling {
+            self.counters.late += 1;
+            return self.asked(now, incarnation, header, pool, out);
+        }
+        let form = self.grant.form;
+        let added = if self.grant.ordered {
+            let unit = pool.unit_mut(self.unit_of(chunk, usize::from(worker)));
+            let to = unit.get_mut(HEADER_BYTES..HEADER_BYTES + entry.bytes);
+            to.map(|to| to.copy_from_slice(payload)).is_some()
+        } else {
+            let sum = form.sum_bytes(entry.elements).unwrap_or_default();
+            let unit = pool.unit_mut(self.unit_of(chunk, 0));
+            let to = unit.get_mut(HEADER_BYTES..HEADER_BYTES + sum);
+            to.is_some_and(|to| form.add(entry.elements, entry.seen == 0, payload, to))
+        };
+        debug_assert!(added, "lengths were looked at");
+        entry.seen += 1;
+        entry.count = entry.count.saturating_add(header.count);
+        self.set(entry);
+        if entry.seen == self.grant.workers {
+            self.complete(now, incarnation, entry, pool, out);
+        }
+    }
+
+    /// An entry for a chunk that has none, if there is room.
+    fn open(&mut self, now: Duration, chunk: u64, bytes: usize, pool: &mut Pool) -> Option<Entry> {
+        let elements = self.grant.form.elements(bytes, self.grant.elements as usize);
+        let Some(elements) =
+            elements.filter(|elements| (1..=self.grant.elements as usize).contains(elements))
+        else {
+            self.counters.size += 1;
+            return None;
+        };
+        if chunk - self.base >= self.room(pool) {
+            self.counters.no_slot += 1;
+            return None;
+        }
+        let (from, id) = (self.place(chunk) * self.grain as usize, self.grant.communicator);
+        for at in 0..self.grain as usize {
+            let Some(unit) = pool.take(id) else {
+                for unit in self.units.get(from..from + at).unwrap_or_default() {
+                    pool.give_back(id, *unit);
+                }
+                self.counters.no_slot += 1;
+                return None;
+            };
+            if let Some(to) = self.units.get_mut(from + at) {
+                *to = unit;
+            }
+        }
+        let place = self.place(chunk) * self.words;
+        self.bits.iter_mut().skip(place).take(self.words).for_each(|word| *word = 0);
+        self.top = self.top.max(chunk + 1);
+        let entry = Entry { stage: Stage::Filling, chunk, elements, bytes, since: now, sent_up: now, ..FREE };
+        self.set(entry);
+        Some(entry)
+    }
+
+    /// All parts are in, or enough of them.
+    fn complete(
+        &mut self,
+        now: Duration,
+        incarnation: u64,
+        mut entry: Entry,
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        self.counters.sums += 1;
+        self.counters.partial_sums += u64::from(entry.seen < self.grant.workers);
+        if self.grant.ordered {
+            self.add_in_order(entry, pool);
+        }
+        if self.up.is_some() {
+            entry.stage = Stage::Up;
+            self.set(entry);
+            self.send_up(now, entry, pool, out);
+        } else {
+            self.finish(incarnation, entry, pool, out);
+        }
+    }
+
+    fn add_in_order(&mut self, entry: Entry, pool: &mut Pool) {
+        let chunk = entry.chunk;
+        let Some(first) = (0..self.grant.workers).find(|worker| self.has(chunk, *worker)) else { return };
+        let (from, words) = (self.place(chunk) * self.grain as usize, self.place(chunk) * self.words);
+        // The sum's unit is the first; whose part lay there, if any, has not come.
+        self.units.get_mut(from..).unwrap_or_default().swap(0, usize::from(first));
+        let sum = self.unit_of(chunk, 0);
+        let mut memory = pool.lift(sum);
+        let bits = self.bits.get(words..).unwrap_or_default();
+        let is_in =
+            |worker: &usize| bits.get(worker / 64).is_some_and(|word| word & (1 << (worker % 64)) != 0);
+        let others = (usize::from(first) + 1..usize::from(self.grant.workers)).filter(is_in);
+        let range = HEADER_BYTES..HEADER_BYTES + entry.bytes;
+        let parts = others
+            .map(|worker| pool.unit(self.unit_of(chunk, worker)).get(range.clone()).unwrap_or_default());
+        let added = memory.get_mut(range.clone()).is_some_and(|sum| self.grant.form.add_all(parts, sum));
+        debug_assert!(added, "lengths were looked at");
+        pool.put(sum, memory);
+    }
+
+    /// The sum is there: to all workers.
+    fn finish(&mut self, incarnation: u64, mut entry: Entry, pool: &mut Pool, out: &mut impl Outbox) {
+        let bytes = self.grant.form.sum_bytes(entry.elements).unwrap_or_default();
+        let sum = pool.unit(self.unit_of(entry.chunk, 0)).get(HEADER_BYTES..HEADER_BYTES + bytes);
+        entry.digest = Some(PayloadDigest::of(sum.unwrap_or_default()));
+        entry.stage = Stage::Done;
+        self.set(entry);
+        for worker in 0..self.grant.workers {
+            self.send_sum(incarnation, entry, worker, pool, out);
+        }
+        self.advance_up();
+    }
+
+    fn send_sum(
+        &mut self,
+        incarnation: u64,
+        entry: Entry,
+        worker: u16,
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        let bytes = self.grant.form.sum_bytes(entry.elements).unwrap_or_default();
+        let window = self.window(pool);
+        let header = Header {
+            kind: Kind::Result,
+            worker,
+            count: entry.count,
+            communicator: self.grant.communicator,
+            session: self.session,
+            incarnation,
+            sequence: 0,
+            chunk: entry.chunk,
+            had: self.base,
+            window,
+            note: 0,
+        };
+        let unit = pool.unit_mut(self.unit_of(entry.chunk, 0));
+        let (Some(key), Some(digest)) = (self.key(worker), &entry.digest) else { return };
+        if let Some(packet) = unit.get_mut(..HEADER_BYTES + bytes) {
+            seal(&header, key, digest, packet);
+            self.counters.sent += 1;
+            out.send(To::Worker { communicator: self.grant.communicator, worker }, packet);
+        }
+    }
+
+    /// A worker asks for a chunk, by sending its part again or outright.
+    fn asked(
+        &mut self,
+        now: Duration,
+        incarnation: u64,
+        header: &Header,
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        let Some(entry) = self.entry(header.chunk) else {
+            self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
+            return;
+        };
+        if entry.stage == Stage::Filling {
+            let enough = |entry: Entry| {
+                self.grant.partial.is_some_and(|partial| {
+                    entry.seen >= partial.least.max(1) && now.saturating_sub(entry.since) >= partial.after
+                })
+            };
+            if enough(entry) {
+                // All get the sum, this worker too.
+                return self.complete(now, incarnation, entry, pool, out);
+            }
+        }
+        if entry.stage == Stage::Up {
+            self.send_up(now, entry, pool, out);
+        }
+        if entry.stage == Stage::Done {
+            self.send_sum(incarnation, entry, header.worker, pool, out);
+        } else {
+            let note = u8::from(self.has(header.chunk, header.worker));
+            let missing = self.grant.workers - entry.seen.min(self.grant.workers);
+            self.answer(Kind::Waiting, incarnation, header, note, missing, pool, out);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "two of the answer, the rest as everywhere")]
+    fn answer(
+        &mut self,
+        kind: Kind,
+        incarnation: u64,
+        to: &Header,
+        note: u8,
+        count: u16,
+        pool: &Pool,
+        out: &mut impl Outbox,
+    ) {
+        let (window, had) = (self.window(pool), self.base);
+        let Some(key) = self.key(to.worker) else { return };
+        let mut packet = [0; HEADER_BYTES];
+        let header = Header { kind, count, incarnation, window, note, had, ..*to };
+        seal(&header, key, &PayloadDigest::of(&[]), &mut packet);
+        self.counters.sent += 1;
+        out.send(To::Worker { communicator: self.grant.communicator, worker: to.worker }, &packet);
+    }
+}

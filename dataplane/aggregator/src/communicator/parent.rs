@@ -1,0 +1,200 @@
+//! A communicator whose sums go on to the aggregator above: there it is a worker.
+
+use super::{Communicator, Entry, Stage};
+use crate::Pool;
+use crate::aggregator::{Outbox, Parent, To};
+use crate::packet::{HEADER_BYTES, Header, Key, Kind, PayloadDigest, seal};
+use std::time::Duration;
+
+/// This communicator as a worker of the aggregator above.
+pub(crate) struct Up {
+    parent: Parent,
+    incarnation: u64,
+    granted: bool,
+    window: u16,
+    sequence: u64,
+    /// The latest packet that was answered.
+    echoed: u64,
+    /// All sums below this chunk have come down.
+    had: u64,
+    /// Since when nothing was answered.
+    unanswered: Option<Duration>,
+}
+
+impl Up {
+    pub(super) fn new(parent: Parent) -> Self {
+        Self {
+            parent,
+            incarnation: 0,
+            granted: false,
+            window: 0,
+            sequence: 0,
+            echoed: 0,
+            had: 0,
+            unanswered: None,
+        }
+    }
+
+    pub(super) fn window(&self) -> u16 {
+        self.window
+    }
+
+    pub(super) fn is_granted(&self) -> bool {
+        self.granted
+    }
+
+    pub(crate) fn is(&self, worker: u16) -> bool {
+        self.parent.worker == worker
+    }
+
+    pub(crate) fn key(&self) -> &Key {
+        &self.parent.key
+    }
+
+    pub(super) fn forget(&mut self) {
+        (self.granted, self.echoed, self.had, self.unanswered) = (false, self.sequence, 0, None);
+    }
+}
+
+impl Communicator {
+    pub(super) fn lose_if_silent(&mut self, now: Duration, pool: &mut Pool) {
+        let silent = self.up.as_ref().is_some_and(|up| {
+            up.unanswered.is_some_and(|since| now.saturating_sub(since) > up.parent.patience)
+        });
+        if silent && !self.lost {
+            self.lose(pool);
+        }
+    }
+
+    /// Counts the sums that have come down in a row.
+    pub(super) fn advance_up(&mut self) {
+        while let Some(had) = self.up.as_ref().map(|up| up.had) {
+            if self.entry(had).is_none_or(|entry| entry.stage != Stage::Done) {
+                break;
+            }
+            if let Some(up) = &mut self.up {
+                up.had += 1;
+            }
+        }
+    }
+
+    pub(super) fn send_up(
+        &mut self,
+        now: Duration,
+        mut entry: Entry,
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        let soon = self.up.as_ref().is_none_or(|up| now.saturating_sub(entry.sent_up) < up.parent.again);
+        if soon && entry.digest.is_some() {
+            return;
+        }
+        entry.sent_up = now;
+        let unit = self.unit_of(entry.chunk, 0);
+        let mut memory = pool.lift(unit);
+        if let Some(packet) = memory.get_mut(..HEADER_BYTES + entry.bytes) {
+            let again = entry.digest.is_some();
+            entry.digest = packet.get(HEADER_BYTES..).map(PayloadDigest::of);
+            self.climb(now, Kind::Contribution, again, entry.chunk, entry.count, packet, out);
+        }
+        pool.put(unit, memory);
+        self.set(entry);
+    }
+
+    /// Sends a packet to the parent; `packet` holds the payload. `asks`: whether it answers at once, if it lives.
+    #[expect(clippy::too_many_arguments, reason = "four of the packet, the rest as everywhere")]
+    pub(super) fn climb(
+        &mut self,
+        now: Duration,
+        kind: Kind,
+        asks: bool,
+        chunk: u64,
+        count: u16,
+        packet: &mut [u8],
+        out: &mut impl Outbox,
+    ) {
+        let Some(up) = &mut self.up else { return };
+        up.sequence += 1;
+        if asks {
+            up.unanswered.get_or_insert(now);
+        }
+        let header = Header {
+            kind,
+            worker: up.parent.worker,
+            count,
+            communicator: self.grant.communicator,
+            session: self.session,
+            incarnation: if kind == Kind::Begin { 0 } else { up.incarnation },
+            sequence: up.sequence,
+            chunk,
+            had: up.had,
+            window: 0,
+            note: 0,
+        };
+        let digest = PayloadDigest::of(packet.get(HEADER_BYTES..).unwrap_or_default());
+        seal(&header, &up.parent.key, &digest, packet);
+        self.counters.sent += 1;
+        out.send(To::Parent { communicator: self.grant.communicator }, packet);
+    }
+
+    /// A packet of the parent.
+    pub(crate) fn parent(
+        &mut self,
+        now: Duration,
+        incarnation: u64,
+        header: &Header,
+        payload: &[u8],
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        let Some(up) = &mut self.up else { return };
+        let known = header.kind == Kind::Granted || !up.granted || header.incarnation == up.incarnation;
+        if header.session != self.session || self.lost || !known {
+            self.counters.stale += 1;
+            return;
+        }
+        // An answer to what was sent after all that was answered before: no replay keeps a dead parent alive.
+        if header.sequence > up.echoed && header.sequence <= up.sequence {
+            (up.echoed, up.unanswered) = (header.sequence, None);
+        }
+        up.window = header.window;
+        match header.kind {
+            Kind::Lost => self.lose(pool),
+            Kind::Granted if !up.granted => {
+                (up.granted, up.incarnation) = (true, header.incarnation);
+                for worker in 0..self.grant.workers {
+                    let to = Header { worker, sequence: 0, chunk: 0, ..*header };
+                    self.answer(Kind::Granted, incarnation, &to, 0, 0, pool, out);
+                }
+            }
+            Kind::Result => self.come_down(now, incarnation, header, payload, pool, out),
+            _ => {}
+        }
+    }
+
+    fn come_down(
+        &mut self,
+        now: Duration,
+        incarnation: u64,
+        header: &Header,
+        payload: &[u8],
+        pool: &mut Pool,
+        out: &mut impl Outbox,
+    ) {
+        let early = |stage| stage == Stage::Filling && self.grant.partial.is_some();
+        let entry = self.entry(header.chunk).filter(|entry| entry.stage == Stage::Up || early(entry.stage));
+        let Some(mut entry) = entry.filter(|entry| entry.bytes == payload.len()) else {
+            self.counters.duplicates += 1;
+            return;
+        };
+        if let Some(up) = &mut self.up {
+            up.unanswered = up.unanswered.map(|_| now);
+        }
+        let unit = pool.unit_mut(self.unit_of(header.chunk, 0));
+        if let Some(to) = unit.get_mut(HEADER_BYTES..HEADER_BYTES + entry.bytes) {
+            to.copy_from_slice(payload);
+        }
+        entry.count = header.count;
+        self.finish(incarnation, entry, pool, out);
+    }
+}

@@ -1,0 +1,24 @@
+//! Aggregation on the way: workers send their parts of a tensor once, and an aggregator sends each the sum.
+//!
+//! Pure state machines of both sides, of the [`Pool`] that tenants share, and of what the workers agree on when a session ends. The
+//! protocol, and why no chunk is lost or counted twice, is in `docs/protocol.md`.
+//!
+//! Architecture invariant: no clock, socket, thread, file or async runtime; all time and all packets are arguments. Nothing is
+//! allocated for a packet.
+#![forbid(unsafe_code)]
+
+mod aggregator;
+mod agreement;
+mod communicator;
+pub mod packet;
+mod pool;
+mod round_trip;
+mod sum;
+mod worker;
+
+pub use aggregator::{Aggregator, Counters, Grant, GrantError, Outbox, Parent, Partial, Strangers, To};
+pub use agreement::{Agreement, Audience, Leader, Way};
+pub use packet::Key;
+pub use pool::{Pool, PoolError, Share};
+pub use sum::Form;
+pub use worker::{Event, Reason, Tensors, Worker, WorkerConfig, WorkerCounters};

@@ -1,0 +1,53 @@
+//! How long a sum takes, and after how long a chunk is sent again (RFC 6298, with other bounds).
+
+use std::time::Duration;
+
+/// Smoothed time and its deviation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoundTrip {
+    least: Duration,
+    most: Duration,
+    smoothed: Option<(Duration, Duration)>,
+}
+
+impl RoundTrip {
+    pub(crate) fn new(least: Duration, most: Duration) -> Self {
+        Self { least, most: most.max(least), smoothed: None }
+    }
+
+    /// A chunk that was sent once (Karn's rule) took so long.
+    pub(crate) fn sample(&mut self, took: Duration) {
+        self.smoothed = Some(match self.smoothed {
+            None => (took, took / 2),
+            Some((mean, deviation)) => (mean * 7 / 8 + took / 8, deviation * 3 / 4 + mean.abs_diff(took) / 4),
+        });
+    }
+
+    /// After how long a chunk is sent again that was sent `attempts` times before now: doubled each time.
+    pub(crate) fn retry(&self, attempts: u32) -> Duration {
+        let base = self.smoothed.map_or(self.least * 4, |(mean, deviation)| mean + deviation * 4);
+        let base = base.clamp(self.least, self.most);
+        base.saturating_mul(1 << attempts.min(16)).min(self.most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_settles_on_what_is_measured_and_doubles() {
+        let (least, most) = (Duration::from_micros(100), Duration::from_millis(20));
+        let mut round_trip = RoundTrip::new(least, most);
+        assert_eq!(round_trip.retry(0), least * 4);
+        for _ in 0..100 {
+            round_trip.sample(Duration::from_millis(1));
+        }
+        let once = round_trip.retry(0);
+        assert!(once >= Duration::from_millis(1) && once < Duration::from_micros(1100), "{once:?}");
+        assert_eq!(round_trip.retry(2), once * 4);
+        assert_eq!(round_trip.retry(30), most);
+        round_trip.sample(Duration::from_secs(5));
+        assert_eq!(round_trip.retry(0), most);
+    }
+}

@@ -1,0 +1,360 @@
+//! Packets from any bytes: a defined answer, never a panic, and nothing believed that the key's owner did not send.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::packet::{
+    HEADER_BYTES, Header, Kind, MAX_PAYLOAD, PacketError, PayloadDigest, Sealed, VERSION, seal,
+};
+use harmonaize_aggregator::{
+    Aggregator, Counters, Form, Grant, GrantError, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
+};
+use proptest::prelude::*;
+use std::time::Duration;
+
+const COMMUNICATOR: u64 = 0x0102_0304_0506_0708;
+const SECRET: [u8; 32] = [9; 32];
+
+fn kind() -> impl Strategy<Value = Kind> {
+    proptest::sample::select(vec![
+        Kind::Begin,
+        Kind::Granted,
+        Kind::Contribution,
+        Kind::Result,
+        Kind::Acknowledge,
+        Kind::Waiting,
+        Kind::Lost,
+    ])
+}
+
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![0..5_u64, any::<u64>(), Just(u64::MAX)]
+}
+
+prop_compose! {
+    fn header()(
+        kind in kind(),
+        worker in 0..4_u16,
+        count in any::<u16>(),
+        session in number(),
+        incarnation in prop_oneof![Just(7), number()],
+        sequence in number(),
+        chunk in number(),
+        had in number(),
+        window in any::<u16>(),
+        note in 0..3_u8,
+    ) -> Header {
+        Header { kind, worker, count, communicator: COMMUNICATOR, session, incarnation, sequence, chunk, had, window, note }
+    }
+}
+
+fn packet(header: &Header, key: &Key, payload: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0; HEADER_BYTES];
+    packet.extend_from_slice(payload);
+    seal(header, key, &PayloadDigest::of(payload), &mut packet);
+    packet
+}
+
+fn key(worker: u16) -> Key {
+    Key::derive(&SECRET, COMMUNICATOR, worker)
+}
+
+fn grant() -> Grant {
+    Grant {
+        communicator: COMMUNICATOR,
+        secret: SECRET,
+        workers: 3,
+        form: Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
+        elements: 4,
+        ordered: false,
+        partial: None,
+        share: Share { tenant: 1, weight: 1, guaranteed: 4, most: 8 },
+        parent: None,
+    }
+}
+
+fn worker() -> Worker {
+    Worker::new(WorkerConfig {
+        communicator: COMMUNICATOR,
+        worker: 0,
+        key: key(0),
+        form: Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
+        elements: 4,
+        window: 4,
+        segments: 2,
+        hosts: 3,
+        partial: false,
+        patience: Duration::from_millis(20),
+        retry_least: Duration::from_micros(100),
+        retry_most: Duration::from_millis(4),
+        loss_most: 900,
+    })
+}
+
+struct Nothing;
+
+impl Tensors for Nothing {
+    fn read(&self, _: u64, _: u64, _: usize, _: &mut [u8]) {}
+    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+}
+
+#[test]
+fn a_header_is_what_its_table_says() {
+    let header = Header {
+        kind: Kind::Contribution,
+        worker: 2,
+        count: 1,
+        communicator: COMMUNICATOR,
+        session: 0x11,
+        incarnation: 0x12,
+        sequence: 0x13,
+        chunk: 0x14,
+        had: 0x15,
+        window: 0x1617,
+        note: 0x18,
+    };
+    let bytes = packet(&header, &key(2), &[5; 3]);
+    assert_eq!(bytes.len(), HEADER_BYTES + 3);
+    assert_eq!(HEADER_BYTES, 80);
+    assert_eq!(&bytes[..16], &[b'h', b'A', 1, 3, 2, 0, 1, 0, 8, 7, 6, 5, 4, 3, 2, 1]);
+    for (at, value) in [(16, 0x11), (24, 0x12), (32, 0x13), (40, 0x14), (48, 0x15)] {
+        assert_eq!(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()), value);
+    }
+    assert_eq!(&bytes[56..64], &[3, 0, 0x17, 0x16, 0x18, 0, 0, 0]);
+    let mut other = bytes.clone();
+    other[2] = VERSION + 1;
+    assert_eq!(Sealed::read(&other).err(), Some(PacketError::Version(VERSION + 1)));
+    other[0] = 0;
+    assert_eq!(Sealed::read(&other).err(), Some(PacketError::Stranger));
+    assert_eq!(Sealed::read(&bytes[..79]).err(), Some(PacketError::Length));
+    assert_eq!(Sealed::read(&[]).err(), Some(PacketError::Length));
+}
+
+proptest! {
+    #[test]
+    fn what_is_sealed_opens_with_its_key_alone(header in header(), payload in proptest::collection::vec(any::<u8>(), 1..100), flip in any::<prop::sample::Index>()) {
+        let carries = matches!(header.kind, Kind::Contribution | Kind::Result);
+        let payload = if carries { payload } else { Vec::new() };
+        let bytes = packet(&header, &key(header.worker), &payload);
+        let opened = Sealed::read(&bytes).unwrap();
+        prop_assert_eq!(opened.open(&key(header.worker)).unwrap(), (header, &payload[..]));
+        prop_assert_eq!(opened.open(&key(header.worker + 1)).unwrap_err(), PacketError::Tag);
+        let mut damaged = bytes;
+        let bit = flip.index(damaged.len() * 8);
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        let believed = Sealed::read(&damaged).is_ok_and(|sealed| sealed.open(&key(header.worker)).is_ok());
+        prop_assert!(!believed, "bit {}", bit);
+    }
+
+    #[test]
+    fn any_bytes_have_an_answer(bytes in proptest::collection::vec(any::<u8>(), 0..300), shaped in any::<bool>(), oversized in any::<bool>()) {
+        let mut bytes = bytes;
+        if shaped {
+            // As far as a stranger gets: all but the tag.
+            let header = Header { kind: Kind::Contribution, worker: 1, count: 1, communicator: COMMUNICATOR, session: 1, incarnation: 7, sequence: 1, chunk: 0, had: 0, window: 0, note: 0 };
+            bytes = packet(&header, &Key::new(&[3; 32]), &bytes);
+        }
+        if oversized {
+            bytes.resize(HEADER_BYTES + MAX_PAYLOAD + 1, 0);
+        }
+        let mut aggregator = Aggregator::new(7, Pool::new(16, 16));
+        aggregator.grant(grant()).unwrap();
+        aggregator.receive(Duration::ZERO, &bytes, &mut |_: To, _: &[u8]| panic!("answered"));
+        prop_assert_eq!(aggregator.counters(COMMUNICATOR).unwrap().received, 0);
+        let mut worker = worker();
+        worker.begin(Duration::ZERO, 1);
+        worker.receive(Duration::ZERO, &bytes, &mut Nothing);
+        prop_assert_eq!(worker.poll_event(), None);
+    }
+
+    /// Whatever those who have keys say, nothing panics, and memory stays within the share.
+    #[test]
+    fn any_words_of_workers_are_bounded(headers in proptest::collection::vec((header(), 0..6_usize), 1..200)) {
+        let mut aggregator = Aggregator::new(7, Pool::new(16, 16));
+        aggregator.grant(grant()).unwrap();
+        let mut worker = worker();
+        worker.begin(Duration::ZERO, 1);
+        worker.submit(0, 30);
+        let mut buffer = [0; 256];
+        for (index, (header, elements)) in headers.into_iter().enumerate() {
+            let now = Duration::from_micros(10 * index as u64);
+            let carries = matches!(header.kind, Kind::Contribution | Kind::Result);
+            let payload = vec![1; if carries { 4 * elements } else { 0 }];
+            let bytes = packet(&header, &key(header.worker), &payload);
+            let mut sent = 0;
+            aggregator.receive(now, &bytes, &mut |_: To, _: &[u8]| sent += 1);
+            prop_assert!(sent <= 3, "no more than a sum for each worker");
+            worker.receive(now, &bytes, &mut Nothing);
+            while worker.poll_transmit(now, &Nothing, &mut buffer).is_some() {}
+            while worker.poll_event().is_some() {}
+        }
+        prop_assert!(16 - aggregator.pool().free() <= 8);
+        aggregator.revoke(COMMUNICATOR);
+        prop_assert_eq!(aggregator.pool().free(), 16, "all is given back");
+    }
+}
+
+/// Hands packets from workers to an aggregator and back until nobody has any; returns what was counted.
+struct Table {
+    aggregator: Aggregator,
+    workers: Vec<Worker>,
+    memories: Vec<Memory>,
+}
+
+struct Memory {
+    input: Vec<u8>,
+    output: Vec<u8>,
+    part: usize,
+    sum: usize,
+    elements: usize,
+}
+
+impl Tensors for Memory {
+    fn read(&self, _: u64, offset: u64, _: usize, bytes: &mut [u8]) {
+        let at = offset as usize / self.elements * self.part;
+        bytes.copy_from_slice(&self.input[at..at + bytes.len()]);
+    }
+    fn write(&mut self, _: u64, offset: u64, _: usize, bytes: &[u8]) {
+        let at = offset as usize / self.elements * self.sum;
+        self.output[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl Table {
+    /// Workers with these inputs of `total` elements; `order` is in which their packets come.
+    fn run(grant: Grant, inputs: &[Vec<u8>], total: usize, order: &[usize]) -> (Vec<Vec<u8>>, Counters) {
+        let (form, elements) = (grant.form, grant.elements as usize);
+        let whole = |bytes: fn(Form, usize) -> Option<usize>| bytes(form, elements).unwrap();
+        let (part, sum) = (whole(Form::part_bytes), whole(Form::sum_bytes));
+        let chunks = total.div_ceil(elements);
+        let mut aggregator = Aggregator::new(7, Pool::new(64, part.max(sum)));
+        aggregator.grant(grant.clone()).unwrap();
+        let mut table = Self { aggregator, workers: Vec::new(), memories: Vec::new() };
+        for (index, input) in inputs.iter().enumerate() {
+            let mut worker = Worker::new(WorkerConfig {
+                communicator: grant.communicator,
+                worker: index as u16,
+                key: Key::derive(&grant.secret, grant.communicator, index as u16),
+                form,
+                elements: grant.elements,
+                hosts: grant.workers,
+                ..config()
+            });
+            worker.begin(Duration::ZERO, 1);
+            assert!(worker.submit(0, total as u64));
+            table.workers.push(worker);
+            table.memories.push(Memory {
+                input: input.clone(),
+                output: vec![0; sum * chunks],
+                part,
+                sum,
+                elements,
+            });
+        }
+        let mut packet = vec![0; HEADER_BYTES + part.max(sum)];
+        for step in 0..200 {
+            let now = Duration::from_micros(step);
+            for index in order {
+                while let Some(bytes) =
+                    table.workers[*index].poll_transmit(now, &table.memories[*index], &mut packet)
+                {
+                    let mut sent: Vec<(To, Vec<u8>)> = Vec::new();
+                    table.aggregator.receive(now, &packet[..bytes], &mut |to: To, packet: &[u8]| {
+                        sent.push((to, packet.to_vec()))
+                    });
+                    for (to, packet) in sent {
+                        let To::Worker { worker, .. } = to else { panic!("no parent") };
+                        let worker = usize::from(worker);
+                        table.workers[worker].receive(now, &packet, &mut table.memories[worker]);
+                    }
+                }
+            }
+        }
+        let outputs = table.memories.iter().map(|memory| memory.output.clone()).collect();
+        (outputs, table.aggregator.counters(grant.communicator).unwrap())
+    }
+}
+
+fn config() -> WorkerConfig {
+    WorkerConfig {
+        communicator: COMMUNICATOR,
+        worker: 0,
+        key: key(0),
+        form: Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
+        elements: 4,
+        window: 8,
+        segments: 2,
+        hosts: 3,
+        partial: false,
+        patience: Duration::from_millis(20),
+        retry_least: Duration::from_micros(100),
+        retry_most: Duration::from_millis(4),
+        loss_most: 900,
+    }
+}
+
+proptest! {
+    #[test]
+    fn floats_in_order_are_the_same_whoever_comes_first(values in proptest::collection::vec(proptest::collection::vec(-1.0e9..1.0e9_f32, 37), 11), order in Just((0..11).collect::<Vec<usize>>()).prop_shuffle()) {
+        let inputs: Vec<Vec<u8>> = values.iter().map(|input| input.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+        let expected: Vec<u8> = (0..37).flat_map(|at| values.iter().map(|input| input[at]).reduce(|sum, value| sum + value).unwrap().to_le_bytes()).collect();
+        let form = Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
+        let grant = Grant { workers: 11, form, ordered: true, share: Share { tenant: 1, weight: 1, guaranteed: 44, most: 44 }, ..grant() };
+        let (outputs, _) = Table::run(grant, &inputs, 37, &order);
+        for output in outputs {
+            prop_assert_eq!(&output[..4 * 37], &expected[..]);
+        }
+    }
+
+    #[test]
+    fn shared_codes_add_undecoded(bits in 1..=4_usize, total in 1..700_usize, seed in any::<u64>(), order in Just(vec![0_usize, 1, 2]).prop_shuffle()) {
+        use harmonaize_abi::{View, ViewMut};
+        use harmonaize_kernels::{Isa, codes};
+        let (block, elements) = (64_usize, 128_usize);
+        let form = Form::Shared { bits: bits as u8, block: block as u16, ranks: 3 };
+        let one = codes::Code::Shared { bits, block, ranks: 1 };
+        let values: Vec<Vec<f32>> = (0..3).map(|rank| (0..total).map(|at| ((at * 7 + rank * 13) % 101) as f32 - 50.0).collect()).collect();
+        let ranges = vec![3000.0_f32; elements / block];
+        // A host encodes each chunk by itself, with the chunk's own seed.
+        let inputs: Vec<Vec<u8>> = values.iter().enumerate().map(|(rank, values)| {
+            values.chunks(elements).flat_map(|chunk| {
+                let mut bytes = vec![0; one.bytes(chunk.len()).unwrap()];
+                let ranges = &ranges[..chunk.len().div_ceil(block)];
+                codes::encode_shared(Isa::detect(), bits, block, seed, seed ^ (rank as u64 + 1), View::from(ranges), View::from(chunk), ViewMut::from(&mut bytes[..])).unwrap();
+                bytes
+            }).collect()
+        }).collect();
+        let grant = Grant { form, elements: elements as u32, ..grant() };
+        let (outputs, counters) = Table::run(grant, &inputs, total, &order);
+        prop_assert_eq!(counters.sums, total.div_ceil(elements) as u64);
+        let sum = codes::Code::Shared { bits, block, ranks: 3 };
+        let (part, whole) = (one.bytes(elements).unwrap(), sum.bytes(elements).unwrap());
+        for (at, length) in (0..total).step_by(elements).map(|from| elements.min(total - from)).enumerate() {
+            let mut expected = vec![0; sum.bytes(length).unwrap()];
+            for (rank, input) in inputs.iter().enumerate() {
+                let input = &input[at * part..][..one.bytes(length).unwrap()];
+                codes::add_shared(Isa::detect(), bits, block, 3, length, View::from(input), rank == 0, ViewMut::from(&mut expected[..])).unwrap();
+            }
+            for output in &outputs {
+                prop_assert_eq!(&output[at * whole..][..expected.len()], &expected[..]);
+            }
+        }
+    }
+}
+
+#[test]
+fn grants_that_cannot_work_are_refused() {
+    let mut aggregator = Aggregator::new(7, Pool::new(16, 16));
+    let half = Form::Tensor { dtype: Dtype::F16, op: ReduceOp::Sum };
+    let few = Form::Shared { bits: 4, block: 64, ranks: 2 };
+    for (grant, refused) in [
+        (Grant { workers: 0, ..grant() }, GrantError::Workers(0)),
+        (Grant { workers: 1025, ..grant() }, GrantError::Workers(1025)),
+        (Grant { form: half, ..grant() }, GrantError::Form(half)),
+        (Grant { form: few, ..grant() }, GrantError::Form(few)),
+        (Grant { elements: 5, ..grant() }, GrantError::Chunk { elements: 5, bytes: Some(20), unit: 16 }),
+        (Grant { elements: 0, ..grant() }, GrantError::Chunk { elements: 0, bytes: Some(0), unit: 16 }),
+    ] {
+        assert_eq!(aggregator.grant(grant).unwrap_err(), refused);
+    }
+    aggregator.grant(grant()).unwrap();
+}

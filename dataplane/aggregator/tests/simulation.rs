@@ -1,0 +1,173 @@
+//! Workers and aggregators in virtual time, over a network that loses, repeats, mixes, damages and invents packets, with restarts
+//! at any moment: every sum is bit for bit right, nothing is lost or counted twice, and nothing hangs.
+//! `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[path = "simulation/hostile.rs"]
+mod hostile;
+#[path = "simulation/node.rs"]
+mod node;
+#[path = "simulation/scenario.rs"]
+mod scenario;
+#[path = "simulation/world.rs"]
+mod world;
+
+use scenario::{PATIENCE, RETRY_MOST, Scenario};
+use std::ops::Range;
+use std::time::Duration;
+use world::{Statistics, World};
+
+/// Says which seed failed.
+struct Seed(&'static str, u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "run again: HARMONAIZE_SEED={} cargo test -p harmonaize-aggregator --test simulation {}",
+                self.1, self.0
+            );
+        }
+    }
+}
+
+fn seeds(usual: u64) -> Range<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().expect("a number");
+    if let Ok(seed) = std::env::var("HARMONAIZE_SEED") {
+        return number(&seed)..number(&seed) + 1;
+    }
+    match std::env::var("HARMONAIZE_SEEDS") {
+        Ok(seeds) => {
+            let (from, to) = seeds.split_once("..").expect("a range like 0..1000");
+            number(from)..number(to)
+        }
+        Err(_) => 0..usual,
+    }
+}
+
+/// Runs a family of scenarios, and returns what they came to together.
+fn family(
+    name: &'static str,
+    usual: u64,
+    build: impl Fn(u64) -> Scenario,
+    judge: impl Fn(&World),
+) -> Statistics {
+    let (mut sum, mut count) = (Statistics::default(), 0);
+    for seed in seeds(usual) {
+        let _seed = Seed(name, seed);
+        let mut world = World::new(build(seed));
+        world.run();
+        judge(&world);
+        let one = world.statistics;
+        sum.packets += one.packets;
+        sum.lost += one.lost;
+        sum.by_aggregator += one.by_aggregator;
+        sum.by_hosts += one.by_hosts;
+        sum.sessions += one.sessions;
+        sum.hostile += one.hostile;
+        sum.partial += one.partial;
+        sum.again += world.nodes.iter().map(|node| node.worker.counters().sent_again).sum::<u64>();
+        count += 1;
+    }
+    println!("{name}: {count} seeds, {sum:?}");
+    sum
+}
+
+#[test]
+fn clean() {
+    let sum = family("clean", 300, Scenario::new, |world| {
+        assert_eq!(world.statistics.by_hosts, 0, "hosts had to help\n{world:?}");
+        assert!(world.statistics.sessions == world.nodes.len() as u64);
+        for counters in world.counters() {
+            assert_eq!((counters.no_slot, counters.tag, counters.lost), (0, 0, 0), "{world:?}");
+        }
+    });
+    assert!(sum.by_aggregator > 0);
+}
+
+#[test]
+fn rough() {
+    let sum = family("rough", 600, |seed| Scenario::new(seed).rough(), |_| ());
+    assert!(sum.by_aggregator > sum.by_hosts, "the aggregator does most: {sum:?}");
+}
+
+#[test]
+fn restarts() {
+    let sum = family("restarts", 400, |seed| Scenario::new(seed).rough().restarting(), |_| ());
+    assert!(sum.by_aggregator > 0 && sum.sessions > 0);
+}
+
+#[test]
+fn kills() {
+    // Until a question is asked, until it is given up, until all have stopped and gone on, and the hosts' own time.
+    let bound = RETRY_MOST + PATIENCE + RETRY_MOST + Duration::from_millis(2);
+    let judge = |world: &World| {
+        if let (Some(killed), Some(recovered)) = (world.killed, world.recovered) {
+            assert!(recovered - killed <= bound, "{:?} from the kill\n{world:?}", recovered - killed);
+        }
+    };
+    let sum = family("kills", 400, |seed| Scenario::new(seed).killing(), judge);
+    assert!(sum.by_hosts > 0);
+    family("kills", 200, |seed| Scenario::new(seed).rough().killing(), |_| ());
+}
+
+#[test]
+fn stragglers() {
+    let sum = family(
+        "stragglers",
+        200,
+        |seed| Scenario::new(seed).straggling(),
+        |world| {
+            assert_eq!(world.statistics.by_hosts, 0, "who waits is answered, and stays\n{world:?}");
+        },
+    );
+    assert_eq!(sum.by_hosts, 0);
+    family("stragglers", 100, |seed| Scenario::new(seed).rough().straggling(), |_| ());
+}
+
+#[test]
+fn squeezed() {
+    family("squeezed", 300, |seed| Scenario::new(seed).rough().squeezed(), |_| ());
+}
+
+#[test]
+fn partial() {
+    let build = |seed| {
+        let mut scenario = Scenario::new(seed).rough().straggling();
+        scenario.partial = true;
+        scenario
+    };
+    let sum = family("partial", 300, build, |world| {
+        // The first element of each chunk says whose parts are in it: the rest are the sums of the same, and alike everywhere.
+        let elements = world.scenario.elements as usize;
+        for (segment, output) in world.nodes[0].memory.outputs.iter().enumerate() {
+            assert!(
+                world.nodes.iter().all(|node| node.memory.outputs[segment] == *output),
+                "they differ\n{world:?}"
+            );
+            for (at, value) in output.iter().enumerate() {
+                let set = output[at - at % elements].unwrap();
+                assert!(set != 0 && set < 1 << world.nodes.len());
+                let of = |(index, node): (usize, &node::Node)| {
+                    if set & 1 << index == 0 { 0 } else { node.memory.inputs[segment][at] }
+                };
+                let sum = world.nodes.iter().enumerate().map(of).fold(0_i32, i32::wrapping_add);
+                assert_eq!(*value, Some(sum), "segment {segment} element {at}\n{world:?}");
+            }
+        }
+    });
+    assert!(sum.partial > 0, "no sum was partial");
+}
+
+/// Most workers that there can be, below two aggregators and below one.
+#[test]
+fn as_many_as_there_can_be() {
+    for leaves in [0, 2] {
+        let mut scenario = Scenario::new(1).rough();
+        (scenario.workers, scenario.leaves, scenario.elements, scenario.units) = (1024, leaves, 4, 8);
+        (scenario.segments, scenario.ordered) = (vec![10, 9], false);
+        let mut world = World::new(scenario);
+        world.run();
+        assert!(world.statistics.by_aggregator >= 2048, "{:?}", world.statistics);
+    }
+}

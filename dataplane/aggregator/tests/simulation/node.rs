@@ -1,0 +1,78 @@
+//! A host in the simulation: its worker, its memory, and what it knows of the others.
+
+use super::scenario::{FORM, PATIENCE, RETRY_MOST, Scenario};
+use harmonaize_aggregator::{Key, Tensors, Way, Worker, WorkerConfig};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// A tenant's tensors, segment by segment; they outlive restarts of the worker.
+pub(crate) struct Memory {
+    pub(crate) inputs: Vec<Vec<i32>>,
+    pub(crate) outputs: Vec<Vec<Option<i32>>>,
+    pub(crate) expected: Vec<Vec<i32>>,
+    /// Where the current session has written.
+    pub(crate) written: BTreeSet<(u64, u64)>,
+    pub(crate) partial: bool,
+}
+
+impl Tensors for Memory {
+    fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+        let from = &self.inputs[segment as usize][offset as usize..][..elements];
+        for (to, value) in bytes.chunks_exact_mut(4).zip(from) {
+            to.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+        assert_eq!(bytes.len(), 4 * elements);
+        assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");
+        for (index, value) in bytes.chunks_exact(4).enumerate() {
+            let at = offset as usize + index;
+            let value = i32::from_le_bytes(value.try_into().unwrap());
+            if !self.partial {
+                assert_eq!(value, self.expected[segment as usize][at], "segment {segment} element {at}");
+            }
+            self.outputs[segment as usize][at] = Some(value);
+        }
+    }
+}
+
+impl Memory {
+    /// Whether the outputs of all segments below are there.
+    pub(crate) fn holds(&self, below: u64) -> bool {
+        self.outputs.iter().take(below as usize).flatten().all(Option::is_some)
+    }
+}
+
+pub(crate) struct Node {
+    pub(crate) incarnation: u32,
+    pub(crate) worker: Worker,
+    pub(crate) memory: Memory,
+    /// The session that it is in, or was asked to stop for.
+    pub(crate) session: u64,
+    pub(crate) way: Option<Way>,
+    pub(crate) whole: u64,
+    pub(crate) settled: u64,
+    /// The next segment to submit, or to sum among hosts.
+    pub(crate) next: u64,
+    /// The earliest timer that is set.
+    pub(crate) timer: Option<Duration>,
+}
+
+pub(crate) fn worker(scenario: &Scenario, worker: u16, key: Key) -> Worker {
+    Worker::new(WorkerConfig {
+        communicator: super::world::COMMUNICATOR,
+        worker,
+        key,
+        form: FORM,
+        elements: scenario.elements,
+        window: 64,
+        segments: 3,
+        hosts: scenario.workers as u16,
+        partial: scenario.partial,
+        patience: PATIENCE,
+        retry_least: Duration::from_micros(100),
+        retry_most: RETRY_MOST,
+        loss_most: 950,
+    })
+}

@@ -1,0 +1,136 @@
+//! What a seed makes of a run: how many workers, over what network, and what goes wrong when.
+
+use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::Form;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
+
+pub(crate) const MICROSECOND: Duration = Duration::from_micros(1);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(20);
+pub(crate) const RETRY_MOST: Duration = Duration::from_millis(4);
+pub(crate) const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+
+/// What goes wrong, once so many packets have been delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Incident {
+    RestartWorker(usize),
+    RestartAggregator(usize),
+    KillAggregator(usize),
+    /// The pool gives another communicator what it may.
+    Squeeze,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) seed: u64,
+    pub(crate) workers: usize,
+    /// Aggregators below the root; 0 if the root serves workers itself.
+    pub(crate) leaves: usize,
+    pub(crate) segments: Vec<u64>,
+    pub(crate) elements: u32,
+    pub(crate) units: u32,
+    /// In ten thousand.
+    pub(crate) loss: u32,
+    pub(crate) duplication: u32,
+    pub(crate) reordering: u32,
+    pub(crate) corruption: u32,
+    pub(crate) hostility: u32,
+    pub(crate) incidents: Vec<(u64, Incident)>,
+    /// A worker that comes so late to a segment.
+    pub(crate) straggler: Option<(usize, u64, Duration)>,
+    pub(crate) ordered: bool,
+    pub(crate) partial: bool,
+}
+
+impl Scenario {
+    /// Nothing goes wrong.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let workers = match random.random_range(0..20) {
+            0 => 1,
+            1 => random.random_range(10..=16),
+            _ => random.random_range(2..=8),
+        };
+        let elements = random.random_range(1..=8);
+        let segments =
+            (0..random.random_range(1..=4)).map(|_| random.random_range(1..=u64::from(elements) * 12));
+        let segments = segments.collect();
+        let leaves = if workers > 2 && random.random_range(0..4) == 0 { 2 } else { 0 };
+        let ordered = random.random_range(0..5) == 0;
+        let grain = if ordered { workers as u32 } else { 1 };
+        Self {
+            seed,
+            workers,
+            leaves,
+            segments,
+            elements,
+            units: grain * random.random_range(2..=24),
+            loss: 0,
+            duplication: 0,
+            reordering: 0,
+            corruption: 0,
+            hostility: 0,
+            incidents: Vec::new(),
+            straggler: None,
+            ordered,
+            partial: false,
+        }
+    }
+
+    /// A network that loses, repeats, mixes and damages packets, and one who sends what nobody should believe.
+    pub(crate) fn rough(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x9e37_79b9);
+        self.loss = [0, 100, 500][random.random_range(0..3)];
+        self.duplication = 100;
+        self.reordering = 500;
+        self.corruption = 100;
+        self.hostility = 300;
+        self
+    }
+
+    /// Packets of a run without losses, about.
+    pub(crate) fn packets(&self) -> u64 {
+        let chunks: u64 =
+            self.segments.iter().map(|elements| elements.div_ceil(u64::from(self.elements))).sum();
+        (chunks + 1) * 2 * self.workers as u64
+    }
+
+    /// Workers and aggregators restart, at any moment.
+    pub(crate) fn restarting(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x7f4a_7c15);
+        for _ in 0..random.random_range(1..=3) {
+            let incident = if random.random() {
+                Incident::RestartWorker(random.random_range(0..self.workers))
+            } else {
+                Incident::RestartAggregator(random.random_range(0..=self.leaves))
+            };
+            self.incidents.push((random.random_range(0..self.packets() + 8), incident));
+        }
+        self
+    }
+
+    /// An aggregator dies, at any moment, and does not come back.
+    pub(crate) fn killing(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x2545_f491);
+        let incident = Incident::KillAggregator(random.random_range(0..=self.leaves));
+        self.incidents.push((random.random_range(0..self.packets() + 2), incident));
+        self
+    }
+
+    /// Another communicator takes its part of the pool.
+    pub(crate) fn squeezed(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x51a3_77c1);
+        self.incidents.push((random.random_range(0..self.packets()), Incident::Squeeze));
+        self
+    }
+
+    /// One worker is late.
+    pub(crate) fn straggling(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x3c6e_f372);
+        let late = Duration::from_millis(random.random_range(1..200));
+        let segment = random.random_range(0..self.segments.len() as u64);
+        self.straggler = Some((random.random_range(0..self.workers), segment, late));
+        self
+    }
+}

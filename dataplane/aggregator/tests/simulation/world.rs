@@ -1,0 +1,554 @@
+//! The simulated world: virtual time, a network, hosts, aggregators, and the invariants that are looked at as it goes.
+
+use super::node::{Memory, Node, worker};
+use super::scenario::{FORM, Incident, MICROSECOND, Scenario};
+use harmonaize_aggregator::{
+    Aggregator, Agreement, Audience, Event, Grant, Key, Leader, Parent, Partial, Pool, Share, To, Way,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+pub(crate) const COMMUNICATOR: u64 = 0x5eed_c0de;
+const ROOT_SECRET: [u8; 32] = [1; 32];
+/// Nothing takes longer.
+pub(crate) const BOUND: Duration = Duration::from_secs(4);
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Worker(usize),
+    Aggregator(usize),
+}
+
+#[derive(Debug)]
+enum What {
+    Packet(Place, Vec<u8>),
+    Timer(usize),
+    LeaderTimer,
+    Message { from: usize, to: usize, alive: (u32, u32), message: Agreement },
+    Summed { worker: usize, session: u64, segment: u64 },
+    Ready,
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Statistics {
+    pub(crate) packets: u64,
+    pub(crate) lost: u64,
+    pub(crate) by_aggregator: u64,
+    pub(crate) by_hosts: u64,
+    pub(crate) sessions: u64,
+    pub(crate) hostile: u64,
+    pub(crate) partial: u64,
+    pub(crate) again: u64,
+}
+
+pub(crate) struct World {
+    pub(crate) scenario: Scenario,
+    pub(crate) random: ChaCha8Rng,
+    pub(crate) now: Duration,
+    queue: BinaryHeap<Reverse<(Duration, u64)>>,
+    events: BTreeMap<u64, What>,
+    number: u64,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) leader: Leader,
+    pub(crate) aggregators: Vec<Option<Aggregator>>,
+    /// Last delivery from one worker to another.
+    links: BTreeMap<(usize, usize), Duration>,
+    hosts: BTreeMap<(u64, u64), BTreeSet<usize>>,
+    /// Packets that somebody has kept.
+    pub(crate) kept: Vec<(Place, Vec<u8>)>,
+    pub(crate) statistics: Statistics,
+    pub(crate) killed: Option<Duration>,
+    /// When hosts summed the first segment after the aggregator was killed.
+    pub(crate) recovered: Option<Duration>,
+}
+
+impl World {
+    pub(crate) fn new(scenario: Scenario) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(scenario.seed);
+        let inputs: Vec<Vec<Vec<i32>>> = (0..scenario.workers)
+            .map(|worker| {
+                let value = |index: u64, random: &mut ChaCha8Rng| {
+                    if scenario.partial && index.is_multiple_of(u64::from(scenario.elements)) {
+                        1 << worker
+                    } else {
+                        random.random()
+                    }
+                };
+                let segment =
+                    |elements: &u64| (0..*elements).map(|index| value(index, &mut random)).collect();
+                scenario.segments.iter().map(segment).collect()
+            })
+            .collect();
+        let sum = |segment: usize, element: usize| {
+            inputs.iter().fold(0_i32, |sum, input| sum.wrapping_add(input[segment][element]))
+        };
+        let expected: Vec<Vec<i32>> = (scenario.segments.iter().enumerate())
+            .map(|(segment, elements)| (0..*elements as usize).map(|element| sum(segment, element)).collect())
+            .collect();
+        let nodes = inputs.into_iter().enumerate().map(|(index, inputs)| Node {
+            incarnation: 1,
+            worker: new_worker(&scenario, index),
+            memory: Memory {
+                inputs,
+                outputs: expected.iter().map(|segment| vec![None; segment.len()]).collect(),
+                expected: expected.clone(),
+                written: BTreeSet::new(),
+                partial: scenario.partial,
+            },
+            session: 0,
+            way: None,
+            whole: 0,
+            settled: 0,
+            next: 0,
+            timer: None,
+        });
+        let mut world = Self {
+            nodes: nodes.collect(),
+            leader: new_leader(&scenario, 1),
+            aggregators: (0..=scenario.leaves)
+                .map(|index| Some(aggregator(&scenario, index, 1 + index as u64)))
+                .collect(),
+            scenario,
+            random,
+            now: Duration::ZERO,
+            queue: BinaryHeap::new(),
+            events: BTreeMap::new(),
+            number: 0,
+            links: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            kept: Vec::new(),
+            statistics: Statistics::default(),
+            killed: None,
+            recovered: None,
+        };
+        let (audience, message) = world.leader.restart();
+        world.tell(audience, message);
+        if let Some((_, _, late)) = world.scenario.straggler {
+            world.at(late, What::Ready);
+        }
+        world
+    }
+
+    fn at(&mut self, time: Duration, what: What) {
+        self.number += 1;
+        self.queue.push(Reverse((time, self.number)));
+        self.events.insert(self.number, what);
+    }
+
+    pub(crate) fn done(&self) -> bool {
+        self.nodes.iter().all(|node| node.whole == self.scenario.segments.len() as u64)
+    }
+
+    /// Runs until all have all.
+    pub(crate) fn run(&mut self) {
+        while !self.done() {
+            let Some(Reverse((time, number))) = self.queue.pop() else { panic!("it hangs\n{self:?}") };
+            assert!(time < BOUND, "it takes too long\n{self:?}");
+            self.now = time;
+            match self.events.remove(&number).unwrap() {
+                What::Packet(place, bytes) => self.deliver(&place, &bytes),
+                What::Timer(index) => {
+                    self.nodes[index].timer = None;
+                    self.turn(index);
+                }
+                What::LeaderTimer => {
+                    if let Some((audience, message)) = self.leader.poll(self.now) {
+                        self.tell(audience, message);
+                    }
+                }
+                What::Message { from, to, alive, message } => {
+                    if alive == (self.nodes[from].incarnation, self.nodes[to].incarnation) {
+                        self.message(from, to, message);
+                    }
+                }
+                What::Summed { worker, session, segment } => self.summed(worker, session, segment),
+                What::Ready => (0..self.nodes.len()).for_each(|index| self.turn(index)),
+            }
+        }
+        for node in &self.nodes {
+            assert!(node.memory.holds(u64::MAX), "something is missing");
+        }
+    }
+
+    fn incidents(&mut self) {
+        let at = self.statistics.packets;
+        let due: Vec<Incident> =
+            self.scenario.incidents.iter().filter(|(when, _)| *when == at).map(|(_, what)| *what).collect();
+        self.statistics.packets += 1;
+        for incident in due {
+            match incident {
+                Incident::RestartWorker(index) => self.restart(index),
+                Incident::RestartAggregator(index) => {
+                    if self.aggregators[index].is_some() {
+                        let incarnation = self.random.random_range(1000..u64::MAX);
+                        self.aggregators[index] = Some(aggregator(&self.scenario, index, incarnation));
+                    }
+                }
+                Incident::KillAggregator(index) => {
+                    self.aggregators[index] = None;
+                    self.killed = Some(self.now);
+                }
+                Incident::Squeeze => {
+                    let grain = if self.scenario.ordered { self.scenario.workers as u32 } else { 1 };
+                    let share = Share { tenant: 2, weight: 5, guaranteed: 0, most: 1 << 20 };
+                    let mut other = grant(&self.scenario, 0);
+                    (other.communicator, other.parent, other.ordered) = (2, None, false);
+                    other.share = Share { guaranteed: 2.min(self.scenario.units - 2 * grain), ..share };
+                    if let Some(aggregator) = &mut self.aggregators[0] {
+                        // Where nothing is left to be guaranteed, nobody is admitted.
+                        if aggregator.grant(other).is_ok() {
+                            let key = Key::derive(&ROOT_SECRET, 2, 0);
+                            let begin = super::hostile::begin(2, 0, 1, &key);
+                            aggregator.receive(self.now, &begin, &mut |_: To, _: &[u8]| ());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, place: &Place, bytes: &[u8]) {
+        self.incidents();
+        match place {
+            Place::Worker(index) => {
+                let node = &mut self.nodes[*index];
+                node.worker.receive(self.now, bytes, &mut node.memory);
+                self.turn(*index);
+            }
+            Place::Aggregator(index) => {
+                let mut sent = Vec::new();
+                let Some(aggregator) = &mut self.aggregators[*index] else { return };
+                aggregator
+                    .receive(self.now, bytes, &mut |to: To, packet: &[u8]| sent.push((to, packet.to_vec())));
+                for (to, packet) in sent {
+                    let place = match to {
+                        To::Parent { .. } => Place::Aggregator(0),
+                        To::Worker { communicator, worker } => {
+                            assert_eq!(communicator, COMMUNICATOR);
+                            self.below(*index, worker)
+                        }
+                    };
+                    self.send(place, packet);
+                }
+            }
+        }
+    }
+
+    /// Who worker `worker` of an aggregator is.
+    fn below(&self, aggregator: usize, worker: u16) -> Place {
+        if self.scenario.leaves == 0 {
+            Place::Worker(usize::from(worker))
+        } else if aggregator == 0 {
+            Place::Aggregator(1 + usize::from(worker))
+        } else {
+            Place::Worker(usize::from(worker) * self.scenario.leaves + aggregator - 1)
+        }
+    }
+
+    fn chance(&mut self, of_ten_thousand: u32) -> bool {
+        of_ten_thousand > 0 && self.random.random_range(0..10_000) < of_ten_thousand
+    }
+
+    pub(crate) fn send(&mut self, place: Place, mut packet: Vec<u8>) {
+        if self.chance(self.scenario.hostility) {
+            self.hostile(&place, &packet);
+        }
+        if self.chance(self.scenario.loss) {
+            self.statistics.lost += 1;
+            return;
+        }
+        if self.chance(self.scenario.duplication) {
+            self.later(place.clone(), packet.clone());
+        }
+        if self.chance(self.scenario.corruption) {
+            let bit = self.random.random_range(0..packet.len() * 8);
+            packet[bit / 8] ^= 1 << (bit % 8);
+        }
+        self.later(place, packet);
+    }
+
+    pub(crate) fn later(&mut self, place: Place, packet: Vec<u8>) {
+        let mut delay = 5 + self.random.random_range(0..10);
+        if self.chance(self.scenario.reordering) {
+            delay += self.random.random_range(0..3000);
+        }
+        self.at(self.now + MICROSECOND * delay, What::Packet(place, packet));
+    }
+
+    /// Lets a host do all that it can do now.
+    fn turn(&mut self, index: usize) {
+        self.submit(index);
+        let place =
+            Place::Aggregator(if self.scenario.leaves == 0 { 0 } else { 1 + index % self.scenario.leaves });
+        let mut packet = [0; 256];
+        loop {
+            let node = &mut self.nodes[index];
+            if let Some(bytes) = node.worker.poll_transmit(self.now, &node.memory, &mut packet) {
+                self.send(place.clone(), packet[..bytes].to_vec());
+                continue;
+            }
+            let Some(event) = node.worker.poll_event() else { break };
+            match event {
+                Event::Done { segment, hosts } => {
+                    assert_eq!(segment, node.whole, "segments are done in order");
+                    assert!(usize::from(hosts) == self.scenario.workers || self.scenario.partial);
+                    self.statistics.partial += u64::from(usize::from(hosts) < self.scenario.workers);
+                    self.statistics.by_aggregator += 1;
+                    self.whole(index);
+                    self.submit(index);
+                }
+                Event::Ended(_) => {
+                    let session = node.session;
+                    self.message_to(index, 0, Agreement::Ask { session });
+                }
+            }
+        }
+        let node = &mut self.nodes[index];
+        if let Some(due) = node.worker.poll_timeout() {
+            let due = due.max(self.now + MICROSECOND);
+            if node.timer.is_none_or(|timer| timer > due) {
+                node.timer = Some(due);
+                self.at(due, What::Timer(index));
+            }
+        }
+    }
+
+    /// One more segment is whole at a host.
+    fn whole(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        node.whole += 1;
+        assert!(node.memory.holds(node.whole), "a segment is whole that has holes");
+        let (session, below) = (node.session, node.whole);
+        self.message_to(index, 0, Agreement::Whole { session, below });
+    }
+
+    fn is_ready(&self, index: usize, segment: u64) -> bool {
+        self.scenario
+            .straggler
+            .is_none_or(|(worker, from, late)| worker != index || segment < from || self.now >= late)
+    }
+
+    fn submit(&mut self, index: usize) {
+        loop {
+            let segment = self.nodes[index].next;
+            let Some(elements) = self.scenario.segments.get(segment as usize).copied() else { return };
+            if !self.is_ready(index, segment) {
+                return;
+            }
+            let node = &mut self.nodes[index];
+            match node.way {
+                None => return,
+                Some(Way::Aggregator) => {
+                    if !node.worker.submit(segment, elements) {
+                        return;
+                    }
+                    node.next += 1;
+                }
+                Some(Way::Hosts) => {
+                    // One at a time; what comes of it is told when all have come.
+                    if segment > node.whole {
+                        return;
+                    }
+                    node.next += 1;
+                    let session = node.session;
+                    let there = self.hosts.entry((session, segment)).or_default();
+                    there.insert(index);
+                    if there.len() == self.scenario.workers {
+                        for worker in 0..self.scenario.workers {
+                            let took = MICROSECOND * self.random.random_range(50..150);
+                            self.at(self.now + took, What::Summed { worker, session, segment });
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn summed(&mut self, index: usize, session: u64, segment: u64) {
+        let node = &mut self.nodes[index];
+        if node.session != session || node.way != Some(Way::Hosts) {
+            return;
+        }
+        self.statistics.by_hosts += 1;
+        node.memory.outputs[segment as usize] =
+            node.memory.expected[segment as usize].iter().copied().map(Some).collect();
+        if self.killed.is_some() {
+            self.recovered.get_or_insert(self.now);
+        }
+        self.whole(index);
+        self.turn(index);
+    }
+
+    fn restart(&mut self, index: usize) {
+        let worker = new_worker(&self.scenario, index);
+        let node = &mut self.nodes[index];
+        node.incarnation += 1;
+        (node.worker, node.session, node.way, node.whole, node.settled, node.next) =
+            (worker, 0, None, 0, 0, 0);
+        node.memory.written.clear();
+        if index == 0 {
+            self.leader = new_leader(&self.scenario, node.incarnation);
+            let (audience, message) = self.leader.restart();
+            self.tell(audience, message);
+        } else {
+            self.message_to(index, 0, Agreement::Ask { session: 0 });
+        }
+    }
+
+    fn tell(&mut self, audience: Audience, message: Agreement) {
+        match audience {
+            Audience::All => (0..self.nodes.len()).for_each(|index| self.message_to(0, index, message)),
+            Audience::One(index) => self.message_to(0, usize::from(index), message),
+        }
+        if let Some(due) = self.leader.poll_timeout() {
+            self.at(due.max(self.now), What::LeaderTimer);
+        }
+    }
+
+    fn message_to(&mut self, from: usize, to: usize, message: Agreement) {
+        let delay = MICROSECOND * self.random.random_range(5..60);
+        let last = self.links.entry((from, to)).or_default();
+        let time = (self.now + delay).max(*last);
+        *last = time;
+        let alive = (self.nodes[from].incarnation, self.nodes[to].incarnation);
+        self.at(time, What::Message { from, to, alive, message });
+    }
+
+    fn message(&mut self, from: usize, to: usize, message: Agreement) {
+        let node = &mut self.nodes[to];
+        match message {
+            Agreement::Ask { .. } | Agreement::Stopped { .. } | Agreement::Whole { .. } => {
+                if let Some((audience, message)) = self.leader.receive(self.now, from as u16, message) {
+                    if let Agreement::Resume { from, .. } = message {
+                        self.resumes(from);
+                    }
+                    self.tell(audience, message);
+                }
+            }
+            Agreement::Stop { session } => {
+                assert!(session > node.session, "sessions have greater numbers each time");
+                node.worker.stop();
+                (node.session, node.way) = (session, None);
+                let (whole, settled) = (node.whole, node.settled);
+                self.message_to(to, 0, Agreement::Stopped { session, whole, settled });
+            }
+            Agreement::Resume { session, from, way } => {
+                if session != node.session {
+                    return;
+                }
+                assert!(from >= node.settled, "inputs of settled segments are gone");
+                self.statistics.sessions += 1;
+                (node.way, node.whole, node.next) = (Some(way), from, from);
+                node.memory.written.clear();
+                for output in node.memory.outputs.iter_mut().skip(from as usize).flatten() {
+                    *output = None;
+                }
+                if way == Way::Aggregator {
+                    node.worker.begin(self.now, session);
+                }
+                self.turn(to);
+            }
+            Agreement::Settled { below } => {
+                node.settled = node.settled.max(below);
+                assert!(self.nodes.iter().all(|node| node.memory.holds(below)), "settled before all have it");
+            }
+        }
+    }
+
+    /// All hold what is not done again.
+    fn resumes(&self, from: u64) {
+        for node in &self.nodes {
+            assert!(node.memory.holds(from), "segment below {from} would be lost\n{self:?}");
+            assert!(node.settled <= from);
+        }
+    }
+
+    /// What the aggregators counted, in all.
+    pub(crate) fn counters(&self) -> Vec<harmonaize_aggregator::Counters> {
+        self.aggregators.iter().flatten().filter_map(|aggregator| aggregator.counters(COMMUNICATOR)).collect()
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "{:?} after {:?}: {:?}", self.scenario, self.now, self.statistics)?;
+        for (index, node) in self.nodes.iter().enumerate() {
+            writeln!(
+                f,
+                "worker {index}: session {:#x} {:?} whole {} settled {} next {} {:?} {:?}",
+                node.session,
+                node.way,
+                node.whole,
+                node.settled,
+                node.next,
+                node.worker,
+                node.worker.counters()
+            )?;
+        }
+        writeln!(f, "{:?}", self.leader)?;
+        writeln!(f, "{:?} {:?}", self.aggregators, self.counters())
+    }
+}
+
+fn key(scenario: &Scenario, index: usize) -> (u16, Key) {
+    if scenario.leaves == 0 {
+        return (index as u16, Key::derive(&ROOT_SECRET, COMMUNICATOR, index as u16));
+    }
+    let worker = (index / scenario.leaves) as u16;
+    (worker, Key::derive(&[2 + (index % scenario.leaves) as u8; 32], COMMUNICATOR, worker))
+}
+
+/// A host's number at its aggregator, and its key.
+pub(crate) fn key_of(scenario: &Scenario, index: usize) -> (u16, Key) {
+    key(scenario, index)
+}
+
+fn new_worker(scenario: &Scenario, index: usize) -> harmonaize_aggregator::Worker {
+    let (number, key) = key(scenario, index);
+    worker(scenario, number, key)
+}
+
+fn new_leader(scenario: &Scenario, incarnation: u32) -> Leader {
+    let hold = Duration::from_millis(5);
+    Leader::new(scenario.workers as u16, incarnation, hold, hold * 16)
+}
+
+fn grant(scenario: &Scenario, index: usize) -> Grant {
+    let below = |leaf: usize| {
+        scenario.workers / scenario.leaves + usize::from(leaf < scenario.workers % scenario.leaves)
+    };
+    let (workers, secret) = match (scenario.leaves, index) {
+        (0, _) => (scenario.workers, ROOT_SECRET),
+        (leaves, 0) => (leaves, ROOT_SECRET),
+        (_, leaf) => (below(leaf - 1), [1 + leaf as u8; 32]),
+    };
+    let parent = (index > 0).then(|| Parent {
+        worker: index as u16 - 1,
+        key: Key::derive(&ROOT_SECRET, COMMUNICATOR, index as u16 - 1),
+        patience: super::scenario::PATIENCE,
+        again: Duration::from_micros(100),
+    });
+    let grain = if scenario.ordered { workers as u32 } else { 1 };
+    Grant {
+        communicator: COMMUNICATOR,
+        secret,
+        workers: workers as u16,
+        form: FORM,
+        elements: scenario.elements,
+        ordered: scenario.ordered,
+        partial: scenario.partial.then_some(Partial { least: 1, after: Duration::from_micros(200) }),
+        share: Share { tenant: 1, weight: 1, guaranteed: 2 * grain, most: scenario.units },
+        parent,
+    }
+}
+
+fn aggregator(scenario: &Scenario, index: usize, incarnation: u64) -> Aggregator {
+    let mut aggregator =
+        Aggregator::new(incarnation, Pool::new(scenario.units.max(4), 4 * scenario.elements as usize));
+    aggregator.grant(grant(scenario, index)).unwrap();
+    aggregator
+}
