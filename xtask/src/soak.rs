@@ -25,9 +25,9 @@ pub struct Args {
     /// Seeds in a round
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub round: u64,
-    /// This suite alone: core (communicators in virtual time), aggregation (workers and
-    /// aggregators in virtual time), plan (damaged programs against the checker), store (crashes of
-    /// control's machine, ten a seed), control (kills of control, one a hundred seeds), stragglers and congestion (verdicts over
+    /// This suite alone: core (communicators in virtual time), aggregation (workers and aggregators in virtual time), plan
+    /// (damaged programs against the checker), codec (damaged chunks, twenty a seed), store (crashes of control's machine, ten a
+    /// seed), control (kills of control, one a hundred seeds), stragglers and congestion (verdicts over
     /// hours of simulation, from the round's first seed) or dpu (two hosts with offload units, in virtual machines)
     #[arg(long)]
     pub suite: Option<String>,
@@ -84,6 +84,19 @@ const SUITES: &[Suite] = &[
             test: "mutations",
             long: false,
             environment: |seeds| from_first(seeds, 1),
+        },
+    },
+    Suite {
+        name: "codec",
+        work: Work::Tests {
+            package: "harmonaize-codec",
+            test: "damage",
+            long: false,
+            environment: |seeds| {
+                // A seed takes some 0.1 ms.
+                let runs = seeds.end.saturating_sub(seeds.start).saturating_mul(20);
+                vec![("HARMONAIZE_SEED", seeds.start.to_string()), ("HARMONAIZE_RUNS", runs.to_string())]
+            },
         },
     },
     Suite {

@@ -25,14 +25,17 @@ pub fn encode(codec: Codec, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Res
     let short = CodecError::Short { expected: HEADER_BYTES.saturating_add(most), given: to.bytes() };
     let payload = to.range(HEADER_BYTES, most).ok_or(short)?;
     let count = u32::try_from(elements).map_err(|_| KernelError::Block)?;
-    let length = u32::try_from(most).map_err(|_| KernelError::Block)?;
-    let squares = match codec {
-        Codec::Fixed(code) => codes::encode(Isa::detect(), code, seed, source, payload)?,
+    u32::try_from(most).map_err(|_| KernelError::Block)?;
+    let isa = Isa::detect();
+    let (bytes, squares) = match codec {
+        Codec::Fixed(code) => (most, codes::encode(isa, code, seed, source, payload)?),
+        Codec::Sparse(form) => codes::encode_sparse(isa, form, seed, source, payload)?,
     };
+    let length = u32::try_from(bytes).map_err(|_| KernelError::Block)?;
     let header = Header { codec, payload: length, elements: count, seed, squares }.to_bytes();
     let head = to.range(0, HEADER_BYTES).ok_or(short)?;
     copy(View::from(&header[..]), &[head])?;
-    Ok(Encoded { bytes: HEADER_BYTES + most, squares })
+    Ok(Encoded { bytes: HEADER_BYTES + bytes, squares })
 }
 
 /// Has the header of the chunk at the start of `chunk` say other squares: of all that was lost on the way to the chunk's elements.
@@ -60,8 +63,13 @@ pub fn decode(from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Header, C
     let bytes = header.payload as usize;
     let short = CodecError::Short { expected: HEADER_BYTES.saturating_add(bytes), given: from.bytes() };
     let payload = from.range(HEADER_BYTES, bytes).ok_or(short)?;
+    let isa = Isa::detect();
     match header.codec {
-        Codec::Fixed(code) => codes::decode(Isa::detect(), code, header.seed, payload, store, to)?,
+        Codec::Fixed(code) => codes::decode(isa, code, header.seed, payload, store, to)?,
+        Codec::Sparse(form) => match codes::decode_sparse(isa, form, payload, store, to) {
+            Err(KernelError::Content) => return Err(CodecError::Payload),
+            decoded => decoded?,
+        },
     }
     Ok(header)
 }

@@ -1,12 +1,14 @@
 //! The codecs, by the numbers that stand in headers.
 
-use harmonaize_kernels::codes::{Code, Grid, Rounding};
+use harmonaize_kernels::codes::{Code, Grid, Rounding, Sparse};
 
 /// How a chunk holds its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
     /// In a form whose bytes depend on the number of elements alone.
     Fixed(Code),
+    /// In one whose bytes depend on what the elements are.
+    Sparse(Sparse),
 }
 
 /// A codec's number and parameters as they stand in a header.
@@ -14,7 +16,7 @@ pub enum Codec {
 pub(crate) struct Fields {
     pub(crate) id: u8,
     pub(crate) bits: u8,
-    /// The block's power of two.
+    /// The power of two of the block, or of the part that is kept.
     pub(crate) block: u8,
     /// Bit 0: stochastic rounding.
     pub(crate) flags: u8,
@@ -47,6 +49,10 @@ impl Codec {
         ("rotated 3", Self::rotated(3)),
         ("rotated 2", Self::rotated(2)),
         ("rotated 1", Self::rotated(1)),
+        ("nonzero blocks", Self::Sparse(Sparse::Blocks)),
+        ("top 1/16", Self::largest(4, false)),
+        ("top 1/64", Self::largest(6, false)),
+        ("top 1/64, bf16", Self::largest(6, true)),
     ];
 
     const fn blocks(grid: Grid, rounding: Rounding) -> Self {
@@ -58,6 +64,10 @@ impl Codec {
         Self::Fixed(Code::Rotated { bits, block: 1024 })
     }
 
+    const fn largest(power: u32, halves: bool) -> Self {
+        Self::Sparse(Sparse::Largest { power, halves })
+    }
+
     /// Whether the mean over seeds of what comes back is the elements themselves, and errors under different seeds are
     /// independent.
     pub fn is_unbiased(self) -> bool {
@@ -66,6 +76,7 @@ impl Codec {
                 rounding == Rounding::Stochastic
             }
             Self::Fixed(code) => matches!(code, Code::F32 | Code::Rotated { .. }),
+            Self::Sparse(form) => form == Sparse::Blocks,
         }
     }
 
@@ -74,7 +85,18 @@ impl Codec {
     pub fn most_payload(self, elements: usize) -> Option<usize> {
         match self {
             Self::Fixed(code) => code.bytes(elements),
+            Self::Sparse(form) => form.most_bytes(elements),
         }
+    }
+
+    /// Whether a payload of `elements` elements can have so many bytes.
+    pub(crate) fn can_have(self, elements: usize, bytes: usize) -> bool {
+        let least = match self {
+            Self::Fixed(code) => code.bytes(elements),
+            Self::Sparse(form) => form.least_bytes(elements),
+        };
+        let most = self.most_payload(elements);
+        least.zip(most).is_some_and(|(least, most)| (least..=most).contains(&bytes))
     }
 
     /// The most bytes that a chunk of `elements` elements takes, with its header.
@@ -90,6 +112,10 @@ impl Codec {
             Self::Fixed(Code::F16) => plain(2, 16),
             // Shared codes are no chunks: their ranges come from all ranks.
             Self::Fixed(Code::Shared { .. }) => plain(u8::MAX, 0),
+            Self::Sparse(Sparse::Largest { power, halves }) => {
+                Fields { id: 7, bits: if halves { 16 } else { 32 }, block: power as u8, flags: 0 }
+            }
+            Self::Sparse(Sparse::Blocks) => Fields { id: 8, bits: 32, block: 8, flags: 0 },
             Self::Fixed(Code::Rotated { bits, block }) => {
                 Fields { id: 6, bits: bits as u8, block: power(block), flags: 0 }
             }
@@ -118,6 +144,8 @@ impl Codec {
             (4, 8) => blocks(Grid::E4m3),
             (5, 8) => blocks(Grid::E5m2),
             (6, bits) => Some(Self::Fixed(Code::Rotated { bits: bits.into(), block: size })),
+            (7, 16 | 32) => Some(Self::largest(fields.block.into(), fields.bits == 16)),
+            (8, _) => Some(Self::Sparse(Sparse::Blocks)),
             _ => None,
         };
         // What is left over in the fields, or a block that the code has not.

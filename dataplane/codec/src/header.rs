@@ -18,9 +18,9 @@ const MAGIC: u16 = 0x7a68;
 /// |---|---|
 /// | 0, 1 | 0x68 0x7a |
 /// | 2 | version: 1 |
-/// | 3 | codec: 0 exact, 1 bf16, 2 binary16, 3 integers in blocks, 4 E4M3 in blocks, 5 E5M2 in blocks |
+/// | 3 | codec: 0 exact, 1 bf16, 2 binary16, 3 integers in blocks, 4 E4M3 in blocks, 5 E5M2 in blocks, 6 rotated blocks, 7 the largest, 8 blocks that are not zero |
 /// | 4 | bits of an element's code |
-/// | 5 | the block's size as a power of two; 0 where there are none |
+/// | 5 | the block's size as a power of two, or how many elements one is kept of; 0 where there are none |
 /// | 6 | flags: 1 = rounded stochastically; the rest 0 |
 /// | 7 | 0 |
 /// | 8 to 11 | 0 |
@@ -32,7 +32,7 @@ const MAGIC: u16 = 0x7a68;
 /// | 44 to 47 | check of bytes 0 to 43: FNV-1a, 32 bits |
 ///
 /// The squares are of what the chunk's encoder lost, or of more, where it says so ([`crate::state`]); none is negative.
-/// The payload has no check: whatever it holds, it decodes to numbers, and links have checks of their own.
+/// The payload has no check: whatever it holds, it decodes to numbers, or, of sparse codecs, is refused, and links have checks of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
     /// How the payload holds the elements.
@@ -102,7 +102,7 @@ impl Header {
             },
         };
         let negative = header.squares.error < 0.0 || header.squares.signal < 0.0;
-        if negative || codec.most_payload(header.elements as usize) != Some(header.payload as usize) {
+        if negative || !codec.can_have(header.elements as usize, header.payload as usize) {
             return Err(CodecError::Payload);
         }
         Ok(header)

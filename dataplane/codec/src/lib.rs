@@ -21,5 +21,5 @@ pub use codec::Codec;
 pub use controller::{Controller, Level, Outlook};
 pub use error::CodecError;
 pub use feedback::Feedback;
-pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Squares, Store};
+pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Sparse, Squares, Store};
 pub use header::{HEADER_BYTES, Header, VERSION};

@@ -3,8 +3,8 @@
 
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_codec::{
-    Code, Codec, CodecError, Grid, HEADER_BYTES, Header, Rounding, Squares, Store, decode, encode, header,
-    state,
+    Code, Codec, CodecError, Grid, HEADER_BYTES, Header, Rounding, Sparse, Squares, Store, decode, encode,
+    header, state,
 };
 use proptest::prelude::*;
 
@@ -22,6 +22,9 @@ fn codec() -> impl Strategy<Value = Codec> {
         })),
         (1..=4_usize, 6..=12_u32)
             .prop_map(|(bits, power)| Codec::Fixed(Code::Rotated { bits, block: 1 << power })),
+        (0..=12_u32, any::<bool>())
+            .prop_map(|(power, halves)| Codec::Sparse(Sparse::Largest { power, halves })),
+        Just(Codec::Sparse(Sparse::Blocks)),
     ]
 }
 

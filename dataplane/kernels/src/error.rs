@@ -32,6 +32,8 @@ pub enum KernelError {
     DivideByZero,
     /// The code has no blocks of this size.
     Block,
+    /// Coded bytes that no encoder wrote.
+    Content,
     /// This CPU lacks the instruction set.
     Isa {
         /// The instruction set that was asked for.
@@ -52,6 +54,7 @@ impl fmt::Display for KernelError {
             }
             Self::DivideByZero => f.write_str("an average over 0 ranks does not exist"),
             Self::Block => f.write_str("this code has no blocks of that size"),
+            Self::Content => f.write_str("these coded bytes are damaged"),
             Self::Isa { isa } => write!(f, "this CPU lacks {isa}"),
         }
     }

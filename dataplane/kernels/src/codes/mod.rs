@@ -10,6 +10,7 @@ mod rotated;
 mod rows;
 mod shared;
 mod signal;
+mod sparse;
 mod totals;
 
 use crate::simd::{Job, LANES, Simd, dispatch};
@@ -17,6 +18,7 @@ use crate::{Isa, KernelError};
 use harmonaize_abi::{Dtype, View, ViewMut};
 use memory::{Source, Target};
 use shared::Form;
+pub use sparse::Sparse;
 
 /// Elements of a vector: blocks and their rests are padded to whole ones.
 pub const ROW: usize = LANES;
@@ -293,6 +295,75 @@ impl Job for Decode<'_> {
             Code::F16 => convert::decode::<S, convert::Half>(simd, from, place),
             Code::Blocks { grid, block, .. } => blocks::decode(simd, grid, block, from, place),
         }
+        simd.fence();
+    }
+}
+
+/// Encodes the f32 elements of `source` at the start of `to`, which has at least [`Sparse::most_bytes`], and tells how many bytes
+/// it wrote. `seed` is what the sample for a threshold is drawn by.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_sparse(
+    isa: Isa,
+    form: Sparse,
+    seed: u64,
+    source: View<'_>,
+    to: ViewMut<'_>,
+) -> Result<(usize, Squares), KernelError> {
+    let elements = counted(source.bytes())?;
+    let expected = form.most_bytes(elements).ok_or(KernelError::Block)?;
+    if to.bytes() < expected {
+        return Err(KernelError::Length { expected, given: to.bytes() });
+    }
+    let pass = sparse::Pass { seed, source: Source::new(source), to: Target::new(to), elements };
+    dispatch(isa, EncodeSparse { form, pass })
+}
+
+/// Decodes `from`, which has what the encoder wrote and no more, for the f32 elements of `to`.
+///
+/// # Errors
+/// As [`encode`], and [`KernelError::Content`] where an encoder cannot have written the bytes; nothing is written then.
+pub fn decode_sparse(
+    isa: Isa,
+    form: Sparse,
+    from: View<'_>,
+    store: Store,
+    to: ViewMut<'_>,
+) -> Result<(), KernelError> {
+    let elements = counted(to.bytes())?;
+    form.most_bytes(elements).ok_or(KernelError::Block)?;
+    let (bytes, from) = (from.bytes(), Source::new(from));
+    sparse::check(form, from, bytes, elements)?;
+    dispatch(isa, DecodeSparse { form, from, place: rows::Place { to: Target::new(to), store, elements } })
+}
+
+struct EncodeSparse<'a> {
+    form: Sparse,
+    pass: sparse::Pass<'a>,
+}
+
+impl Job for EncodeSparse<'_> {
+    type Output = (usize, Squares);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> (usize, Squares) {
+        self.pass.encode(simd, self.form)
+    }
+}
+
+struct DecodeSparse<'a> {
+    form: Sparse,
+    from: Source<'a>,
+    place: rows::Place<'a>,
+}
+
+impl Job for DecodeSparse<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        sparse::decode(simd, self.form, self.from, self.place);
         simd.fence();
     }
 }

@@ -88,6 +88,7 @@ impl Simd for Avx512 {
         of_f16(halves: [u8; 2 * LANES]) -> __m512 =
             _mm512_cvtph_ps(transmute::<[u8; 2 * LANES], __m256i>(halves));
         lookup(words: __m512i, table: __m512) -> __m512 = _mm512_permutexvar_ps(words, table);
+        compress(floats: __m512, lanes: u16) -> __m512 = _mm512_maskz_compress_ps(lanes, floats);
         negate(floats: __m512, lanes: u16) -> __m512 = {
             let bits = _mm512_castps_si512(floats);
             _mm512_castsi512_ps(_mm512_mask_xor_epi32(bits, lanes, bits, _mm512_set1_epi32(i32::MIN)))

@@ -91,6 +91,19 @@ pub(crate) trait Simd: Copy {
     fn butterfly<const H: usize>(self, floats: Self::Floats) -> Self::Floats;
     /// The entry at each lane's lowest 4 bits.
     fn lookup(self, words: Self::Words, table: Self::Floats) -> Self::Floats;
+    /// The lanes whose bit is set, in order from the first lane on; what the others then hold is 0.
+    #[inline(always)]
+    fn compress(self, floats: Self::Floats, mut lanes: u16) -> Self::Floats {
+        let (from, mut to) = (self.lanes(floats), [0.0; LANES]);
+        for place in &mut to {
+            if lanes == 0 {
+                break;
+            }
+            *place = from.get(lanes.trailing_zeros() as usize).copied().unwrap_or_default();
+            lanes &= lanes - 1;
+        }
+        self.floats(to)
+    }
     /// Flips the sign of lane `i` where bit `i` is set.
     fn negate(self, floats: Self::Floats, lanes: u16) -> Self::Floats;
 

@@ -4,7 +4,8 @@ use super::memory::{Memory, elements};
 use super::vector_isas;
 use crate::Isa;
 use crate::codes::{
-    Code, Grid, Rounding, Squares, Store, add_shared, decode, encode, encode_shared, ranges, signal,
+    Code, Grid, Rounding, Sparse, Squares, Store, add_shared, decode, decode_sparse, encode, encode_shared,
+    encode_sparse, ranges, signal,
 };
 use half::{bf16, f16};
 use harmonaize_abi::{Dtype, View};
@@ -197,6 +198,71 @@ fn shared_codes_add_alike_everywhere() {
                 "{isa}: {bits} bits, blocks of {block}, {ranks} ranks, {count} elements"
             );
         }
+    }
+}
+
+#[test]
+fn sparse_forms_agree_everywhere() {
+    let largest = |power, halves| Sparse::Largest { power, halves };
+    let zeroed = |count, seed| -> Vec<u8> {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut content = ordinary(count, seed);
+        for block in content.chunks_mut(1024).filter(|_| random.random::<f32>() < 0.7) {
+            block.fill(0);
+        }
+        content
+    };
+    for form in [Sparse::Blocks, largest(0, false), largest(4, false), largest(6, true), largest(12, true)] {
+        for (index, count) in [0, 1, 16, 17, 1000, 1024, 1025, 5000, 16_400, 40_000].into_iter().enumerate() {
+            for content in [elements(Dtype::F32, count, 7), ordinary(count, 8), zeroed(count, 9)] {
+                let source = Memory::new(4 * index, &content);
+                let run = |isa| {
+                    let coded = Memory::new(index, &vec![0; form.most_bytes(count).unwrap()]);
+                    let (bytes, squares) =
+                        encode_sparse(isa, form, 5, source.view().as_view(), coded.view()).unwrap();
+                    let written = coded.view().range(0, bytes).unwrap();
+                    let stores = [Store::Set, Store::Add, Store::Subtract].map(|store| {
+                        let to = Memory::new(index, &ordinary(count, 9));
+                        decode_sparse(isa, form, written.as_view(), store, to.view()).unwrap();
+                        assert!(to.is_intact_around(), "{isa} {form:?} {count}");
+                        to.bytes()
+                    });
+                    if form == Sparse::Blocks {
+                        assert!(stores[0] == content, "{isa}: blocks of {count} elements");
+                    }
+                    assert!(coded.is_intact_around(), "{isa} {form:?} {count}");
+                    (coded.bytes()[..bytes].to_vec(), squares, stores)
+                };
+                let expected = run(Isa::Scalar);
+                for isa in vector_isas() {
+                    let result = run(isa);
+                    assert!(result.0 == expected.0, "{isa}: bytes of {form:?}, {count} elements");
+                    assert!(result.2 == expected.2, "{isa}: values of {form:?}, {count} elements");
+                    assert!(same(result.1, expected.1), "{isa}: {:?} for {:?}", result.1, expected.1);
+                }
+            }
+        }
+    }
+    assert_eq!(largest(13, false).most_bytes(10), None);
+}
+
+/// More than [`crate::STREAM_FROM`] of codes, and of values.
+#[test]
+fn what_is_streamed_is_what_is_not() {
+    let count = crate::STREAM_FROM / 2 + 19;
+    let content = ordinary(count, 3);
+    let source = Memory::new(0, &content);
+    for (code, offsets) in [(Code::Bf16, [0, 16, 4]), (Code::Rotated { bits: 4, block: 1024 }, [0, 32, 4])] {
+        let run = |offset| {
+            let coded = Memory::new(offset, &vec![0; code.bytes(count).unwrap()]);
+            let to = Memory::new(offset, &vec![0; 4 * count]);
+            encode(Isa::detect(), code, 5, source.view().as_view(), coded.view()).unwrap();
+            decode(Isa::detect(), code, 5, coded.view().as_view(), Store::Set, to.view()).unwrap();
+            assert!(coded.is_intact_around() && to.is_intact_around());
+            (coded.bytes(), to.bytes())
+        };
+        let [streamed, partly, not] = offsets.map(run);
+        assert!(streamed == not && partly == not, "{code:?}");
     }
 }
 

@@ -1,0 +1,129 @@
+//! Sparse codecs: the largest elements are what is kept, what is said to be lost is, and blocks that are not zero lose nothing.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_abi::{View, ViewMut};
+use harmonaize_codec::{Codec, CodecError, Encoded, HEADER_BYTES, Sparse, Squares, Store, decode, encode};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Magnitudes of many sizes, all different in practice.
+fn heavy(seed: u64, count: usize) -> Vec<f32> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut one = || 1e-3 * random.random_range(-1.0..1.0_f32) / (random.random_range(0.01..1.0_f32)).powi(2);
+    (0..count).map(|_| one()).collect()
+}
+
+fn coded(codec: Codec, seed: u64, tensor: &[f32]) -> (Encoded, Vec<u8>) {
+    let mut chunk = vec![0; codec.most_bytes(tensor.len()).unwrap()];
+    let told = encode(codec, seed, View::from(tensor), ViewMut::from(&mut chunk[..])).unwrap();
+    chunk.truncate(told.bytes);
+    (told, chunk)
+}
+
+fn values(chunk: &[u8], count: usize) -> Vec<f32> {
+    let mut back = vec![7.0_f32; count];
+    decode(View::from(chunk), Store::Set, ViewMut::from(&mut back[..])).unwrap();
+    back
+}
+
+fn lost(tensor: &[f32], back: &[f32]) -> Squares {
+    let square = |value: f64| value * value;
+    let error = tensor.iter().zip(back).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    Squares { error, signal: tensor.iter().map(|a| square(f64::from(*a))).sum() }
+}
+
+fn near(told: f64, found: f64) -> bool {
+    (told - found).abs() <= 1e-5 * found
+}
+
+#[test]
+fn the_largest_elements_are_kept_and_the_error_is_the_energy_left_out() {
+    const COUNT: usize = 200_003;
+    for seed in 0..5 {
+        let tensor = heavy(seed, COUNT);
+        for power in [1, 4, 6, 10] {
+            let (told, chunk) = coded(Codec::Sparse(Sparse::Largest { power, halves: false }), seed, &tensor);
+            let back = values(&chunk, COUNT);
+            let kept = back.iter().filter(|value| **value != 0.0).count();
+            let wanted = COUNT >> power;
+            // A sample of 32768 has a few dozen of one of 1024.
+            assert!((wanted / 2..2 * wanted).contains(&kept), "seed {seed}: {kept} of {wanted}");
+            let least_kept = back.iter().filter(|value| **value != 0.0).fold(f32::MAX, |a, b| a.min(b.abs()));
+            for (value, back) in tensor.iter().zip(&back) {
+                assert!(
+                    value == back || *back == 0.0 && value.abs() <= least_kept,
+                    "seed {seed}: {value} {back}"
+                );
+            }
+            let found = lost(&tensor, &back);
+            assert!(near(told.squares.error, found.error) && near(told.squares.signal, found.signal));
+            let (halves, chunk) =
+                coded(Codec::Sparse(Sparse::Largest { power, halves: true }), seed, &tensor);
+            let found = lost(&tensor, &values(&chunk, COUNT));
+            assert!(near(halves.squares.error, found.error) && halves.squares.error > told.squares.error);
+            assert!(halves.bytes < told.bytes);
+        }
+    }
+}
+
+/// Where no threshold parts the elements, the room ends what is kept.
+#[test]
+fn equal_elements_take_no_more_room_than_there_is() {
+    let tensor = vec![0.25_f32; 50_000];
+    for power in [0, 1, 3, 6, 12] {
+        let codec = Codec::Sparse(Sparse::Largest { power, halves: false });
+        let (told, chunk) = coded(codec, 3, &tensor);
+        let found = lost(&tensor, &values(&chunk, tensor.len()));
+        assert!(
+            near(told.squares.error, found.error) || told.squares.error == found.error,
+            "{power}: {told:?}"
+        );
+        assert!(told.bytes <= codec.most_bytes(tensor.len()).unwrap());
+    }
+}
+
+#[test]
+fn blocks_that_are_not_zero_come_back_bit_for_bit() {
+    let mut tensor = vec![0.0_f32; 100_100];
+    for block in [0, 3, 64, 65, 390, 391] {
+        tensor[256 * block] = -0.0;
+        tensor[256 * block + 3] = f32::from_bits(0x7f80_1234);
+    }
+    let (told, chunk) = coded(Codec::Sparse(Sparse::Blocks), 0, &tensor);
+    assert_eq!(told.squares, Squares::default());
+    // Six blocks, the last of which has four elements, and 64 bits for each of seven groups.
+    assert_eq!(told.bytes, HEADER_BYTES + 5 * 1024 + 4 * (100_100 - 391 * 256) + 7 * 8);
+    let back = values(&chunk, tensor.len());
+    assert!(tensor.iter().zip(&back).all(|(a, b)| a.to_bits() == b.to_bits()));
+    let (dense, _) = coded(Codec::Sparse(Sparse::Blocks), 0, &vec![1.0; 100_100]);
+    assert_eq!(dense.bytes, HEADER_BYTES + 400_400 + 56);
+}
+
+#[test]
+fn a_group_with_what_is_not_finite_is_nan_and_no_other_is() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut tensor = vec![1.0_f32; 3000];
+        tensor[1030] = bad;
+        let (told, chunk) = coded(Codec::Sparse(Sparse::Largest { power: 0, halves: false }), 1, &tensor);
+        assert!(told.squares.error.is_nan() && told.squares.signal.is_nan());
+        let back = values(&chunk, 3000);
+        for (index, value) in back.iter().enumerate() {
+            assert_eq!(value.is_nan(), (1024..2048).contains(&index), "{index}");
+        }
+    }
+}
+
+#[test]
+fn bits_that_tell_of_other_bytes_are_refused_and_nothing_is_written() {
+    for form in [Sparse::Blocks, Sparse::Largest { power: 2, halves: false }] {
+        let (_, chunk) = coded(Codec::Sparse(form), 0, &heavy(1, 5000));
+        for bit in 0..64 {
+            let mut chunk = chunk.clone();
+            chunk[HEADER_BYTES + bit / 8] ^= 1 << (bit % 8);
+            let mut back = vec![7.0_f32; 5000];
+            let result = decode(View::from(&chunk[..]), Store::Set, ViewMut::from(&mut back[..]));
+            assert_eq!(result, Err(CodecError::Payload), "{form:?}, bit {bit}");
+            assert!(back.iter().all(|value| *value == 7.0));
+        }
+    }
+}
