@@ -244,7 +244,7 @@ impl Aggregator {
                 communicator.worker(now, self.incarnation, &header, payload, pool, out);
             }
             Kind::Granted | Kind::Result | Kind::Waiting | Kind::Lost => {
-                communicator.parent(now, self.incarnation, &header, payload, pool, out);
+                communicator.parent(self.incarnation, &header, payload, pool, out);
             }
         }
         self.settle();

@@ -57,6 +57,8 @@ const FREE: Entry = Entry {
 struct Member {
     key: Key,
     had: u64,
+    /// Whether it has named this incarnation in this session, and so has no sum of another.
+    joined: bool,
 }
 
 pub(crate) struct Communicator {
@@ -76,6 +78,8 @@ pub(crate) struct Communicator {
     base: u64,
     /// Workers that have no more than these.
     lagging: u16,
+    /// Workers that have named this incarnation in this session.
+    joined: u16,
     /// No chunk from here on has an entry.
     top: u64,
     active: bool,
@@ -94,7 +98,11 @@ impl Communicator {
     pub(crate) fn new(grant: Grant, grain: u32) -> Self {
         let entries = (grant.share.most / grain.max(1)).clamp(2, MOST_CHUNKS) as usize;
         let words = usize::from(grant.workers).div_ceil(64);
-        let member = |worker| Member { key: Key::derive(&grant.secret, grant.communicator, worker), had: 0 };
+        let member = |worker| Member {
+            key: Key::derive(&grant.secret, grant.communicator, worker),
+            had: 0,
+            joined: false,
+        };
         let up = grant.parent.clone().map(Up::new);
         Self {
             members: (0..grant.workers).map(member).collect(),
@@ -106,6 +114,7 @@ impl Communicator {
             lost: false,
             base: 0,
             lagging: grant.workers,
+            joined: 0,
             top: 0,
             active: false,
             heard: Duration::ZERO,
@@ -162,8 +171,35 @@ impl Communicator {
         } else if self.up.as_ref().is_some_and(|up| !up.is_granted()) {
             self.climb(now, Kind::Begin, true, 0, 0, &mut [0; HEADER_BYTES], out);
         } else {
-            self.answer(Kind::Granted, incarnation, header, 0, 0, pool, out);
+            if header.incarnation == incarnation {
+                self.join(header.worker);
+            }
+            if self.up.as_ref().is_some_and(|up| !up.has_joined()) && self.all_joined() {
+                self.climb(now, Kind::Begin, true, 0, 0, &mut [0; HEADER_BYTES], out);
+            }
+            self.grant_to(incarnation, header, pool, out);
         }
+    }
+
+    fn join(&mut self, worker: u16) {
+        if let Some(member) = self.members.get_mut(usize::from(worker)) {
+            self.joined += u16::from(!member.joined);
+            member.joined = true;
+        }
+    }
+
+    /// Whether all have named this incarnation. Before, a sum that leaves workers out could meet another in the same session: of
+    /// an earlier incarnation, that left out others.
+    fn all_joined(&self) -> bool {
+        self.joined == self.grant.workers
+    }
+
+    /// Says that the session is open: at once, or if sums may be partial when the worker has named this incarnation.
+    fn grant_to(&mut self, incarnation: u64, header: &Header, pool: &Pool, out: &mut impl Outbox) {
+        let joined = self.members.get(usize::from(header.worker)).is_some_and(|member| member.joined);
+        let above = self.up.as_ref().is_none_or(Up::has_joined);
+        let note = u8::from(above && (joined || self.grant.partial.is_none()));
+        self.answer(Kind::Granted, incarnation, header, note, 0, pool, out);
     }
 
     /// A worker's part, or its word on what it has.
@@ -192,6 +228,7 @@ impl Communicator {
             self.counters.ahead += 1;
             return;
         }
+        self.join(header.worker);
         self.acknowledge(header.worker, header.had, pool);
         if header.kind == Kind::Contribution {
             self.part(now, incarnation, header, payload, pool, out);
@@ -283,8 +320,8 @@ impl Communicator {
         for chunk in self.base..self.top {
             self.release(chunk, pool);
         }
-        self.members.iter_mut().for_each(|member| member.had = 0);
-        (self.base, self.top, self.lagging) = (0, 0, self.grant.workers);
+        self.members.iter_mut().for_each(|member| (member.had, member.joined) = (0, false));
+        (self.base, self.top, self.lagging, self.joined) = (0, 0, self.grant.workers, 0);
         if let Some(up) = &mut self.up {
             up.forget();
         }
@@ -503,7 +540,7 @@ impl Communicator {
             self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
             return;
         };
-        if entry.stage == Stage::Filling {
+        if entry.stage == Stage::Filling && self.all_joined() {
             let enough = |entry: Entry| {
                 self.grant.partial.is_some_and(|partial| {
                     entry.seen >= partial.least.max(1) && now.saturating_sub(entry.since) >= partial.after

@@ -99,8 +99,13 @@ pub struct WorkerCounters {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Idle,
-    Beginning,
-    Running { incarnation: u64 },
+    /// What the aggregator said of its incarnation, or 0.
+    Beginning {
+        incarnation: u64,
+    },
+    Running {
+        incarnation: u64,
+    },
     Ended,
 }
 
@@ -195,7 +200,7 @@ impl Worker {
     /// Begins the session that all workers have agreed on; what was submitted before is forgotten.
     pub fn begin(&mut self, now: Duration, session: u64) {
         self.work.clear();
-        (self.state, self.session, self.ended) = (State::Beginning, session, None);
+        (self.state, self.session, self.ended) = (State::Beginning { incarnation: 0 }, session, None);
         (self.had, self.next, self.window, self.later, self.told) = (0, 0, 1, 0, 0);
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
         (self.unanswered, self.questions, self.answers) = (None, 0, 0);
@@ -209,7 +214,7 @@ impl Worker {
     /// Gives a segment of `elements` elements to be summed, the next after the last. `false` if there is no room, or no session.
     pub fn submit(&mut self, segment: u64, elements: u64) -> bool {
         let follows = self.work.back().is_none_or(|last| last.segment + 1 == segment);
-        let running = matches!(self.state, State::Beginning | State::Running { .. });
+        let running = matches!(self.state, State::Beginning { .. } | State::Running { .. });
         let fits = running && follows && elements > 0 && self.work.len() < self.config.segments;
         if fits {
             self.work.push_back(Work { segment, elements, made: 0, summed: 0, hosts: u16::MAX });
@@ -232,7 +237,7 @@ impl Worker {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let due = match self.state {
             State::Idle | State::Ended => return None,
-            State::Beginning => self.begin_due,
+            State::Beginning { .. } => self.begin_due,
             State::Running { .. } => self.due,
         };
         let patience = self.unanswered.map(|since| since + self.config.patience);
@@ -253,14 +258,14 @@ impl Worker {
         }
         match self.state {
             State::Idle | State::Ended => None,
-            State::Beginning => {
+            State::Beginning { incarnation } => {
                 if now < self.begin_due {
                     return None;
                 }
                 self.begin_due = now + self.round_trip.retry(self.begins);
                 self.begins += 1;
                 self.ask(now);
-                self.bare(Kind::Begin, 0, 0, 0, packet)
+                self.bare(Kind::Begin, incarnation, 0, 0, packet)
             }
             State::Running { incarnation } => {
                 if let Some(chunk) = self.overdue(now) {
@@ -451,7 +456,7 @@ impl Worker {
         };
         let known = match self.state {
             State::Idle | State::Ended => false,
-            State::Beginning => matches!(header.kind, Kind::Granted | Kind::Lost),
+            State::Beginning { .. } => matches!(header.kind, Kind::Granted | Kind::Lost),
             State::Running { incarnation } => header.incarnation == incarnation || header.kind == Kind::Lost,
         };
         if header.session != self.session || !known {
@@ -460,27 +465,29 @@ impl Worker {
         }
         // An answer to what was sent after all that was answered before: no replay keeps a dead aggregator alive.
         if header.sequence > self.echoed && header.sequence <= self.sequence {
-            self.echoed = header.sequence;
-            self.answered();
+            (self.echoed, self.unanswered) = (header.sequence, None);
         }
+        // Answers overtake one another; for losses each counts.
+        self.answers = self.answers.saturating_add(u32::from(header.sequence != 0));
         match header.kind {
             Kind::Lost => self.end(Reason::Lost),
             Kind::Granted => {
-                if self.state == State::Beginning {
-                    self.state = State::Running { incarnation: header.incarnation };
-                    self.window = u64::from(header.window);
-                    self.answered();
+                if let State::Beginning { incarnation } = self.state {
+                    self.window = u64::from(header.window.max(1));
+                    if header.note == 1 {
+                        self.state = State::Running { incarnation: header.incarnation };
+                        self.unanswered = None;
+                    } else if header.incarnation != incarnation {
+                        // Partial sums wait until all have named the same incarnation.
+                        self.state = State::Beginning { incarnation: header.incarnation };
+                        self.begin_due = now;
+                    }
                 }
             }
             Kind::Waiting => self.waiting(now, &header),
             Kind::Result => self.sum(now, &header, payload, tensors),
             Kind::Begin | Kind::Contribution | Kind::Acknowledge => {}
         }
-    }
-
-    fn answered(&mut self) {
-        self.unanswered = None;
-        self.answers = self.answers.saturating_add(1);
     }
 
     fn waiting(&mut self, now: Duration, header: &Header) {

@@ -11,6 +11,7 @@ pub(crate) struct Up {
     parent: Parent,
     incarnation: u64,
     granted: bool,
+    joined: bool,
     window: u16,
     sequence: u64,
     /// The latest packet that was answered.
@@ -27,6 +28,7 @@ impl Up {
             parent,
             incarnation: 0,
             granted: false,
+            joined: false,
             window: 0,
             sequence: 0,
             echoed: 0,
@@ -43,6 +45,10 @@ impl Up {
         self.granted
     }
 
+    pub(super) fn has_joined(&self) -> bool {
+        self.joined
+    }
+
     pub(crate) fn is(&self, worker: u16) -> bool {
         self.parent.worker == worker
     }
@@ -52,7 +58,8 @@ impl Up {
     }
 
     pub(super) fn forget(&mut self) {
-        (self.granted, self.echoed, self.had, self.unanswered) = (false, self.sequence, 0, None);
+        (self.granted, self.joined) = (false, false);
+        (self.echoed, self.had, self.unanswered) = (self.sequence, 0, None);
     }
 }
 
@@ -113,6 +120,7 @@ impl Communicator {
         packet: &mut [u8],
         out: &mut impl Outbox,
     ) {
+        let named = kind != Kind::Begin || self.all_joined();
         let Some(up) = &mut self.up else { return };
         up.sequence += 1;
         if asks {
@@ -124,7 +132,7 @@ impl Communicator {
             count,
             communicator: self.grant.communicator,
             session: self.session,
-            incarnation: if kind == Kind::Begin { 0 } else { up.incarnation },
+            incarnation: if named && up.granted { up.incarnation } else { 0 },
             sequence: up.sequence,
             chunk,
             had: up.had,
@@ -140,7 +148,6 @@ impl Communicator {
     /// A packet of the parent.
     pub(crate) fn parent(
         &mut self,
-        now: Duration,
         incarnation: u64,
         header: &Header,
         payload: &[u8],
@@ -160,21 +167,20 @@ impl Communicator {
         up.window = header.window;
         match header.kind {
             Kind::Lost => self.lose(pool),
-            Kind::Granted if !up.granted => {
-                (up.granted, up.incarnation) = (true, header.incarnation);
+            Kind::Granted if !up.joined => {
+                (up.granted, up.joined, up.incarnation) = (true, header.note == 1, header.incarnation);
                 for worker in 0..self.grant.workers {
                     let to = Header { worker, sequence: 0, chunk: 0, ..*header };
-                    self.answer(Kind::Granted, incarnation, &to, 0, 0, pool, out);
+                    self.grant_to(incarnation, &to, pool, out);
                 }
             }
-            Kind::Result => self.come_down(now, incarnation, header, payload, pool, out),
+            Kind::Result => self.come_down(incarnation, header, payload, pool, out),
             _ => {}
         }
     }
 
     fn come_down(
         &mut self,
-        now: Duration,
         incarnation: u64,
         header: &Header,
         payload: &[u8],
@@ -188,7 +194,7 @@ impl Communicator {
             return;
         };
         if let Some(up) = &mut self.up {
-            up.unanswered = up.unanswered.map(|_| now);
+            up.unanswered = None;
         }
         let unit = pool.unit_mut(self.unit_of(header.chunk, 0));
         if let Some(to) = unit.get_mut(HEADER_BYTES..HEADER_BYTES + entry.bytes) {

@@ -41,6 +41,10 @@ pub(crate) struct Scenario {
     pub(crate) straggler: Option<(usize, u64, Duration)>,
     pub(crate) ordered: bool,
     pub(crate) partial: bool,
+    /// Whether somebody repeats what a dead aggregator has sent.
+    pub(crate) replaying: bool,
+    /// A worker that messages reach late.
+    pub(crate) remote: Option<usize>,
 }
 
 impl Scenario {
@@ -75,6 +79,8 @@ impl Scenario {
             straggler: None,
             ordered,
             partial: false,
+            replaying: false,
+            remote: None,
         }
     }
 
@@ -115,6 +121,20 @@ impl Scenario {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x2545_f491);
         let incident = Incident::KillAggregator(random.random_range(0..=self.leaves));
         self.incidents.push((random.random_range(0..self.packets() + 2), incident));
+        self
+    }
+
+    /// What the dead aggregator sent comes again and again.
+    pub(crate) fn replaying(mut self) -> Self {
+        self.replaying = true;
+        self
+    }
+
+    /// Sums may leave workers out; one of them begins sessions late.
+    pub(crate) fn partial(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x1b87_3593);
+        self.partial = true;
+        self.remote = random.random::<bool>().then(|| random.random_range(0..self.workers));
         self
     }
 

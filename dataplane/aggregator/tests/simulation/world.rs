@@ -2,13 +2,14 @@
 
 use super::node::{Memory, Node, worker};
 use super::scenario::{FORM, Incident, MICROSECOND, Scenario};
+use harmonaize_aggregator::packet::Kind;
 use harmonaize_aggregator::{
     Aggregator, Agreement, Audience, Event, Grant, Key, Leader, Parent, Partial, Pool, Share, To, Way,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 pub(crate) const COMMUNICATOR: u64 = 0x5eed_c0de;
@@ -60,6 +61,9 @@ pub(crate) struct World {
     hosts: BTreeMap<(u64, u64), BTreeSet<usize>>,
     /// Packets that somebody has kept.
     pub(crate) kept: Vec<(Place, Vec<u8>)>,
+    begins: Vec<(Place, Vec<u8>)>,
+    /// The latest packets.
+    sent: VecDeque<(Place, Vec<u8>)>,
     pub(crate) statistics: Statistics,
     pub(crate) killed: Option<Duration>,
     /// When hosts summed the first segment after the aggregator was killed.
@@ -121,6 +125,8 @@ impl World {
             links: BTreeMap::new(),
             hosts: BTreeMap::new(),
             kept: Vec::new(),
+            begins: Vec::new(),
+            sent: VecDeque::new(),
             statistics: Statistics::default(),
             killed: None,
             recovered: None,
@@ -140,7 +146,8 @@ impl World {
     }
 
     pub(crate) fn done(&self) -> bool {
-        self.nodes.iter().all(|node| node.whole == self.scenario.segments.len() as u64)
+        let (session, segments) = (self.nodes[0].session, self.scenario.segments.len() as u64);
+        self.nodes.iter().all(|node| node.whole == segments && node.session == session && node.way.is_some())
     }
 
     /// Runs until all have all.
@@ -186,11 +193,24 @@ impl World {
                     if self.aggregators[index].is_some() {
                         let incarnation = self.random.random_range(1000..u64::MAX);
                         self.aggregators[index] = Some(aggregator(&self.scenario, index, incarnation));
+                        // What was long on its way comes after all: the session seems to begin.
+                        for (place, packet) in self.begins.clone() {
+                            if place == Place::Aggregator(index) && self.random.random() {
+                                self.later(place, packet);
+                            }
+                        }
                     }
                 }
                 Incident::KillAggregator(index) => {
                     self.aggregators[index] = None;
                     self.killed = Some(self.now);
+                    if self.scenario.replaying {
+                        for again in 1..100 {
+                            for (place, packet) in self.sent.clone() {
+                                self.at(self.now + 500 * again * MICROSECOND, What::Packet(place, packet));
+                            }
+                        }
+                    }
                 }
                 Incident::Squeeze => {
                     let grain = if self.scenario.ordered { self.scenario.workers as u32 } else { 1 };
@@ -254,6 +274,13 @@ impl World {
     }
 
     pub(crate) fn send(&mut self, place: Place, mut packet: Vec<u8>) {
+        if packet[3] == Kind::Begin as u8 {
+            self.begins.push((place.clone(), packet.clone()));
+        }
+        self.sent.push_back((place.clone(), packet.clone()));
+        if self.sent.len() > 48 {
+            self.sent.pop_front();
+        }
         if self.chance(self.scenario.hostility) {
             self.hostile(&place, &packet);
         }
@@ -410,7 +437,8 @@ impl World {
     }
 
     fn message_to(&mut self, from: usize, to: usize, message: Agreement) {
-        let delay = MICROSECOND * self.random.random_range(5..60);
+        let far = if self.scenario.remote == Some(to) { 3000 } else { 60 };
+        let delay = MICROSECOND * self.random.random_range(5..far);
         let last = self.links.entry((from, to)).or_default();
         let time = (self.now + delay).max(*last);
         *last = time;
