@@ -1,5 +1,6 @@
 //! Why a chunk could not be written or read.
 
+use crate::Codec;
 use harmonaize_kernels::KernelError;
 use thiserror::Error;
 
@@ -44,6 +45,12 @@ pub enum CodecError {
         expected: usize,
         /// Elements that it holds.
         given: u64,
+    },
+    /// Another codec than those that are to exchange chunks agreed on.
+    #[error("a chunk of {given:?}, which is not the codec that was agreed on")]
+    NotAgreed {
+        /// The chunk's.
+        given: Codec,
     },
     /// The payload is not what an encoder could have written.
     #[error("a chunk's payload is damaged")]

@@ -1,5 +1,5 @@
 //! Compressed tensors: chunks that say of themselves how to read them, what each lost, what an encoder left out kept for the
-//! next step, and the choice of the codec that makes an operation end soonest within its tenant's budget.
+//! next step, a compressed AllReduce's arithmetic, and the choice of the codec that makes an operation end soonest within its tenant's budget.
 //!
 //! A chunk is a [`Header`] and a payload. [`encode`] writes one into a caller's buffer, whose size [`Codec::most_bytes`] tells
 //! beforehand; [`decode`] reads one from bytes that may be anything, and gives values or a [`CodecError`]. Neither allocates.
@@ -14,6 +14,7 @@ mod controller;
 mod error;
 mod feedback;
 mod header;
+mod reduction;
 
 pub use budget::Budget;
 pub use chunk::{Encoded, decode, encode, header, state};
@@ -23,3 +24,4 @@ pub use error::CodecError;
 pub use feedback::Feedback;
 pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Sparse, Squares, Store};
 pub use header::{HEADER_BYTES, Header, VERSION};
+pub use reduction::{Coded, Sums, Terms};

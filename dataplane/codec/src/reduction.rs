@@ -1,0 +1,193 @@
+//! A compressed AllReduce of one part of a tensor: what each participant contributes, what the part's owner adds up, and the sum
+//! that it tells all of them. Each element is encoded twice, whatever the number of participants.
+//!
+//! The budget holds for the whole: the squared error of the sum over the squares of all ranks' inputs. Chunks say what they lost,
+//! and the owner adds up: squares themselves where errors are independent (and a margin for chance), their roots where they may
+//! all point the same way. Half of the budget is for contributions, so that there is always one for the sum; whoever would pass
+//! it sends exact elements.
+
+use crate::{Code, Codec, CodecError, Encoded, Header, Squares, Store, decode, encode, header, state};
+use harmonaize_abi::{View, ViewMut};
+use harmonaize_kernels::{Isa, codes};
+
+/// Elements that share a scale in the smallest blocks: so many independent errors there are at least in a chunk that has them.
+const INDEPENDENT: f64 = 256.0;
+/// Standard deviations that a sum of independent errors is allowed above its mean.
+const DEVIATIONS: f64 = 4.0;
+
+/// What encoders tell of their errors is right to some 1e-6 of it; so much more is reckoned with.
+const ROUNDING: f64 = 1.000_01;
+/// Those of rotated codes tell a difference, right to some 1e-7 of the tensor.
+const ROTATED: f64 = 1e-6;
+
+/// The terms on which an AllReduce is coded, alike at all participants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// The codec; exact chunks are always allowed.
+    pub codec: Codec,
+    /// The budget: the most that the squared error of the sum may be, over the squares of all ranks' inputs.
+    pub most: Option<f64>,
+    /// How many contribute, the owner included.
+    pub participants: u32,
+}
+
+/// A chunk that was written on such terms.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Coded {
+    /// Bytes of the chunk, with its header.
+    pub bytes: usize,
+    /// What the header says.
+    pub squares: Squares,
+    /// Whether it is exact because of the budget, or of a NaN.
+    pub refused: bool,
+}
+
+/// What an owner knows of the sum so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sums {
+    errors: f64,
+    roots: f64,
+    signal: f64,
+}
+
+impl Terms {
+    /// Encodes what a participant contributes, the sum of `ranks` ranks' elements: exactly if it alone would use too much of the
+    /// budget, or has a NaN. `to` has room for the chunk and for the exact elements with a header.
+    ///
+    /// # Errors
+    /// As [`encode`].
+    pub fn contribute(
+        &self,
+        ranks: u32,
+        seed: u64,
+        source: View<'_>,
+        to: ViewMut<'_>,
+    ) -> Result<Coded, CodecError> {
+        let share = 0.5 / self.spread(f64::from(self.participants.saturating_sub(1)), elements(source));
+        self.encode(seed, source, to, |lost, told| {
+            // The square of the ranks' sum is at most so many times the sum of their squares.
+            let signal = told.signal / f64::from(ranks.max(1));
+            let holds = self.most.is_none_or(|most| lost.error <= share * most * signal);
+            (Squares { error: lost.error, signal }, holds)
+        })
+    }
+
+    /// Begins a sum with the owner's own contribution, the exact sum of `ranks` ranks' elements.
+    ///
+    /// # Errors
+    /// If `own` is no whole number of elements.
+    pub fn begin(&self, ranks: u32, own: View<'_>) -> Result<Sums, CodecError> {
+        let signal = codes::signal(Isa::detect(), own)? / f64::from(ranks.max(1));
+        Ok(Sums { signal, ..Sums::default() })
+    }
+
+    /// Adds a contribution to the owner's sum in `to`.
+    ///
+    /// # Errors
+    /// As [`decode`], and [`CodecError::NotAgreed`]; nothing is added then.
+    pub fn add(&self, sums: &mut Sums, from: View<'_>, to: ViewMut<'_>) -> Result<(), CodecError> {
+        let squares = self.read(from, Store::Add, to)?;
+        sums.add(squares.error);
+        sums.signal += squares.signal;
+        Ok(())
+    }
+
+    /// Encodes the sum, or with `average_of` ranks their average: exactly if the whole would pass the budget, or there is a NaN.
+    /// `to` has room as for [`Terms::contribute`]. The chunk says what was lost of the sum on the whole way.
+    ///
+    /// # Errors
+    /// As [`encode`].
+    pub fn conclude(
+        &self,
+        sums: &Sums,
+        average_of: Option<u32>,
+        seed: u64,
+        source: View<'_>,
+        to: ViewMut<'_>,
+    ) -> Result<Coded, CodecError> {
+        let elements = elements(source);
+        let scale = f64::from(average_of.unwrap_or(1)).powi(2);
+        self.encode(seed, source, to, |lost, _| {
+            let mut all = *sums;
+            all.add(lost.error * scale);
+            let squares = Squares { error: self.bound(&all, elements), signal: sums.signal };
+            (squares, self.most.is_none_or(|most| squares.error <= most * squares.signal))
+        })
+    }
+
+    /// Reads a sum into `to`; what was lost of it.
+    ///
+    /// # Errors
+    /// As [`decode`], and [`CodecError::NotAgreed`]; nothing is written then.
+    pub fn take(&self, from: View<'_>, to: ViewMut<'_>) -> Result<Squares, CodecError> {
+        self.read(from, Store::Set, to)
+    }
+
+    fn read(&self, from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Squares, CodecError> {
+        let given = header(from)?.codec;
+        if given != self.codec && given != Codec::EXACT {
+            return Err(CodecError::NotAgreed { given });
+        }
+        let Header { squares, .. } = decode(from, store, to)?;
+        Ok(squares)
+    }
+
+    /// Encodes, and again exactly if `judge` does not let it pass: of what was lost and what the encoder told, it says what the
+    /// header is to say and whether that may be.
+    fn encode(
+        &self,
+        seed: u64,
+        source: View<'_>,
+        to: ViewMut<'_>,
+        judge: impl Fn(Squares, Squares) -> (Squares, bool),
+    ) -> Result<Coded, CodecError> {
+        let room = to.bytes();
+        let fits = self.codec.most_bytes(elements(source)).is_some_and(|most| most <= room);
+        let mut told = Squares::default();
+        if self.codec != Codec::EXACT && fits {
+            let Encoded { bytes, squares: mut lost } = encode(self.codec, seed, source, to)?;
+            if matches!(self.codec, Codec::Fixed(Code::Rotated { .. })) {
+                lost.error += ROTATED * lost.signal;
+            }
+            let (squares, holds) = judge(lost, lost);
+            if holds && !lost.error.is_nan() {
+                state(squares, to)?;
+                return Ok(Coded { bytes, squares, refused: false });
+            }
+            told = lost;
+        }
+        let Encoded { bytes, .. } = encode(Codec::EXACT, seed, source, to)?;
+        let (squares, _) = judge(Squares::default(), told);
+        state(squares, to)?;
+        Ok(Coded { bytes, squares, refused: self.codec != Codec::EXACT })
+    }
+
+    /// How many times the sum of squared errors the squared sum of `errors` errors is, at most.
+    fn spread(&self, errors: f64, elements: usize) -> f64 {
+        let chance = if self.codec.is_unbiased() { chance(elements) } else { f64::INFINITY };
+        errors.min(chance).max(1.0)
+    }
+
+    /// The most that the squared error of a sum is.
+    fn bound(&self, sums: &Sums, elements: usize) -> f64 {
+        let aligned = sums.roots * sums.roots;
+        if self.codec.is_unbiased() { aligned.min(chance(elements) * sums.errors) } else { aligned }
+    }
+}
+
+impl Sums {
+    fn add(&mut self, error: f64) {
+        let error = error * ROUNDING;
+        self.errors += error;
+        self.roots += error.sqrt();
+    }
+}
+
+/// How far above their mean, 1, the squares of a sum of independent errors may lie.
+fn chance(elements: usize) -> f64 {
+    1.0 + DEVIATIONS * (2.0 / (elements as f64).clamp(1.0, INDEPENDENT)).sqrt()
+}
+
+fn elements(source: View<'_>) -> usize {
+    source.bytes() / size_of::<f32>()
+}

@@ -1,0 +1,211 @@
+//! A compressed AllReduce keeps the budget of its sum, for any number of participants, and says what it lost.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_abi::{View, ViewMut};
+use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Header, Squares, Terms, header, state};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// One part of a tensor at all participants, each with some ranks.
+struct Part {
+    terms: Terms,
+    ranks: Vec<u32>,
+    /// By participant: the exact sum of its ranks' inputs.
+    own: Vec<Vec<f32>>,
+    /// The exact sum, and the sum of squares of all ranks' inputs.
+    sum: Vec<f64>,
+    signal: f64,
+}
+
+/// What came out.
+struct Outcome {
+    values: Vec<f32>,
+    stated: Squares,
+    refused: usize,
+    bytes: usize,
+}
+
+impl Part {
+    fn new(terms: Terms, ranks: &[u32], elements: usize, input: &mut dyn FnMut(usize) -> Vec<f32>) -> Self {
+        let (mut sum, mut signal, mut own, mut rank) = (vec![0.0; elements], 0.0, Vec::new(), 0);
+        for count in ranks {
+            let mut local = vec![0.0_f32; elements];
+            for _ in 0..*count {
+                let values = input(rank);
+                rank += 1;
+                for (index, value) in values.iter().enumerate() {
+                    local[index] += value;
+                    sum[index] += f64::from(*value);
+                    signal += f64::from(*value).powi(2);
+                }
+            }
+            own.push(local);
+        }
+        Self { terms, ranks: ranks.to_vec(), own, sum, signal }
+    }
+
+    fn room(&self) -> Vec<u8> {
+        vec![0xa5; self.sum.len() * 4 + 128]
+    }
+
+    /// Participant 0 owns it.
+    fn run(&self, seed: u64, average: bool) -> Outcome {
+        let (mut refused, mut bytes, mut chunk) = (0, 0, self.room());
+        let mut values = self.own[0].clone();
+        let mut sums = self.terms.begin(self.ranks[0], View::from(&values[..])).unwrap();
+        for (place, own) in self.own.iter().enumerate().skip(1) {
+            let to = ViewMut::from(&mut chunk[..]);
+            let seed = seed.wrapping_mul(31).wrapping_add(place as u64);
+            let coded = self.terms.contribute(self.ranks[place], seed, View::from(&own[..]), to).unwrap();
+            self.terms
+                .add(&mut sums, View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..]))
+                .unwrap();
+            (refused, bytes) = (refused + usize::from(coded.refused), bytes + coded.bytes);
+        }
+        let all: u32 = self.ranks.iter().sum();
+        if average {
+            values.iter_mut().for_each(|value| *value /= all as f32);
+        }
+        let (from, to) = (View::from(&values[..]), ViewMut::from(&mut chunk[..]));
+        let coded = self.terms.conclude(&sums, average.then_some(all), seed, from, to).unwrap();
+        let mut values = vec![0.0; values.len()];
+        let stated =
+            self.terms.take(View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..])).unwrap();
+        assert!(stated.signal.to_bits() == coded.squares.signal.to_bits());
+        Outcome { values, stated, refused: refused + usize::from(coded.refused), bytes: bytes + coded.bytes }
+    }
+
+    /// The squared error of the sum, found by hand.
+    fn error(&self, outcome: &Outcome, average: bool) -> f64 {
+        let scale = if average { f64::from(self.ranks.iter().sum::<u32>()) } else { 1.0 };
+        let lost = self.sum.iter().zip(&outcome.values);
+        lost.map(|(sum, value)| (sum - f64::from(*value) * scale).powi(2)).sum()
+    }
+}
+
+fn normal(random: &mut ChaCha8Rng) -> f32 {
+    let radius = (-2.0 * (1.0 - random.random::<f64>()).ln()).sqrt();
+    (radius * (std::f64::consts::TAU * random.random::<f64>()).cos()) as f32
+}
+
+/// Inputs of any size and shape: alike at all ranks, or not; with heavy tails; small and large.
+fn any_input(seed: u64, elements: usize) -> impl FnMut(usize) -> Vec<f32> {
+    move |rank| {
+        let mut shape = ChaCha8Rng::seed_from_u64(seed);
+        let (alike, tails) = (shape.random_bool(0.3), shape.random_bool(0.5));
+        let scale = [1e-20, 1e-3, 1.0, 1e15][shape.random_range(0..4)];
+        let mut random = ChaCha8Rng::seed_from_u64(seed + 1000 * if alike { 1 } else { 1 + rank as u64 });
+        let mut one = || normal(&mut random) * if tails { normal(&mut random).powi(3) } else { 1.0 };
+        (0..elements).map(|_| one() * scale).collect()
+    }
+}
+
+#[test]
+fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
+    let (mut coded, mut exact) = (0, 0);
+    for seed in 0..400 {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let (name, codec) = Codec::NAMED[random.random_range(0..Codec::NAMED.len())];
+        let most = [1e-6, 1e-4, 1e-2, 0.1, 1.0][random.random_range(0..5)];
+        let ranks: Vec<u32> = (0..random.random_range(2..=8)).map(|_| random.random_range(1..=3)).collect();
+        let elements = [1, 2, 17, 256, 257, 1025, 5000][random.random_range(0..7)];
+        let terms = Terms { codec, most: Some(most), participants: ranks.len() as u32 };
+        let part = Part::new(terms, &ranks, elements, &mut any_input(seed, elements));
+        for average in [false, true] {
+            let outcome = part.run(seed, average);
+            let lost = part.error(&outcome, average) / part.signal;
+            // Beside what is coded, each sum in f32 rounds, in the same direction perhaps.
+            let lost = (lost.sqrt() - 2e-6).max(0.0).powi(2);
+            let what = format!("seed {seed}: {name} of {elements} at {ranks:?}");
+            assert!(lost <= most, "{what} lost {lost}, not {most}: {:?}", outcome.stated);
+            let told = outcome.stated.error / part.signal;
+            assert!(lost <= told, "{what} lost {lost} and told {told}");
+            assert!(outcome.stated.relative() <= most, "{what} told {:?}", outcome.stated);
+            assert!(outcome.stated.signal <= part.signal * 1.00001, "{what}: more signal than there is");
+            if outcome.refused == 0 && codec != Codec::EXACT { coded += 1 } else { exact += 1 }
+        }
+    }
+    assert!(coded > 100 && exact > 100, "{coded} coded, {exact} exact");
+}
+
+#[test]
+fn independent_errors_are_not_told_as_if_they_were_aligned() {
+    let terms = Terms { codec: Codec::rotated(4), most: None, participants: 8 };
+    let part = Part::new(terms, &[1; 8], 1 << 15, &mut |rank| {
+        let mut random = ChaCha8Rng::seed_from_u64(rank as u64);
+        (0..1 << 15).map(|_| normal(&mut random)).collect()
+    });
+    let outcome = part.run(3, false);
+    let (lost, told) = (part.error(&outcome, false), outcome.stated.error);
+    assert!(lost < told && told < 1.6 * lost, "lost {lost}, told {told}");
+    assert!(outcome.bytes < (1 << 15) * 4 * 8 / 7, "{} bytes", outcome.bytes);
+}
+
+#[test]
+fn what_is_not_finite_goes_exactly() {
+    for (name, codec) in Codec::NAMED {
+        for most in [None, Some(0.5)] {
+            let terms = Terms { codec: *codec, most, participants: 3 };
+            let part = Part::new(terms, &[1, 1, 1], 600, &mut |rank| {
+                let mut values = vec![rank as f32 - 0.7; 600];
+                if rank == 2 {
+                    (values[7], values[300]) = (f32::NAN, f32::INFINITY);
+                }
+                values
+            });
+            let outcome = part.run(1, false);
+            let not_finite = (0..600).filter(|index| !outcome.values[*index].is_finite());
+            assert_eq!(not_finite.collect::<Vec<_>>(), [7, 300], "{name}");
+            assert!(outcome.values[7].is_nan() && outcome.values[300] == f32::INFINITY, "{name}");
+            let expected =
+                if *codec == Codec::EXACT { 0..=0 } else { 2..=if most.is_some() { 3 } else { 2 } };
+            assert!(expected.contains(&outcome.refused), "{name}: {}", outcome.refused);
+        }
+    }
+}
+
+#[test]
+fn a_slot_with_room_for_exact_elements_has_room_for_any_chunk() {
+    for (name, codec) in Codec::NAMED {
+        for elements in (1..600).chain([1023, 1024, 1025, 4095, 4097, 32768]) {
+            let most = codec.most_bytes(elements).unwrap();
+            assert!(most <= 4 * elements + 128, "{name}: {most} bytes of {elements} elements");
+        }
+    }
+}
+
+#[test]
+fn what_was_not_agreed_on_is_refused() {
+    let terms = |codec| Terms { codec, most: None, participants: 2 };
+    let values = vec![1.5_f32; 300];
+    let mut chunk = vec![0; 1400];
+    let to = ViewMut::from(&mut chunk[..]);
+    let coded = terms(Codec::BF16).contribute(1, 1, View::from(&values[..]), to).unwrap();
+    let chunk = &mut chunk[..coded.bytes];
+    let mut sum = vec![1.0_f32; 300];
+    let mine = terms(Codec::INT8);
+    let mut sums = mine.begin(1, View::from(&sum[..])).unwrap();
+    let before = sums;
+    let error = mine.add(&mut sums, View::from(&*chunk), ViewMut::from(&mut sum[..])).unwrap_err();
+    assert_eq!(error, CodecError::NotAgreed { given: Codec::BF16 });
+    for cut in [0, 7, HEADER_BYTES, chunk.len() - 1] {
+        let error = terms(Codec::BF16).take(View::from(&chunk[..cut]), ViewMut::from(&mut sum[..]));
+        assert!(matches!(error, Err(CodecError::Short { .. })), "{cut}: {error:?}");
+    }
+    let error = terms(Codec::BF16).take(View::from(&*chunk), ViewMut::from(&mut sum[..299])).unwrap_err();
+    assert_eq!(error, CodecError::Elements { expected: 299, given: 300 });
+    assert!(sum.iter().all(|value| *value == 1.0) && sums == before, "nothing was written");
+    // What it says of its squares may be anything.
+    for squares in [(f64::NAN, 1.0), (f64::INFINITY, 0.0), (1e300, 1e-300)] {
+        state(Squares { error: squares.0, signal: squares.1 }, ViewMut::from(&mut *chunk)).unwrap();
+        let Header { elements, .. } = header(View::from(&*chunk)).unwrap();
+        assert_eq!(elements, 300);
+        let terms = Terms { most: Some(0.1), ..terms(Codec::BF16) };
+        let mut sums = terms.begin(1, View::from(&sum[..])).unwrap();
+        terms.add(&mut sums, View::from(&*chunk), ViewMut::from(&mut sum[..])).unwrap();
+        let mut result = vec![0; 1400];
+        let (from, to) = (View::from(&sum[..]), ViewMut::from(&mut result[..]));
+        let coded = terms.conclude(&sums, None, 1, from, to).unwrap();
+        assert!(coded.refused && !(coded.squares.relative() <= 0.1), "{coded:?}");
+    }
+}
