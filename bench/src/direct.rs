@@ -30,7 +30,7 @@ impl Direct {
         let tuning = Tuning::default();
         let retention = retention(&plan, &signature, false, &tuning);
         let local = Local { access: &|_| Access::Mapped, retention };
-        let program = program(&plan, Request { collective, root }, Participant(0), &local)?;
+        let program = program(&plan, Request { collective, root, coded: false }, Participant(0), &local)?;
         ensure!(program.slots.is_empty(), "a plan within one host that stages");
         let mut tensors = Vec::new();
         for rank in 0..ranks {

@@ -38,16 +38,19 @@ const PROVED: usize = 32;
 
 /// Plans that were proved lately: a change that leaves order and landing slots as they are needs no other proof.
 #[derive(Debug, Default)]
-pub struct Proved(VecDeque<(Plan, u32)>);
+pub struct Proved(VecDeque<(Plan, u32, bool)>);
 
 impl Proved {
     /// Proves what was not proved yet.
     fn prove(&mut self, plan: &EpochPlan) -> Result<(), String> {
-        let known = |(known, slots): &(Plan, u32)| *known == plan.plan && *slots == plan.landing_slots;
+        let codes = plan.coding.is_some();
+        let known = |(known, slots, coded): &(Plan, u32, bool)| {
+            *known == plan.plan && *slots == plan.landing_slots && (*coded || !codes)
+        };
         if !self.0.iter().any(known) {
             prove(plan)?;
             self.0.truncate(PROVED - 1);
-            self.0.push_front((plan.plan.clone(), plan.landing_slots));
+            self.0.push_front((plan.plan.clone(), plan.landing_slots, codes));
         }
         Ok(())
     }
@@ -105,22 +108,22 @@ fn prove(plan: &EpochPlan) -> Result<(), String> {
             if collective == Collective::AllToAll && retention == Retention::HoldOutputs {
                 continue;
             }
+            let codes = collective == Collective::AllReduce && retention != Retention::CopyInputs;
             for access in [Access::Mapped, Access::Remote] {
-                prove_one(plan, collective, retention, access)
-                    .map_err(|error| format!("{collective}: {error}"))?;
+                for coded in
+                    [false, true].into_iter().filter(|coded| !coded || codes && plan.coding.is_some())
+                {
+                    let request = Request { collective, root: Rank(0), coded };
+                    prove_one(plan, request, retention, access)
+                        .map_err(|error| format!("{collective}: {error}"))?;
+                }
             }
         }
     }
     Ok(())
 }
 
-fn prove_one(
-    plan: &EpochPlan,
-    collective: Collective,
-    retention: Retention,
-    access: Access,
-) -> Result<(), String> {
-    let request = Request { collective, root: Rank(0) };
+fn prove_one(plan: &EpochPlan, request: Request, retention: Retention, access: Access) -> Result<(), String> {
     let local = Local { access: &|_| access, retention };
     let everyone = (0..plan.plan.participants()).map(Participant);
     let programs = everyone.map(|participant| program(&plan.plan, request, participant, &local));

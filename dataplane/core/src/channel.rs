@@ -1,6 +1,6 @@
 //! The interpreter of one channel: the segment it runs, which steps are issued, which have completed.
 
-use harmonaize_plan::{Program, Retention, Step};
+use harmonaize_plan::{Coding, Program, Retention, Step};
 use std::sync::Arc;
 
 /// A step not yet issued.
@@ -21,6 +21,8 @@ pub struct Segment {
     pub hi: u64,
     /// Its program.
     pub program: Arc<Program>,
+    /// How what its program codes is coded.
+    pub coding: Option<Coding>,
     pub(crate) retention: Retention,
 }
 

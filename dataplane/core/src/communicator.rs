@@ -38,7 +38,7 @@ pub struct PeerMessage {
     pub peer: Participant,
     /// Number on the stream; the payload lies in landing slot `sequence % landing_slots`.
     pub sequence: u32,
-    /// Bytes of payload.
+    /// Bytes of payload; of a coded one to be sent the most that it may have, and the caller knows how many it has.
     pub bytes: u32,
     /// The payload of this source lies in the step's first memory destination already (see [`Action::Post`]).
     pub posted: bool,
@@ -47,14 +47,29 @@ pub struct PeerMessage {
 }
 
 /// What the provider says of a completed operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Receipt {
     /// Number of the operation.
     pub operation: u64,
     /// What it was.
     pub signature: Signature,
-    /// Tensor bytes that this participant sent.
+    /// Tensor bytes that this participant sent, as they were sent.
     pub wire_bytes: u64,
+    /// What coding it came to; `None` if nothing was coded.
+    pub coded: Option<Coded>,
+}
+
+/// What coding came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Coded {
+    /// Bytes of chunks that were sent, each as often as it was.
+    pub wire_bytes: u64,
+    /// Of the results that were decoded: the squared error of the sums, as their owners told it,
+    pub error: f64,
+    /// and the squares that it is an error of.
+    pub signal: f64,
+    /// Whether a chunk went exact although its plan says otherwise.
+    pub refused: bool,
 }
 
 /// What the caller must do next.
@@ -66,7 +81,8 @@ pub struct Receipt {
 pub enum Action {
     /// Execute step `step` of the segment on `channel` (see [`Communicator::segment`]): memory operands, then `sends`
     /// in order. Call [`Communicator::completed`] once per send when its bytes may be overwritten, and once for a
-    /// fetch or store when it has ended; steps without either are complete when executed.
+    /// fetch or store when it has ended; steps without either are complete when executed. After a step with coded operands call
+    /// [`Communicator::coded`].
     Step {
         /// Channel.
         channel: u16,

@@ -3,7 +3,7 @@
 use crate::stream::Stream;
 use crate::switch::Switch;
 use crate::{CoreError, Nanos};
-use harmonaize_abi::{Rank, Signature};
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
     Access, Coding, Local, Operand, Participant, Place, Plan, Program, Request, Retention, Segmentation,
     Step, StepKind, Tuning, program, retention, segmentation,
@@ -120,13 +120,23 @@ impl Epoch {
         retention(&self.decided.plan, signature, in_place, &self.decided.tuning)
     }
 
+    /// How an operation that keeps its inputs so is coded, if it is. Depends only on what all share: how inputs are kept differs
+    /// between participants, but whether they are copied does not.
+    pub(crate) fn coding(&self, signature: &Signature, retention: Retention) -> Option<Coding> {
+        let adds = matches!(signature.reduce, ReduceOp::Sum | ReduceOp::Average);
+        let reduces = signature.collective == Collective::AllReduce && signature.dtype == Dtype::F32 && adds;
+        let large = retention != Retention::CopyInputs && self.decided.plan.participants() > 1;
+        self.decided.coding.filter(|_| reduces && large)
+    }
+
     /// The program for an operation, compiled at its first use.
     pub(crate) fn program(
         &mut self,
         signature: &Signature,
         retention: Retention,
     ) -> Result<Arc<Program>, CoreError> {
-        let request = Request { collective: signature.collective, root: signature.root };
+        let coded = self.coding(signature, retention).is_some();
+        let request = Request { collective: signature.collective, root: signature.root, coded };
         let known = self.programs.iter().find(|(r, k, _)| *r == request && *k == retention);
         if let Some((_, _, program)) = known {
             return Ok(Arc::clone(program));
@@ -186,7 +196,6 @@ pub(crate) fn peers(operands: &[Operand]) -> impl Iterator<Item = (Participant, 
 fn runnable(step: &Step) -> bool {
     let (from, to) = (peers(&step.sources).count(), peers(&step.destinations).count());
     let kept = from == 0 || to == 0 || to < step.destinations.len();
-    let exact = step.sources.iter().chain(&step.destinations).all(|o| o.form == harmonaize_plan::Form::Exact);
     let peerless = !matches!(step.kind, StepKind::Fetch | StepKind::Store) || from + to == 0;
-    from <= MAX_STEP_PEERS && to <= MAX_STEP_PEERS && kept && exact && peerless
+    from <= MAX_STEP_PEERS && to <= MAX_STEP_PEERS && kept && peerless
 }

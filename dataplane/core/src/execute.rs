@@ -7,7 +7,7 @@ use crate::message::{Header, Kind, Message, Payload};
 use crate::operation::Run;
 use crate::{Failure, Nanos};
 use arrayvec::ArrayVec;
-use harmonaize_plan::{Operand, Participant, StepKind};
+use harmonaize_plan::{CODED_ROOM, Form, Operand, Participant, StepKind};
 
 impl Communicator {
     /// Takes note of segments that are done or released, and of an old plan that nobody needs any more.
@@ -68,6 +68,7 @@ impl Communicator {
             begun: 0,
             finished: 0,
         });
+        let coding = epoch.coding(&signature, run.retention);
         let Ok(program) = epoch.program(&signature, run.retention) else {
             let ranks = self.group.local(self.me).to_vec();
             self.fail(Failure::Internal { ranks });
@@ -78,7 +79,8 @@ impl Communicator {
         let all_begun = run.begun == run.cut.segments;
         let (number, epoch, retention) = (segment, epoch.number(), run.retention);
         if let Some(channel) = self.channels.get_mut(channel) {
-            channel.begin(Segment { number, operation: self.cursor, epoch, lo, hi, program, retention });
+            let operation = self.cursor;
+            channel.begin(Segment { number, operation, epoch, lo, hi, program, coding, retention });
         }
         self.begun += 1;
         self.cursor += u64::from(all_begun);
@@ -129,8 +131,13 @@ impl Communicator {
         let epoch = segment.epoch;
         let Some(operation) = self.operations.get_mut(segment.operation) else { return Ok(None) };
         let signature = operation.signature;
+        // Fewest and most bytes; of no elements there is no chunk.
         let expected = |operand: &Operand| {
-            operand.part.elements(segment.lo, segment.hi).1 * signature.dtype.size() as u64
+            let exact = operand.part.elements(segment.lo, segment.hi).1 * signature.dtype.size() as u64;
+            match operand.form {
+                Form::Coded(_) if exact > 0 => 1..=exact + u64::from(CODED_ROOM),
+                _ => exact..=exact,
+            }
         };
         for (peer, operand) in peers(&what.sources) {
             let plans = (&mut self.current, &mut self.next);
@@ -139,7 +146,7 @@ impl Communicator {
             let right = arrival.operation == segment.operation
                 && arrival.segment == segment.number
                 && arrival.signature == signature
-                && u64::from(arrival.payload.bytes) == expected(operand);
+                && expected(operand).contains(&u64::from(arrival.payload.bytes));
             if !right {
                 let operation = segment.operation.min(arrival.operation);
                 return Err((peer, operation));
@@ -172,8 +179,10 @@ impl Communicator {
             header.sequence = stream.send();
             header.credit = stream.tell_credit();
             header.acknowledged = self.acknowledgements.tell(peer);
-            let bytes = expected(operand) as u32;
-            operation.wire_bytes += u64::from(bytes);
+            let bytes = *expected(operand).end() as u32;
+            if operand.form == Form::Exact {
+                operation.wire_bytes += u64::from(bytes);
+            }
             sends.push(PeerMessage { peer, sequence: header.sequence, bytes, posted: false, header });
         }
         let parts = match what.kind {

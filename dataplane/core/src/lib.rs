@@ -28,7 +28,7 @@ mod stream;
 mod switch;
 
 pub use channel::Segment;
-pub use communicator::{Action, Communicator, Config, InFlight, PeerMessage, Receipt};
+pub use communicator::{Action, Coded, Communicator, Config, InFlight, PeerMessage, Receipt};
 pub use epoch::{EpochPlan, MAX_STEP_PEERS, Timeouts};
 pub use failure::Failure;
 pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};

@@ -1,6 +1,6 @@
 //! Operations in flight at one participant: which local rank has called what, and how far each is.
 
-use crate::Nanos;
+use crate::{Coded, Nanos};
 use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::{Retention, Segmentation};
 
@@ -28,6 +28,8 @@ pub(crate) struct Operation {
     /// Set when the first segment begins.
     pub(crate) run: Option<Run>,
     pub(crate) wire_bytes: u64,
+    /// Set when something was coded.
+    pub(crate) coded: Option<Coded>,
 }
 
 /// How an operation that has begun runs.
@@ -81,6 +83,7 @@ impl Operations {
             since: Nanos(0),
             run: None,
             wire_bytes: 0,
+            coded: None,
         };
         Self {
             ring: (0..capacity.max(1)).map(blank).collect(),
@@ -172,6 +175,7 @@ impl Operations {
                 fresh.since = now;
                 fresh.run = None;
                 fresh.wire_bytes = 0;
+                fresh.coded = None;
             }
             self.next = number + 1;
         }

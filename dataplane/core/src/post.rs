@@ -3,7 +3,7 @@
 use crate::channel::{Channel, Segment};
 use crate::communicator::{Action, Communicator};
 use crate::epoch::peers;
-use harmonaize_plan::{Operand, Participant, Place, Step, StepKind};
+use harmonaize_plan::{Form, Operand, Participant, Place, Step, StepKind};
 
 /// How many steps ahead of the next to be issued are looked at.
 const AHEAD: usize = 16;
@@ -43,7 +43,9 @@ impl Communicator {
             return Thought::Never;
         };
         let (lo, hi) = (segment.lo, segment.hi);
-        if step.kind != StepKind::Move || step.committed || destination.part.elements(lo, hi).1 == 0 {
+        let coded = step.sources.iter().any(|operand| operand.form != Form::Exact);
+        if step.kind != StepKind::Move || coded || step.committed || destination.part.elements(lo, hi).1 == 0
+        {
             return Thought::Never;
         }
         let Some(in_place) = self.operations.get(segment.operation).map(|operation| operation.in_place)

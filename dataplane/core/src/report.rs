@@ -1,11 +1,22 @@
 //! What is told of operations: that they have ended, and how far they are.
 
-use crate::communicator::{Action, Communicator, InFlight, Receipt};
+use crate::communicator::{Action, Coded, Communicator, InFlight, Receipt};
 use crate::epoch::peers;
 use harmonaize_abi::Rank;
 use harmonaize_plan::Retention;
 
 impl Communicator {
+    /// What a coded step came to, to be told after each.
+    pub fn coded(&mut self, operation: u64, step: &Coded) {
+        let Some(operation) = self.operations.get_mut(operation) else { return };
+        operation.wire_bytes += step.wire_bytes;
+        let all = operation.coded.get_or_insert_with(Coded::default);
+        all.wire_bytes += step.wire_bytes;
+        all.error += step.error;
+        all.signal += step.signal;
+        all.refused |= step.refused;
+    }
+
     /// Operations in flight, for people.
     pub fn in_flight(&self) -> Vec<InFlight> {
         let awaited = self.awaited();
@@ -62,6 +73,7 @@ impl Communicator {
                     operation: operation.number,
                     signature: operation.signature,
                     wire_bytes: operation.wire_bytes,
+                    coded: operation.coded,
                 };
                 return Some(Action::Complete { rank, token, receipt });
             }

@@ -2,6 +2,8 @@
 //! what can go wrong, each with what must be told of it. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "simulation/coded.rs"]
+mod coded;
 #[path = "simulation/execute.rs"]
 mod execute;
 #[path = "simulation/faults.rs"]
@@ -133,6 +135,39 @@ fn carried() {
         },
     );
     assert!(sum.switches > 0 && sum.carried > 0, "no link was ever carried over");
+}
+
+#[test]
+fn coded() {
+    let sum = family("coded", 200, false, |seed| Scenario::new(seed, 2).coding(), well);
+    assert!(sum.coded > 0, "nothing was ever coded");
+}
+
+/// From exact to coded and to another codec in the midst of operations.
+#[test]
+fn coded_change() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).changing();
+        if seed % 2 == 0 { scenario.coding() } else { scenario.carrying().coding() }
+    };
+    let sum = family("coded_change", 400, false, build, |world| {
+        well(world);
+        agreed(world);
+    });
+    assert!(sum.coded > 0 && sum.switches > 0, "nothing was coded, or no plan changed");
+}
+
+#[test]
+fn coded_death() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).rough();
+        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
+        scenario.killing().coding()
+    };
+    family("coded_death", 200, true, build, |world| {
+        mourned(world);
+        agreed(world);
+    });
 }
 
 #[test]
@@ -372,7 +407,10 @@ fn hostile_peer() {
         "hostile_peer",
         300,
         true,
-        |seed| Scenario::new(seed, 2).hostile().carrying(),
+        |seed| {
+            let scenario = Scenario::new(seed, 2).hostile().carrying();
+            if seed % 2 == 0 { scenario } else { scenario.coding() }
+        },
         |world| {
             let timeouts = world.scenario.timeouts;
             let incidents = world.scenario.incidents.iter().map(|(at, _)| *at).max().unwrap_or(0);

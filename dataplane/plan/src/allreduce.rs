@@ -45,7 +45,7 @@ fn within(ranks: &[Rank], local: &Local<'_>) -> Result<Program, PlanError> {
 }
 
 /// Where complete chunks go: to the outputs, or to slots that hold them until the acknowledgement.
-struct Landing<'a> {
+pub(crate) struct Landing<'a> {
     ranks: &'a [Rank],
     local: &'a Local<'a>,
     /// By chunk, where outputs are held back.
@@ -55,13 +55,13 @@ struct Landing<'a> {
 }
 
 /// The places of one complete chunk.
-struct Landed {
-    destinations: Vec<Operand>,
+pub(crate) struct Landed {
+    pub(crate) destinations: Vec<Operand>,
     staged: Option<Operand>,
 }
 
 impl<'a> Landing<'a> {
-    fn new(
+    pub(crate) fn new(
         builder: &mut Builder,
         ranks: &'a [Rank],
         local: &'a Local<'a>,
@@ -75,7 +75,7 @@ impl<'a> Landing<'a> {
     }
 
     /// Where the complete `part` goes; it can be sent on from the first destination.
-    fn next(&mut self, part: Part) -> Result<Landed, PlanError> {
+    pub(crate) fn next(&mut self, part: Part) -> Result<Landed, PlanError> {
         if let Some(slot) = self.held.get(part.index as usize) {
             return Ok(Landed { destinations: vec![staged(*slot, part)], staged: None });
         }
@@ -89,14 +89,17 @@ impl<'a> Landing<'a> {
     }
 
     /// Stores a chunk to the remote ranks, once it is there.
-    fn store(&self, builder: &mut Builder, landed: &Landed) {
+    pub(crate) fn store(&self, builder: &mut Builder, landed: &Landed) {
         if let Some(staged) = landed.staged {
             builder.store(staged, &outputs(self.ranks, self.local, Access::Remote, staged.part));
         }
     }
 
-    /// Writes what was held back.
-    fn commit(&self, builder: &mut Builder) {
+    /// Writes what was held back, if anything was.
+    pub(crate) fn commit(&self, builder: &mut Builder) {
+        if self.held.is_empty() {
+            return;
+        }
         builder.begin_committed();
         let of = self.held.len() as u32;
         for (index, slot) in (0..of).zip(&self.held) {
@@ -157,9 +160,7 @@ impl<'a> Ring<'a> {
         let mut ring = Self { builder, chunks, position, next, previous, own, landing, partial };
         ring.reduce_scatter()?;
         ring.all_gather()?;
-        if hold {
-            ring.landing.commit(&mut ring.builder);
-        }
+        ring.landing.commit(&mut ring.builder);
         ring.builder.finish()
     }
 
@@ -211,7 +212,7 @@ impl<'a> Ring<'a> {
                 Ok(())
             }
             Own::Inputs(contributions) if contributions.single() => {
-                contributions.send(&mut self.builder, part, self.next)
+                contributions.pass_on(&mut self.builder, part, vec![peer(self.next, part)])
             }
             Own::Inputs(_) => {
                 let partial = self.partial(part)?;

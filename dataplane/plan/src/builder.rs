@@ -1,7 +1,9 @@
 //! Puts a program together: numbers slots and steps, and makes each step wait for those whose staging it touches.
 
 use crate::plan::{Local, PlanError};
-use crate::program::{Access, MAX_SOURCES, Operand, Part, Participant, Place, Program, Slot, Step, StepKind};
+use crate::program::{
+    Access, Form, MAX_SOURCES, Operand, Part, Participant, Place, Program, Slot, Stage, Step, StepKind,
+};
 use harmonaize_abi::Rank;
 use std::collections::VecDeque;
 
@@ -130,6 +132,16 @@ pub(crate) fn peer(participant: Participant, part: Part) -> Operand {
     Operand::exact(Place::Peer(participant), part.in_block(0))
 }
 
+/// A part in a staging slot, coded.
+pub(crate) fn coded(slot: Slot, part: Part, stage: Stage) -> Operand {
+    Operand { form: Form::Coded(stage), ..staged(slot, part) }
+}
+
+/// A part as a message, coded.
+pub(crate) fn coded_peer(participant: Participant, part: Part, stage: Stage) -> Operand {
+    Operand { form: Form::Coded(stage), ..peer(participant, part) }
+}
+
 /// A part of the outputs of those ranks that are reached as `access` says.
 pub(crate) fn outputs(ranks: &[Rank], local: &Local<'_>, access: Access, part: Part) -> Vec<Operand> {
     let reached = ranks.iter().filter(|rank| (local.access)(**rank) == access);
@@ -240,16 +252,16 @@ impl<'a> Contributions<'a> {
         self.ranks.len() == 1
     }
 
-    /// Sends the only contribution as it is.
-    pub(crate) fn send(
+    /// Brings all contributions to `part` together in `destinations`; the only one as it is.
+    pub(crate) fn pass_on(
         &mut self,
         builder: &mut Builder,
         part: Part,
-        to: Participant,
+        destinations: Vec<Operand>,
     ) -> Result<(), PlanError> {
-        let rank = *self.ranks.first().ok_or(PlanError::Inconsistent)?;
-        let source = self.operand(rank, part)?;
-        builder.send(source, to);
+        let [rank] = self.ranks else { return self.reduce(builder, None, part, false, destinations) };
+        let source = self.operand(*rank, part)?;
+        builder.copy(source, destinations);
         self.feeder.give_back(builder, &[source]);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! A plan (who takes part, in which order), and the expansion of a request into each participant's program.
 
 use crate::program::{Access, Group, Participant, Place, Program, Retention};
-use crate::{allreduce, alltoall, barrier, broadcast};
+use crate::{allreduce, alltoall, barrier, broadcast, direct};
 use harmonaize_abi::{Collective, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,8 @@ pub struct Request {
     pub collective: Collective,
     /// Whose input a Broadcast sends; ignored by the others.
     pub root: Rank,
+    /// Whether an AllReduce between participants is coded; ignored by the others.
+    pub coded: bool,
 }
 
 /// How operations that may lose something are coded, alike at all participants.
@@ -73,6 +75,9 @@ pub enum PlanError {
     /// An AllToAll cannot be in place.
     #[error("an AllToAll cannot hold back its outputs: it is never in place")]
     InPlace,
+    /// What is coded is too large to be copied.
+    #[error("a coded operation does not copy its inputs")]
+    Copied,
     /// The program would need more staging slots or steps than can be counted.
     #[error("too many ranks for one program: it needs more than {0} staging slots or steps")]
     TooLarge(usize),
@@ -154,6 +159,9 @@ pub fn program(
 ) -> Result<Program, PlanError> {
     let position = plan.position(me).ok_or(PlanError::Participant(me))?;
     match request.collective {
+        Collective::AllReduce if request.coded && plan.participants() > 1 => {
+            direct::program(plan, position, me, local)
+        }
         Collective::AllReduce => allreduce::program(plan, position, me, local),
         Collective::AllToAll => alltoall::program(plan, position, me, local),
         Collective::Broadcast => broadcast::program(plan, request.root, position, me, local),
@@ -189,10 +197,11 @@ pub fn edges(program: &Program) -> Edges {
 }
 
 /// Class of the algorithm, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
-/// 2 ring, 3 pairwise, 4 chain, 5 dissemination.
-pub fn algorithm(plan: &Plan, collective: Collective) -> u8 {
+/// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded.
+pub fn algorithm(plan: &Plan, collective: Collective, coded: bool) -> u8 {
     match collective {
         _ if plan.participants() == 1 => 1,
+        Collective::AllReduce if coded => 6,
         Collective::AllReduce => 2,
         Collective::AllToAll => 3,
         Collective::Broadcast => 4,

@@ -85,9 +85,21 @@ pub struct Part {
 pub enum Form {
     /// As the tensor's element type.
     Exact,
-    /// Encoded by the codec of this number.
-    Codec(u16),
+    /// As a chunk of the epoch's codec, in as many bytes as it takes, at most those of the exact elements and [`CODED_ROOM`].
+    Coded(Stage),
 }
+
+/// What a chunk holds. A step encodes from memory into one staging slot, from which it may be sent; it decodes into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Stage {
+    /// What one participant adds: decoded by the [`StepKind::Reduce`] that adds it to an exact sum in staging.
+    Contribution,
+    /// The complete sum, encoded once: decoded by a [`StepKind::Move`].
+    Result,
+}
+
+/// Bytes by which a chunk may be longer than its exact elements: its header, and padding.
+pub const CODED_ROOM: u32 = 128;
 
 /// One source or destination of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -140,7 +152,7 @@ pub struct Step {
 pub struct Program {
     /// Steps in issue order.
     pub steps: Vec<Step>,
-    /// Staging slots: slot `i` holds at most `ceil(segment elements of a block / slots[i])` elements.
+    /// Staging slots: slot `i` holds at most `ceil(segment elements of a block / slots[i])` elements, exact or coded.
     pub slots: Vec<u32>,
     /// How many of the first steps secure the inputs under [`Retention::CopyInputs`], else 0. They talk to no peer; later
     /// steps read no input and overwrite none of the copies that they read. A segment that is run again under a plan of

@@ -10,17 +10,24 @@ use harmonaize_plan::{
     algorithm, edges, program,
 };
 
-fn sweep(collective: Collective) {
+fn sweep(collective: Collective, coded: bool) {
     for ranks in 1..=64 {
         for grouping in Grouping::ALL {
             let plan = grouping.plan(ranks);
-            for request in requests(ranks).into_iter().filter(|request| request.collective == collective) {
+            let wanted = |request: &Request| request.collective == collective && request.coded == coded;
+            for request in requests(ranks).into_iter().filter(wanted) {
                 for reach in Reach::ALL {
                     for retention in RETENTIONS.map(Some).into_iter().chain([None]) {
                         let case = Case { plan: plan.clone(), request, retention, reach };
-                        if let Err(error) = case.check(&case.programs(), 1) {
-                            panic!("{ranks} ranks {grouping:?} {request:?} {reach:?} {retention:?}: {error}");
-                        }
+                        let what =
+                            || format!("{ranks} ranks {grouping:?} {request:?} {reach:?} {retention:?}");
+                        let report = match case.check(&case.programs(), 1) {
+                            Ok(report) => report,
+                            Err(error) => panic!("{}: {error}", what()),
+                        };
+                        // However many take part.
+                        let encoded = if coded && case.plan.participants() > 1 { 2 } else { 0 };
+                        assert_eq!(report.encodings, encoded, "{}", what());
                     }
                 }
             }
@@ -30,26 +37,62 @@ fn sweep(collective: Collective) {
 
 #[test]
 fn every_allreduce_is_right() {
-    sweep(Collective::AllReduce);
+    sweep(Collective::AllReduce, false);
+}
+
+#[test]
+fn every_coded_allreduce_is_right_and_encodes_twice() {
+    sweep(Collective::AllReduce, true);
+}
+
+#[test]
+fn a_coded_exchange_of_four_sends_each_part_once_to_its_owner_and_once_from_it() {
+    let mut case = case(Grouping::PerHost(2), 8, Collective::AllReduce, Retention::KeepInputs, Reach::Mapped);
+    case.request.coded = true;
+    let programs = case.programs();
+    let report = case.check(&programs, 1).unwrap();
+    assert_eq!(report.messages, 2 * 4 * 3);
+    for (usage, program) in report.usage.iter().zip(&programs) {
+        // Three contributions on their way, the sum, the result, and the local sum before it is encoded.
+        assert_eq!((usage.sent, usage.received, program.slots.as_slice()), (6, 6, &[4; 6][..]));
+        let sends = |step: &&harmonaize_plan::Step| {
+            step.destinations.iter().filter(|to| matches!(to.place, Place::Peer(_))).count()
+        };
+        assert_eq!(program.steps.iter().map(|step| sends(&step)).max(), Some(3));
+    }
+    let around = edges(&programs[1]);
+    assert_eq!((around.to.len(), around.from.len()), (3, 3));
+}
+
+#[test]
+fn no_step_sends_to_more_peers_than_can_be() {
+    let request = Request { collective: Collective::AllReduce, root: Rank(0), coded: true };
+    let case = Case { plan: Grouping::PerHost(1).plan(24), request, retention: None, reach: Reach::Mixed };
+    for step in case.programs().iter().flat_map(|program| &program.steps) {
+        let peers = |operands: &[harmonaize_plan::Operand]| {
+            operands.iter().filter(|operand| matches!(operand.place, Place::Peer(_))).count()
+        };
+        assert!(peers(&step.sources) <= 1 && peers(&step.destinations) <= 4, "{step:?}");
+    }
 }
 
 #[test]
 fn every_alltoall_is_right() {
-    sweep(Collective::AllToAll);
+    sweep(Collective::AllToAll, false);
 }
 
 #[test]
 fn every_broadcast_is_right() {
-    sweep(Collective::Broadcast);
+    sweep(Collective::Broadcast, false);
 }
 
 #[test]
 fn every_barrier_is_right() {
-    sweep(Collective::Barrier);
+    sweep(Collective::Barrier, false);
 }
 
 fn case(grouping: Grouping, ranks: u32, collective: Collective, retention: Retention, reach: Reach) -> Case {
-    let request = Request { collective, root: Rank(0) };
+    let request = Request { collective, root: Rank(0), coded: false };
     Case { plan: grouping.plan(ranks), request, retention: Some(retention), reach }
 }
 
@@ -75,7 +118,7 @@ fn the_ring_follows_the_order_of_the_plan() {
     let group = Group::new((0..4).map(|rank| vec![Rank(rank)]).collect()).unwrap();
     let plan = Plan::new(group, [2, 0, 3, 1].map(Participant).to_vec()).unwrap();
     let local = Local { access: &|_| Access::Mapped, retention: Retention::KeepInputs };
-    let request = Request { collective: Collective::AllReduce, root: Rank(0) };
+    let request = Request { collective: Collective::AllReduce, root: Rank(0), coded: false };
     let around = |me| edges(&program(&plan, request, Participant(me), &local).unwrap());
     assert_eq!((around(2).to, around(2).from), (vec![Participant(0)], vec![Participant(1)]));
     assert_eq!((around(3).to, around(3).from), (vec![Participant(1)], vec![Participant(0)]));
@@ -153,9 +196,10 @@ fn remote_ranks_are_fetched_ahead() {
 fn algorithm_classes_are_those_of_the_receipt() {
     let several = Grouping::PerHost(2).plan(8);
     let classes =
-        Collective::ALL.iter().map(|collective| algorithm(&several, *collective)).collect::<Vec<_>>();
+        Collective::ALL.iter().map(|collective| algorithm(&several, *collective, false)).collect::<Vec<_>>();
     assert_eq!(classes, [2, 3, 4, 5]);
-    assert_eq!(algorithm(&Grouping::PerHost(8).plan(8), Collective::AllToAll), 1);
+    assert_eq!(algorithm(&Grouping::PerHost(8).plan(8), Collective::AllToAll, true), 1);
+    assert_eq!(algorithm(&several, Collective::AllReduce, true), 6);
 }
 
 #[test]
@@ -168,7 +212,12 @@ fn wrong_plans_and_requests_are_refused() {
     }
     let plan = Plan::in_sequence(group());
     let local = Local { access: &|_| Access::Mapped, retention: Retention::HoldOutputs };
-    let make = |collective, root, me| program(&plan, Request { collective, root }, Participant(me), &local);
+    let copied = Local { retention: Retention::CopyInputs, ..local };
+    let coded = Request { collective: Collective::AllReduce, root: Rank(0), coded: true };
+    assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
+    let make = |collective, root, me| {
+        program(&plan, Request { collective, root, coded: false }, Participant(me), &local)
+    };
     let root = PlanError::Root { root: Rank(3), ranks: 3 };
     assert_eq!(make(Collective::Broadcast, Rank(3), 0), Err(root));
     assert_eq!(make(Collective::AllReduce, Rank(0), 2), Err(PlanError::Participant(Participant(2))));

@@ -7,13 +7,13 @@ use common::{Case, Grouping, Reach};
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_plan::{
     Access, CheckError, Fault, Form, Found, Operand, Part, Participant, Place, Program, Retention, Slot,
-    Step, StepKind, Wait,
+    Stage, Step, StepKind, Wait,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 fn allreduce(per_host: u32, ranks: u32, retention: Retention, reach: Reach) -> Case {
-    let request = harmonaize_plan::Request { collective: Collective::AllReduce, root: Rank(0) };
+    let request = harmonaize_plan::Request { collective: Collective::AllReduce, root: Rank(0), coded: false };
     Case { plan: Grouping::PerHost(per_host).plan(ranks), request, retention: Some(retention), reach }
 }
 
@@ -130,27 +130,94 @@ fn a_slot_must_hold_what_is_put_there() {
     assert_eq!(case.check(&programs, 1), Err(fault(1, 0, Fault::SlotSize(Slot(0)))));
 }
 
-#[test]
-fn what_goes_through_a_codec_differs_from_what_does_not() {
+/// A coded exchange between four, the first step of participant 0 that `which` finds, and what becomes of it.
+fn coded(which: impl Fn(&Step) -> bool, damage: impl Fn(&mut Step)) -> Result<(), Fault> {
     let mut case = allreduce(1, 4, Retention::KeepInputs, Reach::Mapped);
-    let encode = |programs: &mut Vec<Program>| {
-        let steps = programs.iter_mut().flat_map(|program| &mut program.steps);
-        for operand in steps.flat_map(|step| step.sources.iter_mut().chain(&mut step.destinations)) {
-            if let Place::Peer(_) = operand.place {
-                operand.form = Form::Codec(1);
-            }
+    case.request.coded = true;
+    let mut programs = case.programs();
+    assert_eq!(case.check(&programs, 1).unwrap().encodings, 2);
+    let at = programs[0].steps.iter().position(which).unwrap();
+    damage(&mut programs[0].steps[at]);
+    match case.check(&programs, 1) {
+        Ok(_) => Ok(()),
+        Err(CheckError::Step { participant: Participant(0), fault, .. }) => Err(fault),
+        // What is sent in another form is not what the receiver expects.
+        Err(CheckError::Step { fault: Fault::Message(Participant(0)), .. }) => {
+            Err(Fault::Message(Participant(0)))
         }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+const CONTRIBUTION: Form = Form::Coded(Stage::Contribution);
+const RESULT: Form = Form::Coded(Stage::Result);
+
+fn encodes(to: Form) -> impl Fn(&Step) -> bool {
+    move |step| {
+        let exact = step.sources.first().is_some_and(|from| from.form == Form::Exact);
+        exact && step.kind == StepKind::Move && step.destinations.first().is_some_and(|of| of.form == to)
+    }
+}
+
+#[test]
+fn coded_elements_are_what_the_engine_can_do() {
+    let none = |_: &mut Step| {};
+    assert_eq!(coded(encodes(CONTRIBUTION), none), Ok(()));
+    // Sent without a slot to encode into; to two slots; kept in one form and sent in another.
+    let unkept = |step: &mut Step| step.destinations.truncate(0);
+    assert_eq!(coded(encodes(CONTRIBUTION), unkept), Err(Fault::Destinations));
+    let unkept = |step: &mut Step| step.destinations = step.destinations.split_off(1);
+    assert_eq!(coded(encodes(CONTRIBUTION), unkept), Err(Fault::Form));
+    let twice = |step: &mut Step| {
+        let first = step.destinations[0];
+        step.destinations.push(Operand { place: Place::Staging(Slot(4)), ..first });
     };
+    assert_eq!(coded(encodes(CONTRIBUTION), twice), Err(Fault::Form));
+    let mixed = |step: &mut Step| step.destinations[1].form = Form::Exact;
+    assert_eq!(coded(encodes(CONTRIBUTION), mixed), Err(Fault::Form));
+    // A stage that it is not.
+    let staged = |form| move |step: &mut Step| step.destinations.iter_mut().for_each(|to| to.form = form);
+    assert_eq!(coded(encodes(CONTRIBUTION), staged(RESULT)), Err(Fault::Stage));
+    assert_eq!(coded(encodes(RESULT), staged(CONTRIBUTION)), Err(Fault::Stage));
+    // Added to a sum that is somewhere else, or from staging.
+    let adds = |step: &Step| step.sources.iter().any(|from| from.form == CONTRIBUTION);
+    let elsewhere = |step: &mut Step| step.destinations[0].place = Place::Staging(Slot(4));
+    assert_eq!(coded(adds, elsewhere), Err(Fault::Form));
+    let turned = |step: &mut Step| step.sources.reverse();
+    assert_eq!(coded(adds, turned), Err(Fault::Form));
+    let result = |step: &mut Step| step.sources[1].form = RESULT;
+    assert_eq!(coded(adds, result), Err(Fault::Form));
+    // Decoded on the way to a peer.
+    let decodes = |step: &Step| {
+        step.sources.first().is_some_and(|from| from.form == RESULT)
+            && step.destinations.iter().all(|to| to.form == Form::Exact)
+    };
+    let forwarded = |step: &mut Step| {
+        let part = step.sources[0].part;
+        step.destinations.push(Operand::exact(Place::Peer(Participant(1)), part));
+    };
+    assert_eq!(coded(decodes, forwarded), Err(Fault::Form));
+    let read = |step: &mut Step| step.sources[0].form = Form::Exact;
+    assert_eq!(coded(decodes, read), Err(Fault::Undefined));
+}
+
+#[test]
+fn all_ranks_get_what_was_encoded_the_owner_too() {
+    let mut case = allreduce(1, 4, Retention::KeepInputs, Reach::Mapped);
+    case.request.coded = true;
     let mut programs = case.programs();
-    encode(&mut programs);
-    let different = CheckError::Output { rank: Rank(1), block: 0, found: Found::Different };
-    assert_eq!(case.check(&programs, 1), Err(different));
-    // Down a chain each participant decodes and encodes again.
-    case.request.collective = Collective::Broadcast;
-    let mut programs = case.programs();
-    assert_eq!(case.check(&programs, 1).unwrap().encodings, 0);
-    encode(&mut programs);
-    assert_eq!(case.check(&programs, 1).unwrap().encodings, 3);
+    // The owner's outputs take the exact sum.
+    let own = programs[0].steps.iter().position(encodes(RESULT)).unwrap();
+    let sum = programs[0].steps[own].sources[0];
+    let decodes = |step: &Step| step.destinations.iter().any(|to| matches!(to.place, Place::Output(_)));
+    let at = programs[0].steps.iter().position(decodes).unwrap();
+    programs[0].steps[at].sources = vec![sum];
+    let different = |rank| CheckError::Output { rank: Rank(rank), block: 0, found: Found::Different };
+    assert_eq!(case.check(&programs, 1), Err(different(1)));
+    // In what is not coded, nothing is.
+    let programs = case.programs();
+    case.request.coded = false;
+    assert_eq!(case.check(&programs, 1), Err(fault(0, 0, Fault::Form)));
 }
 
 #[test]
@@ -179,7 +246,7 @@ fn garbage(random: &mut ChaCha8Rng) -> Program {
                     2 => Place::Staging(Slot(number(random) as u16)),
                     _ => Place::Peer(Participant(number(random))),
                 };
-                let form = if random.random_ratio(1, 20) { Form::Codec(0) } else { Form::Exact };
+                let form = if random.random_ratio(1, 20) { Form::Coded(Stage::Result) } else { Form::Exact };
                 Operand { place, part: Part { block: number(random) % 5, index, of }, form }
             })
             .collect()

@@ -7,7 +7,7 @@ mod common;
 use common::execute::execute;
 use common::{Case, Grouping, RETENTIONS, Reach, requests};
 use harmonaize_abi::{Collective, Rank};
-use harmonaize_plan::{Operand, Participant, Place, Plan, Program, Slot, StepKind};
+use harmonaize_plan::{Form, Operand, Participant, Place, Plan, Program, Slot, Stage, StepKind};
 use rand::seq::{IndexedMutRandom, IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -75,9 +75,10 @@ enum Damage {
     SmallerSlot,
     CommitEarlier,
     CopyLess,
+    OtherForm,
 }
 
-const DAMAGES: [Damage; 16] = [
+const DAMAGES: [Damage; 17] = [
     Damage::DropStep,
     Damage::SwapNeighbours,
     Damage::SwapSteps,
@@ -94,6 +95,7 @@ const DAMAGES: [Damage; 16] = [
     Damage::SmallerSlot,
     Damage::CommitEarlier,
     Damage::CopyLess,
+    Damage::OtherForm,
 ];
 
 /// Always wrong.
@@ -231,6 +233,16 @@ fn damage_operand(
                 Place::Output(rank) if rank != other => Place::Output(other),
                 _ => return None,
             };
+        }
+        Damage::OtherForm => {
+            let forms = [Form::Exact, Form::Coded(Stage::Contribution), Form::Coded(Stage::Result)];
+            let (form, whole_step) = (*forms.choose(random)?, random.random());
+            let only = random.random_range(0..operands.len());
+            for (at, operand) in operands.iter_mut().enumerate() {
+                if whole_step || at == only {
+                    operand.form = form;
+                }
+            }
         }
         Damage::OtherPeer => {
             let other = Participant(random.random_range(0..case.plan.participants()));

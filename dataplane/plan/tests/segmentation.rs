@@ -65,7 +65,7 @@ proptest! {
         }
         let (lo, hi) = cut.range(cut.segments - 1);
         prop_assert!(expected == 0 || hi > lo, "an empty last segment");
-        let request = Request { collective, root: Rank(ranks / 2) };
+        let request = Request { collective, root: Rank(ranks / 2), coded: false };
         let case = Case { plan, request, retention: Some(Retention::KeepInputs), reach: Reach::Mapped };
         for index in [0, cut.segments - 1] {
             let (lo, hi) = cut.range(index);

@@ -10,12 +10,12 @@ use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Ste
 use rand::RngExt;
 
 /// What a step belongs to.
-struct Context {
-    at: Participant,
-    channel: u16,
-    index: u32,
-    segment: Segment,
-    signature: Signature,
+pub(crate) struct Context {
+    pub(crate) at: Participant,
+    pub(crate) channel: u16,
+    pub(crate) index: u32,
+    pub(crate) segment: Segment,
+    pub(crate) signature: Signature,
 }
 
 impl World {
@@ -38,6 +38,13 @@ impl World {
         self.check_order(&context, step);
         if matches!(step.kind, StepKind::Fetch | StepKind::Store) {
             return self.begin_transfer(&context, step);
+        }
+        if step.sources.iter().chain(&step.destinations).any(|operand| operand.form != plan::Form::Exact) {
+            if let Err(peer) = self.coded(&context, step, sources, sends) {
+                assert!(self.scenario.hostile.is_some(), "a chunk of {peer:?} that is none");
+                self.nodes[at.0 as usize].core.breach(peer);
+            }
+            return;
         }
         let mut arrived = sources.iter();
         let mut contents = Vec::new();
@@ -130,7 +137,13 @@ impl World {
         Some(location)
     }
 
-    fn send_all(&mut self, context: &Context, step: &Step, sends: &[PeerMessage], from: Option<Location>) {
+    pub(crate) fn send_all(
+        &mut self,
+        context: &Context,
+        step: &Step,
+        sends: &[PeerMessage],
+        from: Option<Location>,
+    ) {
         let peers = step.destinations.iter().filter(|o| matches!(o.place, plan::Place::Peer(_)));
         assert_eq!(peers.count(), sends.len());
         if let Some(track) = self.nodes[context.at.0 as usize].tracks.get_mut(&context.segment.number)
@@ -139,14 +152,17 @@ impl World {
             track.parts.insert(context.index, sends.len());
         }
         for send in sends {
-            assert_eq!(from.map_or(0, |from| from.bytes), send.bytes as usize);
+            let bytes = from.map_or(0, |from| from.bytes);
+            let coded = step.destinations.iter().any(|operand| operand.form != plan::Form::Exact);
+            assert!(bytes == send.bytes as usize || coded && bytes < send.bytes as usize);
+            let room = if coded { plan::CODED_ROOM } else { 0 };
             assert!(
-                send.bytes <= self.scenario.plan.tuning.chunk_bytes.max(8),
+                bytes <= (self.scenario.plan.tuning.chunk_bytes.max(8) + room) as usize,
                 "a message over the chunk size"
             );
             let node = &mut self.nodes[context.at.0 as usize];
             assert!(!node.retired.contains(&context.segment.epoch), "data on retired links");
-            *node.wire.entry(context.segment.operation).or_default() += u64::from(send.bytes);
+            *node.wire.entry(context.segment.operation).or_default() += bytes as u64;
             let payload = Payload {
                 source: from,
                 channel: context.channel,
@@ -173,8 +189,9 @@ impl World {
         staging.segment = Some(segment.number);
         let elements = |divisor: &u32| (segment.hi - segment.lo).div_ceil(u64::from(*divisor)) as usize;
         let slots = segment.program.slots.iter();
-        staging.slots =
-            slots.map(|divisor| vec![POISON; elements(divisor) * signature.dtype.size()]).collect();
+        let slots =
+            slots.map(|divisor| elements(divisor) * signature.dtype.size() + plan::CODED_ROOM as usize);
+        staging.slots = slots.map(|bytes| vec![POISON; bytes]).collect();
         let uncommitted = segment.program.steps.iter().filter(|step| !step.committed).count();
         node.tracks.insert(segment.number, Track { uncommitted, parts: Default::default() });
         self.statistics.segments += 1;
@@ -216,14 +233,14 @@ impl World {
         }
     }
 
-    fn landed(&self, context: &Context, message: &PeerMessage) -> Location {
+    pub(crate) fn landed(&self, context: &Context, message: &PeerMessage) -> Location {
         let link = self.nodes[context.at.0 as usize].link(context.segment.epoch, message.peer);
         let place = Place::Landing(link, message.peer.0, context.channel, message.sequence);
         let (operation, segment) = (context.segment.operation, context.segment.number);
         Location { place, operation, segment, offset: 0, bytes: message.bytes as usize }
     }
 
-    fn locate(&self, context: &Context, operand: &Operand, transfer: bool) -> Location {
+    pub(crate) fn locate(&self, context: &Context, operand: &Operand, transfer: bool) -> Location {
         let (lo, hi) = (context.segment.lo, context.segment.hi);
         let size = context.signature.dtype.size() as u64;
         let (start, elements) = operand.part.elements(lo, hi);
@@ -289,7 +306,7 @@ impl World {
         self.memory(at, location).copy_from_slice(content);
     }
 
-    fn free_landing(&mut self, at: Participant, location: &Location) {
+    pub(crate) fn free_landing(&mut self, at: Participant, location: &Location) {
         let hostile = self.scenario.hostile.is_some();
         let Place::Landing(epoch, peer, channel, sequence) = location.place else { return };
         let ring = self.nodes[at.0 as usize].landing.get_mut(&(epoch, peer, channel));
@@ -350,7 +367,7 @@ impl World {
         }
     }
 
-    fn step_complete(&mut self, at: Participant, segment: &Segment, step: u32) {
+    pub(crate) fn step_complete(&mut self, at: Participant, segment: &Segment, step: u32) {
         let node = &mut self.nodes[at.0 as usize];
         if !segment.program.steps[step as usize].committed {
             node.tracks.get_mut(&segment.number).unwrap().uncommitted -= 1;
@@ -375,7 +392,7 @@ impl World {
     }
 
     /// In place, nothing is overwritten that another run of the segment would need.
-    fn check_write(&self, context: &Context, step: &Step, location: &Location) {
+    pub(crate) fn check_write(&self, context: &Context, step: &Step, location: &Location) {
         let Place::Output(rank) = location.place else { return };
         let tensor = &self.tensors[&(rank, context.segment.operation)];
         let shared = self.scenario.group.participants() > 1;
@@ -407,7 +424,7 @@ impl World {
     }
 
     /// A rank has got what it should have got, and keeps its input.
-    pub(crate) fn check_output(&self, rank: Rank, operation: u64, tensor: &Tensor) {
+    pub(crate) fn check_output(&mut self, rank: Rank, operation: u64, tensor: &Tensor) {
         if self.scenario.hostile.is_some() {
             return;
         }
@@ -418,11 +435,13 @@ impl World {
             return;
         }
         let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());
-        let expected = memory::expected(seed, operation, rank, &signature, ranks);
-        assert!(
-            *tensor.output() == expected,
-            "rank {rank} has wrong results of operation {operation}: {signature}"
-        );
+        if !self.check_coded(rank, operation, &signature, tensor) {
+            let expected = memory::expected(seed, operation, rank, &signature, ranks);
+            assert!(
+                *tensor.output() == expected,
+                "rank {rank} has wrong results of operation {operation}: {signature}"
+            );
+        }
         if tensor.output.is_some() {
             let input = memory::input(seed, operation, rank, &signature, ranks);
             assert!(tensor.input == input, "rank {rank}'s input of operation {operation} has changed");

@@ -15,6 +15,8 @@ pub(crate) struct Statistics {
     pub(crate) carried: u64,
     /// New links that were broken.
     pub(crate) cut: u64,
+    /// Coded steps.
+    pub(crate) coded: u64,
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -30,6 +32,7 @@ impl Statistics {
         self.posted += other.posted;
         self.carried += other.carried;
         self.cut += other.cut;
+        self.coded += other.coded;
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -41,9 +44,10 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete, {} segments, {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete, {} segments, {} coded steps, {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.segments,
+            self.coded,
             self.frames,
             self.posted,
             self.switches,

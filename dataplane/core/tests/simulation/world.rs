@@ -1,5 +1,6 @@
 //! Participants, a clock and a queue of events.
 
+use super::coded::Books;
 use super::memory::Tensor;
 use super::network::{Direction, Frame, Location};
 use super::node::{Node, Outcome, RankState};
@@ -68,6 +69,7 @@ pub(crate) struct World {
     /// By epoch: how many have opened its links.
     opened: HashMap<u32, usize>,
     pub(crate) statistics: Statistics,
+    pub(crate) books: Books,
     /// Participants may end badly.
     pub(crate) faulty: bool,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
@@ -94,6 +96,7 @@ impl World {
             plans: vec![scenario.plan.clone()],
             opened: HashMap::new(),
             statistics: Statistics::default(),
+            books: Books::default(),
             queue: BinaryHeap::new(),
             events: HashMap::new(),
             lively: 0,
@@ -368,6 +371,7 @@ impl World {
     fn prepare(&mut self, p: Participant, plan: EpochPlan) {
         let epoch = plan.epoch;
         let carried = self.scenario.carried_by(epoch, p);
+        let ended = self.nodes.iter().any(|node| node.closed);
         let node = &mut self.nodes[p.0 as usize];
         match node.core.change(plan.clone(), &carried) {
             Ok(()) => {
@@ -400,9 +404,10 @@ impl World {
                 }
             }
             Err(CoreError::Ended(_)) => {}
-            // Given up by another before it was begun here.
+            // Given up by another before it was begun here: it has no links for it, or those to carry over are gone with one
+            // that has ended.
             Err(CoreError::BadPlan("another participant gave up this change"))
-                if !self.scenario.unlinkable.is_empty() => {}
+                if !self.scenario.unlinkable.is_empty() || ended => {}
             Err(CoreError::BadPlan("another change is under way")) => node.changes.push_front(plan),
             // Whoever had it is gone, which this one will hear.
             Err(CoreError::BadPlan("a link to carry over is down")) => {
@@ -539,6 +544,7 @@ impl World {
         let wire = self.nodes[p.0 as usize].wire.get(&operation).copied().unwrap_or(0);
         assert_eq!(receipt.wire_bytes, wire, "bytes sent for operation {operation}");
         self.check_kept(p, operation);
+        self.check_receipt(rank, receipt);
         let posts = &mut self.nodes[p.0 as usize].posts;
         let before = posts.len();
         posts.retain(|_, (post, _)| post.operation != operation);

@@ -152,9 +152,12 @@ pub enum Fault {
     /// A reduction in a collective that has none.
     #[error("this collective does not reduce")]
     Reduce,
-    /// A codec where only exact elements can be.
-    #[error("encoded elements where only exact ones can be")]
+    /// A form that this kind of step cannot read or write, or coded elements where nothing is coded.
+    #[error("elements in a form in which they cannot be here")]
     Form,
+    /// A contribution that was reduced or encoded before, or a result that is not complete.
+    #[error("encodes what is not what its stage says")]
+    Stage,
     /// Waits for a step that is not before it.
     #[error("waits for step {0}, which is not before it")]
     After(u32),

@@ -192,7 +192,9 @@ impl<'a> Run<'a> {
             (_, Some(source)) => source.form,
         };
         for operand in &step.destinations {
-            let content = result.as_ref().map(|result| encode(&mut self.values, result, form, operand.form));
+            let content =
+                result.as_ref().map(|result| encode(&mut self.values, me, result, form, operand.form));
+            let content = content.transpose()?;
             match (operand.place, content) {
                 (Place::Peer(peer), content) => {
                     machine.sent += 1;
@@ -316,11 +318,17 @@ fn reduce(values: &mut Values, sources: &[Content], last: bool) -> Result<Conten
 }
 
 /// The symbols after a change of form.
-fn encode(values: &mut Values, content: &Content, from: Form, to: Form) -> Content {
+fn encode(
+    values: &mut Values,
+    by: Participant,
+    content: &Content,
+    from: Form,
+    to: Form,
+) -> Result<Content, Fault> {
     match to {
-        Form::Codec(codec) if from != to => {
-            content.iter().map(|value| values.encode(codec, *value)).collect()
+        Form::Coded(stage) if from != to => {
+            content.iter().map(|value| values.encode(by, stage, *value)).collect()
         }
-        _ => content.clone(),
+        _ => Ok(content.clone()),
     }
 }

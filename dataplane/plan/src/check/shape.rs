@@ -3,7 +3,7 @@
 use super::{CheckError, Fault};
 use crate::plan::{Local, Plan, Request};
 use crate::program::{
-    Access, Form, MAX_SOURCES, Operand, Participant, Place, Program, Retention, Step, StepKind,
+    Access, Form, MAX_SOURCES, Operand, Participant, Place, Program, Retention, Stage, Step, StepKind,
 };
 use harmonaize_abi::{Collective, Rank};
 
@@ -79,7 +79,13 @@ impl Shape<'_> {
         if step.destinations.iter().any(|operand| matches!(operand.place, Place::Input(_))) {
             return Err(Fault::Destinations);
         }
-        self.counts(step)
+        self.counts(step)?;
+        let coded = |operand: &Operand| operand.form != Form::Exact;
+        if !step.sources.iter().chain(&step.destinations).any(coded) {
+            return Ok(());
+        }
+        let codes = self.request.coded && self.request.collective == Collective::AllReduce;
+        if codes && fits(step) { Ok(()) } else { Err(Fault::Form) }
     }
 
     fn operand(&self, kind: StepKind, operand: &Operand) -> Result<(), Fault> {
@@ -143,6 +149,31 @@ impl Shape<'_> {
             },
             _ => Err(Fault::Sources),
         }
+    }
+}
+
+/// Whether a step with a coded operand is one of those that there are: encode (and send), send what was encoded, decode, add.
+fn fits(step: &Step) -> bool {
+    let staging = |operand: &Operand| matches!(operand.place, Place::Staging(_));
+    let (from, to) = (step.sources.as_slice(), step.destinations.as_slice());
+    let all = |form: Form| to.iter().all(|operand| operand.form == form);
+    match (step.kind, from) {
+        (StepKind::Move, [from]) => match (from.form, to.first().map(|operand| operand.form)) {
+            (Form::Exact, Some(form)) => {
+                let kept = to.iter().filter(|operand| staging(operand)).count();
+                all(form) && kept == 1 && to.iter().all(|to| staging(to) || is_peer(to)) && !is_peer(from)
+            }
+            (_, Some(Form::Exact)) => {
+                from.form == Form::Coded(Stage::Result) && all(Form::Exact) && !to.iter().any(is_peer)
+            }
+            (form, Some(_)) => all(form) && staging(from) && to.iter().all(is_peer),
+            (_, None) => false,
+        },
+        (StepKind::Reduce { .. }, [sum, added]) => {
+            let apart = is_peer(added) && added.form == Form::Coded(Stage::Contribution);
+            apart && staging(sum) && sum.form == Form::Exact && to == [*sum]
+        }
+        _ => false,
     }
 }
 

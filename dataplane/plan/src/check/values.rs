@@ -2,6 +2,7 @@
 //! The same symbol means the same bits.
 
 use super::Fault;
+use crate::program::{Participant, Stage};
 use harmonaize_abi::Rank;
 use std::collections::HashMap;
 
@@ -18,7 +19,7 @@ pub(super) struct Values {
     sets: Vec<u64>,
     leaves: HashMap<(u32, u32, u32), Value>,
     reductions: HashMap<(bool, Box<[Value]>), Value>,
-    encoded: HashMap<(u16, Value), Value>,
+    encoded: HashMap<(Participant, Stage, Value), Value>,
 }
 
 #[derive(Clone, Copy)]
@@ -92,16 +93,23 @@ impl Values {
         Ok(value)
     }
 
-    /// A symbol after a codec.
-    pub(super) fn encode(&mut self, codec: u16, value: Value) -> Value {
-        if let Some(encoded) = self.encoded.get(&(codec, value)) {
-            return *encoded;
+    /// A symbol after a participant has encoded it: each rounds another way.
+    pub(super) fn encode(&mut self, by: Participant, stage: Stage, value: Value) -> Result<Value, Fault> {
+        if let Some(encoded) = self.encoded.get(&(by, stage, value)) {
+            return Ok(*encoded);
         }
-        let Some(node) = self.node(value) else { return value };
+        let node = self.node(value).ok_or(Fault::Sources)?;
+        let right = match stage {
+            Stage::Contribution => !node.last && node.encodings == 0,
+            Stage::Result => node.last && node.plain == value,
+        };
+        if !right {
+            return Err(Fault::Stage);
+        }
         let set = self.set(value).to_vec();
         let encoded = self.add(Node { encodings: node.encodings + 1, ..node }, &set);
-        self.encoded.insert((codec, value), encoded);
-        encoded
+        self.encoded.insert((by, stage, value), encoded);
+        Ok(encoded)
     }
 
     /// Whether a symbol holds every rank, and whether it was completed.

@@ -4,7 +4,7 @@
 
 use super::Case;
 use harmonaize_abi::{Collective, Rank};
-use harmonaize_plan::{Operand, Part, Participant, Place, Program, Step, StepKind};
+use harmonaize_plan::{Form, Operand, Part, Participant, Place, Program, Stage, Step, StepKind};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::collections::{HashMap, VecDeque};
@@ -226,14 +226,23 @@ impl<'a> World<'a> {
         }
         let mut sources = Vec::new();
         for operand in &step.sources {
-            sources.push(match operand.place {
+            let content = match operand.place {
                 Place::Peer(peer) => self.consume(me, peer, operand, index, sends)?,
                 _ => self.read(me, operand)?,
-            });
+            };
+            // What is sent on as it is, is not decoded.
+            let kept = step.destinations.iter().any(|to| to.form == operand.form && to.form != Form::Exact);
+            sources.push(if kept { content } else { decoded(&content, operand.form) });
         }
         let result = match step.kind {
             StepKind::Reduce { last } => Some(reduce(&sources, last)),
             _ => sources.pop(),
+        };
+        let result = match (step.sources.first(), step.destinations.first()) {
+            (Some(from), Some(to)) if from.form == Form::Exact => {
+                result.map(|exact| encoded(&exact, to.form, me))
+            }
+            _ => result,
         };
         for operand in &step.destinations {
             if !matches!(operand.place, Place::Peer(_)) {
@@ -412,6 +421,26 @@ impl<'a> World<'a> {
         }
         Ok(())
     }
+}
+
+/// What makes coded elements unlike exact ones, and the stages unlike each other.
+fn salt(form: Form) -> u64 {
+    match form {
+        Form::Exact => 0,
+        Form::Coded(Stage::Contribution) => 0x5555_1111_0000_ffff,
+        Form::Coded(Stage::Result) => 0x1234_5678_9abc_def0,
+    }
+}
+
+/// Nothing is lost of a sum, but everybody rounds in a way of his own.
+fn encoded(content: &[Element], form: Form, by: usize) -> Vec<Element> {
+    let rounded = |print: u64| print.wrapping_mul(LAST).wrapping_add(by as u64);
+    let print = |print| if form == Form::Exact { print } else { rounded(print) };
+    content.iter().map(|(value, of)| (value ^ salt(form), print(*of))).collect()
+}
+
+fn decoded(content: &[Element], form: Form) -> Vec<Element> {
+    content.iter().map(|(value, print)| (value ^ salt(form), *print)).collect()
 }
 
 fn reduce(sources: &[Vec<Element>], last: bool) -> Vec<Element> {

@@ -86,10 +86,12 @@ impl Reach {
 pub const RETENTIONS: [Retention; 3] = [Retention::KeepInputs, Retention::HoldOutputs, Retention::CopyInputs];
 
 /// Retention of each participant, where `None` means by turns.
-pub fn retention_of(retention: Option<Retention>, collective: Collective, participant: u32) -> Retention {
+pub fn retention_of(retention: Option<Retention>, request: Request, participant: u32) -> Retention {
     let retention = retention.unwrap_or(RETENTIONS[participant as usize % 3]);
-    match (collective, retention) {
+    match (request.collective, retention) {
         (Collective::AllToAll, Retention::HoldOutputs) => Retention::KeepInputs,
+        // What is coded is too large to be copied.
+        (_, Retention::CopyInputs) if request.coded => Retention::KeepInputs,
         (_, retention) => retention,
     }
 }
@@ -107,10 +109,7 @@ impl Case {
     pub fn with_locals<T>(&self, run: impl FnOnce(&[Local<'_>]) -> T) -> T {
         let access = |rank: Rank| self.reach.of(rank);
         let locals: Vec<Local<'_>> = (0..self.plan.participants())
-            .map(|me| Local {
-                access: &access,
-                retention: retention_of(self.retention, self.request.collective, me),
-            })
+            .map(|me| Local { access: &access, retention: retention_of(self.retention, self.request, me) })
             .collect();
         run(&locals)
     }
@@ -130,7 +129,7 @@ impl Case {
     /// Whether this rank's input and output may be the same memory.
     pub fn in_place(&self, rank: Rank) -> bool {
         let me = self.plan.group().participant_of(rank).unwrap();
-        let retention = retention_of(self.retention, self.request.collective, me.0);
+        let retention = retention_of(self.retention, self.request, me.0);
         match self.request.collective {
             Collective::AllReduce => self.plan.participants() == 1 || retention != Retention::KeepInputs,
             Collective::Broadcast => true,
@@ -139,14 +138,17 @@ impl Case {
     }
 }
 
-/// All requests for so many ranks: each collective, a Broadcast from several roots.
+/// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce also coded.
 pub fn requests(ranks: u32) -> Vec<Request> {
     let mut roots = vec![0, ranks / 3, ranks / 2, ranks - 1];
     roots.dedup();
-    let mut requests: Vec<Request> =
-        roots.iter().map(|root| Request { collective: Collective::Broadcast, root: Rank(*root) }).collect();
+    let mut requests: Vec<Request> = roots
+        .iter()
+        .map(|root| Request { collective: Collective::Broadcast, root: Rank(*root), coded: false })
+        .collect();
     for collective in [Collective::AllReduce, Collective::AllToAll, Collective::Barrier] {
-        requests.push(Request { collective, root: Rank(0) });
+        requests.push(Request { collective, root: Rank(0), coded: false });
     }
+    requests.push(Request { collective: Collective::AllReduce, root: Rank(0), coded: true });
     requests
 }
