@@ -103,6 +103,7 @@ pub fn word(algorithm: Algorithm) -> &'static str {
         Algorithm::Pairwise => "pairwise",
         Algorithm::Chain => "chain",
         Algorithm::Dissemination => "dissemination",
+        Algorithm::DirectCoded => "direct, coded",
         _ => "other",
     }
 }

@@ -76,13 +76,14 @@ pub struct Completion {
     pub wire_bytes: u64,
     /// Receipt: bits on the wire per element, times 256 (fixed point); 0 where nothing was sent.
     pub bits_per_element_x256: u32,
-    /// Receipt: algorithm class (0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination).
+    /// Receipt: algorithm class (0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct
+    /// exchange, coded).
     pub algorithm: u8,
-    /// Receipt: 1 if part of the operation was run again another way.
+    /// Receipt: 1 if part of the operation was run again another way, or chunks went exact though others were coded.
     pub fallback: u8,
     /// Zero.
     pub reserved: [u8; 2],
-    /// Receipt: measured error (vNMSE) as `f32` bits; 0 for exact operations.
+    /// Receipt: the most that the error (vNMSE) is, by what encoders measured, as `f32` bits; 0 for exact operations.
     pub error: u32,
     /// Zero.
     pub reserved2: [u32; 5],

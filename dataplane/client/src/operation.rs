@@ -43,6 +43,8 @@ pub enum Algorithm {
     Chain,
     /// Dissemination among hosts.
     Dissemination,
+    /// Direct exchange among hosts, in fewer bits than the tensor has.
+    DirectCoded,
     /// Something that this version has no name for.
     Other(u8),
 }
@@ -58,9 +60,9 @@ pub struct Receipt {
     pub bits_per_element: f64,
     /// Which kind of algorithm ran.
     pub algorithm: Algorithm,
-    /// Whether part of it was run again another way.
+    /// Whether part of it was run another way than planned: again, or exactly where the error would have been too large.
     pub fallback: bool,
-    /// Measured error (vNMSE); 0 for exact operations.
+    /// Error (vNMSE) that the sum has at most, from what encoders measured; 0 for exact operations.
     pub error: f32,
 }
 
@@ -77,6 +79,7 @@ impl Receipt {
                 3 => Algorithm::Pairwise,
                 4 => Algorithm::Chain,
                 5 => Algorithm::Dissemination,
+                6 => Algorithm::DirectCoded,
                 other => Algorithm::Other(other),
             },
             fallback: completion.fallback != 0,

@@ -6,7 +6,9 @@
 //! all point the same way. Half of the budget is for contributions, so that there is always one for the sum; whoever would pass
 //! it sends exact elements.
 
-use crate::{Code, Codec, CodecError, Encoded, Header, Squares, Store, decode, encode, header, state};
+use crate::{
+    Code, Codec, CodecError, Encoded, HEADER_BYTES, Header, Squares, Store, decode, encode, header, state,
+};
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_kernels::{Isa, codes};
 
@@ -31,7 +33,7 @@ pub struct Terms {
     pub participants: u32,
 }
 
-/// A chunk that was written on such terms.
+/// A chunk that was written, or read, on such terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coded {
     /// Bytes of the chunk, with its header.
@@ -85,11 +87,11 @@ impl Terms {
     ///
     /// # Errors
     /// As [`decode`], and [`CodecError::NotAgreed`]; nothing is added then.
-    pub fn add(&self, sums: &mut Sums, from: View<'_>, to: ViewMut<'_>) -> Result<(), CodecError> {
-        let squares = self.read(from, Store::Add, to)?;
-        sums.add(squares.error);
-        sums.signal += squares.signal;
-        Ok(())
+    pub fn add(&self, sums: &mut Sums, from: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
+        let coded = self.read(from, Store::Add, to)?;
+        sums.add(coded.squares.error);
+        sums.signal += coded.squares.signal;
+        Ok(coded)
     }
 
     /// Encodes the sum, or with `average_of` ranks their average: exactly if the whole would pass the budget, or there is a NaN.
@@ -115,21 +117,21 @@ impl Terms {
         })
     }
 
-    /// Reads a sum into `to`; what was lost of it.
+    /// Reads a sum into `to`; what was lost of it is in what comes back.
     ///
     /// # Errors
     /// As [`decode`], and [`CodecError::NotAgreed`]; nothing is written then.
-    pub fn take(&self, from: View<'_>, to: ViewMut<'_>) -> Result<Squares, CodecError> {
+    pub fn take(&self, from: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
         self.read(from, Store::Set, to)
     }
 
-    fn read(&self, from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Squares, CodecError> {
+    fn read(&self, from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Coded, CodecError> {
         let given = header(from)?.codec;
         if given != self.codec && given != Codec::EXACT {
             return Err(CodecError::NotAgreed { given });
         }
-        let Header { squares, .. } = decode(from, store, to)?;
-        Ok(squares)
+        let Header { squares, payload, .. } = decode(from, store, to)?;
+        Ok(Coded { bytes: HEADER_BYTES + payload as usize, squares, refused: given != self.codec })
     }
 
     /// Encodes, and again exactly if `judge` does not let it pass: of what was lost and what the encoder told, it says what the

@@ -71,6 +71,8 @@ impl Part {
         let mut values = vec![0.0; values.len()];
         let stated =
             self.terms.take(View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..])).unwrap();
+        assert_eq!((stated.bytes, stated.refused), (coded.bytes, coded.refused));
+        let stated = stated.squares;
         assert!(stated.signal.to_bits() == coded.squares.signal.to_bits());
         Outcome { values, stated, refused: refused + usize::from(coded.refused), bytes: bytes + coded.bytes }
     }

@@ -68,7 +68,7 @@ pub struct Coded {
     pub error: f64,
     /// and the squares that it is an error of.
     pub signal: f64,
-    /// Whether a chunk went exact although its plan says otherwise.
+    /// Whether a chunk that was written or read here was exact although its plan says otherwise.
     pub refused: bool,
 }
 

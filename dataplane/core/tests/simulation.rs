@@ -150,7 +150,7 @@ fn coded_change() {
         let scenario = Scenario::new(seed, 2).changing();
         if seed % 2 == 0 { scenario.coding() } else { scenario.carrying().coding() }
     };
-    let sum = family("coded_change", 400, false, build, |world| {
+    let sum = family("coded_change", 250, false, build, |world| {
         well(world);
         agreed(world);
     });

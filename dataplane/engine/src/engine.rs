@@ -1,6 +1,7 @@
 //! The engine: one thread's attachments, communicators and transport.
 
 use crate::attachment::Attachment;
+use crate::coded::vnmse;
 use crate::command::{AttachmentId, CommunicatorId, Notice};
 use crate::execute::{Context, Deferred, Left, post, run, send_all};
 use crate::marks::{MarkWriter, of_end, of_message};
@@ -12,7 +13,7 @@ use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status as Code, Submission};
 use harmonaize_core::{Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
 use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::Participant;
-use harmonaize_shm::EndError;
+use harmonaize_shm::{EndError, Span};
 use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
 use std::collections::{HashMap, VecDeque};
@@ -251,7 +252,7 @@ impl Engine {
     fn act(&mut self, now: Nanos, key: Key, action: Action) {
         let Some(member) = self.members.get_mut(key) else { return };
         match action {
-            Action::Step { channel, step, sources, sends } => {
+            Action::Step { channel, step, sources, mut sends } => {
                 let tag = tag(key, channel, step);
                 if let Err(error) = member.reserve_staging(channel) {
                     return member.break_off(&error.to_string());
@@ -262,7 +263,16 @@ impl Engine {
                     self.marks.write(MarkKind::SegmentBegan, || mark);
                 }
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                match run(&context, step, tag) {
+                let left = match run(&context, step, tag) {
+                    Ok(Left::Coded(outcome)) => {
+                        member.note(channel, &outcome, sends.len());
+                        let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u32;
+                        sends.iter_mut().for_each(|message| message.bytes = bytes);
+                        Ok(Left::Sends(outcome.from))
+                    }
+                    left => left,
+                };
+                match left {
                     Ok(Left::Sends(from)) => {
                         let received: u64 = sources.iter().map(|message| u64::from(message.bytes)).sum();
                         member.bytes_received += received;
@@ -277,7 +287,8 @@ impl Engine {
                         member.core.completed(now, channel, step);
                     }
                     Ok(Left::Transfer(deferred)) => self.transfer(deferred),
-                    Err(error) => member.break_off(&error.to_string()),
+                    Ok(Left::Coded(_)) => {}
+                    Err(error) => member.blame(&error),
                 }
             }
             Action::Post { channel, step, peer, sequence } => {
@@ -357,7 +368,9 @@ impl Engine {
             operation: receipt.operation,
             wire_bytes: receipt.wire_bytes,
             bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
-            algorithm: algorithm.copied().unwrap_or(0),
+            algorithm: receipt.coded.map_or(algorithm.copied().unwrap_or(0), |_| member.coded),
+            fallback: receipt.coded.is_some_and(|coded| coded.refused).into(),
+            error: receipt.coded.map_or(0, |coded| vnmse(&coded).to_bits()),
             ..Completion::default()
         };
         self.report(local.attachment, &completion);

@@ -1,6 +1,7 @@
 //! Executing one step on memory: where operands lie, which kernel, what is sent from where.
 
 use crate::attachment::Attachment;
+use crate::coded::{self, Outcome};
 use crate::member::Member;
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
@@ -14,9 +15,9 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Destinations that one pass of a kernel writes; the rest are copied from the first.
-const MAX_DESTINATIONS: usize = 8;
+pub(crate) const MAX_DESTINATIONS: usize = 8;
 
-/// A step that cannot be executed: a bug here or in the plan. Ends the communicator.
+/// A step that cannot be executed: a bug here or in the plan, or what a peer sent. Ends the communicator.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExecuteError {
     #[error("operand {0:?} lies nowhere")]
@@ -27,6 +28,8 @@ pub(crate) enum ExecuteError {
     Memory(#[from] harmonaize_shm::MemoryError),
     #[error("kernel: {0}")]
     Kernel(String),
+    #[error("participant {} sent no chunk that could be decoded: {error}", .peer.0)]
+    Chunk { peer: Participant, error: harmonaize_codec::CodecError },
     #[error("attachment: {0}")]
     End(#[from] EndError),
 }
@@ -95,6 +98,8 @@ pub(crate) struct Deferred {
 pub(crate) enum Left {
     /// The memory from which the step's sends go, if any.
     Sends(Option<Span>),
+    /// The same of a coded step.
+    Coded(Outcome),
     /// A fetch or store to start.
     Transfer(Deferred),
 }
@@ -113,6 +118,9 @@ pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<Left, Ex
     let signature = context.member.core.signature(segment.operation).ok_or(ExecuteError::NoSource)?;
     let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
     let place = |operand: &Operand| context.place(segment, size, &signature, operand);
+    if coded::is_coded(step) {
+        return coded::run(context, segment, size, &signature, step).map(Left::Coded);
+    }
     match step.kind {
         StepKind::Fetch | StepKind::Store => transfer(context, step, tag, &place),
         StepKind::Move | StepKind::Reduce { .. } => {
@@ -142,7 +150,7 @@ pub(crate) fn post(
     Ok(())
 }
 
-type Located<'a> = (&'a Arc<Memory>, u64, u64);
+pub(crate) type Located<'a> = (&'a Arc<Memory>, u64, u64);
 
 /// The bytes that sends carry: the first memory destination, or else the only source.
 fn send_from<'a>(
@@ -158,7 +166,7 @@ fn send_from<'a>(
     Ok((bytes > 0).then(|| Span::new(memory, offset, bytes)).transpose()?)
 }
 
-fn is_peer(operand: &Operand) -> bool {
+pub(crate) fn is_peer(operand: &Operand) -> bool {
     matches!(operand.place, Place::Peer(_))
 }
 
@@ -244,15 +252,15 @@ fn tensor_range(segment: &Segment, size: u64, signature: &Signature, part: Part)
     ((block * signature.count + start) * size, elements * size)
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
     /// Where an operand's bytes lie.
-    fn place(
+    pub(crate) fn place(
         &self,
         segment: &Segment,
         size: u64,
         signature: &Signature,
         operand: &Operand,
-    ) -> Result<Located<'_>, ExecuteError> {
+    ) -> Result<Located<'a>, ExecuteError> {
         let missing = || ExecuteError::Operand(*operand);
         let (offset, bytes) = tensor_range(segment, size, signature, operand.part);
         match operand.place {
@@ -275,12 +283,12 @@ impl Context<'_> {
     }
 
     /// The landing slot of the message that this step consumes from a peer.
-    fn landing(&self, epoch: u32, peer: Participant, bytes: u64) -> Option<Located<'_>> {
+    pub(crate) fn landing(&self, epoch: u32, peer: Participant, bytes: u64) -> Option<Located<'a>> {
         let message = self.sources.iter().find(|message| message.peer == peer)?;
         let memory = self.member.links(epoch)?.landing.get(peer.0 as usize)?.as_ref()?;
         let slot = u64::from(message.sequence % self.member.landing_slots);
         let slot = u64::from(self.channel) * u64::from(self.member.landing_slots) + slot;
-        Some((memory, slot * u64::from(self.member.chunk_bytes), bytes))
+        Some((memory, slot * u64::from(self.member.slot_bytes), bytes))
     }
 }
 

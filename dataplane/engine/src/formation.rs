@@ -1,12 +1,13 @@
 //! Bringing a communicator, or a new plan of one, to life: links, landing rings, the state machine.
 
 use crate::attachment::Attachment;
+use crate::coded::codec;
 use crate::command::{Formation, Peer};
 use crate::member::{Links, Local, Member, Parts};
 use crate::table::{Key, Table};
 use harmonaize_abi::Collective;
 use harmonaize_core::{Communicator, Config, EpochPlan};
-use harmonaize_plan::{Access, Participant};
+use harmonaize_plan::{Access, CODED_ROOM, Participant};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::{LinkId, Ring, Transport};
 
@@ -58,7 +59,8 @@ fn open_link(
         return if carried { Ok(()) } else { Err(at(&"there is none to go on with")) };
     };
     let paths = u16::try_from(introduction.source_ports.len()).map_err(|error| at(&error))?;
-    let ring_bytes = u64::from(plan.landing_slots) * u64::from(plan.tuning.chunk_bytes);
+    let slot_bytes = slot_bytes(plan).map_err(|error| at(&error))?;
+    let ring_bytes = u64::from(plan.landing_slots) * u64::from(slot_bytes);
     let bytes = u64::from(plan.channels) * ring_bytes;
     let memory =
         Memory::private(usize::try_from(bytes).map_err(|error| at(&error))?).map_err(|error| at(&error))?;
@@ -71,10 +73,23 @@ fn open_link(
     for channel in 0..plan.channels {
         let memory =
             Span::new(&memory, u64::from(channel) * ring_bytes, ring_bytes).map_err(|error| at(&error))?;
-        let ring = Ring { memory, slot_bytes: plan.tuning.chunk_bytes, slots: plan.landing_slots };
+        let ring = Ring { memory, slot_bytes, slots: plan.landing_slots };
         transport.attach_ring(link, channel, ring).map_err(|error| at(&error))?;
     }
     Ok(())
+}
+
+/// Bytes of a landing slot: a chunk, coded in an epoch or not.
+fn slot_bytes(plan: &EpochPlan) -> Result<u32, &'static str> {
+    plan.tuning.chunk_bytes.checked_add(CODED_ROOM).ok_or("chunks are too large")
+}
+
+/// What a plan asks for that this engine does not have.
+pub(crate) fn lacking(plan: &EpochPlan) -> Result<(), String> {
+    match plan.coding.filter(|coding| codec(coding).is_none()) {
+        Some(coding) => Err(format!("codec {} is not known here", coding.codec)),
+        None => Ok(()),
+    }
 }
 
 /// Closes the links of an epoch that another does not have.
@@ -91,6 +106,7 @@ pub(crate) fn form(
     formation: Formation,
 ) -> Result<Member, String> {
     let plan = formation.plan.clone();
+    lacking(&plan)?;
     let group = plan.plan.group();
     let mut expected = group.local(formation.me).to_vec();
     expected.sort_unstable();
@@ -115,7 +131,7 @@ pub(crate) fn form(
         operations: calls as usize,
     };
     let core = Communicator::new(config).map_err(|error| error.to_string())?;
-    let algorithm = |collective| harmonaize_plan::algorithm(&plan.plan, collective);
+    let algorithm = |collective| harmonaize_plan::algorithm(&plan.plan, collective, false);
     let algorithms =
         [Collective::AllReduce, Collective::AllToAll, Collective::Broadcast, Collective::Barrier]
             .map(algorithm);
@@ -124,12 +140,14 @@ pub(crate) fn form(
         id: formation.communicator,
         core,
         ranks: group.ranks(),
+        participants: group.participants(),
         calls: calls.saturating_mul(locals.len() as u32),
         locals,
         links,
         channels: plan.channels,
         landing_slots: plan.landing_slots,
-        chunk_bytes: plan.tuning.chunk_bytes,
+        slot_bytes: slot_bytes(&plan)?,
         algorithms,
+        coded: harmonaize_plan::algorithm(&plan.plan, Collective::AllReduce, true),
     }))
 }

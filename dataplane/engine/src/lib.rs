@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod attachment;
+mod coded;
 mod command;
 mod engine;
 mod execute;

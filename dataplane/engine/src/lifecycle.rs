@@ -3,7 +3,7 @@
 use crate::attachment::Attachment;
 use crate::command::{Command, CommunicatorId, Formation, MAX_HOLD, Notice, Peer, Status};
 use crate::engine::{Engine, watch};
-use crate::formation::{form, open_links};
+use crate::formation::{form, lacking, open_links};
 use crate::member::{Links, Member};
 use crate::table::Key;
 use harmonaize_abi::Status as Code;
@@ -128,6 +128,9 @@ impl Engine {
         let Some(key) = self.by_communicator.get(&communicator).copied() else {
             return self.refuse_change(communicator, epoch, "no such communicator".into());
         };
+        if let Err(reason) = lacking(&plan) {
+            return self.refuse_change(communicator, epoch, reason);
+        }
         let Some(member) = self.members.get_mut(key) else { return };
         let goes_on = peers.iter().filter(|peer| peer.introduction.is_none());
         let carried: Vec<Participant> = goes_on.map(|peer| peer.participant).collect();

@@ -1,15 +1,17 @@
 //! A communicator as the engine holds it: the state machine, its links and landing rings, staging, and the calls of its
 //! local ranks.
 
+use crate::coded::{Outcome, culprit};
 use crate::command::{CommunicatorId, CommunicatorStatus};
-use crate::execute::Backlog;
+use crate::execute::{Backlog, ExecuteError};
 use crate::table::Key;
 use crate::validate::Checked;
 use harmonaize_abi::{Rank, Region, Status};
-use harmonaize_core::{Communicator, Failure, Nanos, Segment};
+use harmonaize_codec::Sums;
+use harmonaize_core::{Coded, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
-use harmonaize_plan::{Participant, Program, Slot};
-use harmonaize_shm::{Memory, MemoryError};
+use harmonaize_plan::{CODED_ROOM, Participant, Program, Slot};
+use harmonaize_shm::{Memory, MemoryError, Span};
 use harmonaize_transport::{DownReason, LinkId};
 use std::sync::Arc;
 
@@ -38,7 +40,7 @@ pub(crate) struct Links {
     pub(crate) epoch: u32,
     pub(crate) links: Vec<Option<LinkId>>,
     up: Vec<bool>,
-    /// Landing slots, by participant: `channels * landing_slots` slots of `chunk_bytes`.
+    /// Landing slots, by participant: `channels * landing_slots` slots of `slot_bytes`.
     pub(crate) landing: Vec<Option<Arc<Memory>>>,
     pub(crate) paths: Vec<u16>,
     /// What may be sent on each, in bits a second.
@@ -51,13 +53,19 @@ pub(crate) struct Member {
     pub(crate) id: CommunicatorId,
     pub(crate) core: Communicator,
     pub(crate) ranks: u32,
+    pub(crate) participants: u32,
     pub(crate) locals: Vec<Local>,
     pub(crate) epochs: Vec<Links>,
     /// An epoch that is agreed on, and its first segment, until all before that is done.
     pub(crate) switching: Option<(u32, u64)>,
     pub(crate) landing_slots: u32,
-    pub(crate) chunk_bytes: u32,
+    /// Bytes of a landing slot.
+    pub(crate) slot_bytes: u32,
     pub(crate) algorithms: [u8; 4],
+    /// That of what is coded.
+    pub(crate) coded: u8,
+    /// By channel: the segment, and the sum so far of the part that it has of this participant's.
+    sums: Vec<Option<(u64, Sums)>>,
     /// By channel.
     staging: Vec<Option<Arc<Memory>>>,
     calls: Vec<Pending>,
@@ -79,12 +87,14 @@ pub(crate) struct Parts {
     pub(crate) id: CommunicatorId,
     pub(crate) core: Communicator,
     pub(crate) ranks: u32,
+    pub(crate) participants: u32,
     pub(crate) locals: Vec<Local>,
     pub(crate) links: Links,
     pub(crate) channels: u16,
     pub(crate) landing_slots: u32,
-    pub(crate) chunk_bytes: u32,
+    pub(crate) slot_bytes: u32,
     pub(crate) algorithms: [u8; 4],
+    pub(crate) coded: u8,
     /// Calls in flight over all local ranks.
     pub(crate) calls: u32,
 }
@@ -95,12 +105,15 @@ impl Member {
             id: parts.id,
             core: parts.core,
             ranks: parts.ranks,
+            participants: parts.participants,
             locals: parts.locals,
             epochs: vec![parts.links],
             switching: None,
             landing_slots: parts.landing_slots,
-            chunk_bytes: parts.chunk_bytes,
+            slot_bytes: parts.slot_bytes,
             algorithms: parts.algorithms,
+            coded: parts.coded,
+            sums: vec![None; usize::from(parts.channels)],
             staging: vec![None; usize::from(parts.channels)],
             calls: vec![Pending::default(); parts.calls as usize],
             free: (0..parts.calls).rev().collect(),
@@ -178,6 +191,26 @@ impl Member {
         Some((memory, slot_offset(&segment.program, usize::from(slot.0), segment.hi - segment.lo, size)))
     }
 
+    /// The sum so far of the own part of a channel's segment, if anything was added to it.
+    pub(crate) fn sums(&self, channel: u16, segment: u64) -> Option<Sums> {
+        let (of, sums) = (*self.sums.get(usize::from(channel))?)?;
+        (of == segment).then_some(sums)
+    }
+
+    /// Takes note of what a coded step came to that is sent so often.
+    pub(crate) fn note(&mut self, channel: u16, outcome: &Outcome, sends: usize) {
+        let Some((segment, operation)) = self.core.segment(channel).map(|s| (s.number, s.operation)) else {
+            return;
+        };
+        if let (Some(sums), Some(known)) = (outcome.sums, self.sums.get_mut(usize::from(channel))) {
+            *known = Some((segment, sums));
+        }
+        if let Some(done) = outcome.done {
+            let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u64;
+            self.core.coded(operation, &Coded { wire_bytes: bytes * sends as u64, ..done });
+        }
+    }
+
     /// The mark of the channel's segment, if it has none yet.
     pub(crate) fn begins(&mut self, channel: u16) -> Option<Mark> {
         let (segment, size) = self.segment_and_size(channel)?;
@@ -217,6 +250,12 @@ impl Member {
     pub(crate) fn break_off(&mut self, error: &str) {
         self.detail = error.to_owned();
         self.core.breach(self.core.me());
+    }
+
+    /// Ends the communicator because of an error in a step: the peer's, if what it sent is the reason.
+    pub(crate) fn blame(&mut self, error: &ExecuteError) {
+        self.detail = error.to_string();
+        self.core.breach(culprit(error).unwrap_or(self.core.me()));
     }
 
     pub(crate) fn note_down(&mut self, peer: Participant, reason: &DownReason) {
@@ -317,10 +356,12 @@ impl Links {
     }
 }
 
-/// Where slot `slot` of a program's staging starts, in bytes; for the number of slots: how long all are.
+/// Where slot `slot` of a program's staging starts, in bytes; for the number of slots: how long all are. Each has room for its
+/// elements coded, too.
 fn slot_offset(program: &Program, slot: usize, elements: u64, size: u64) -> u64 {
     let sizes = program.slots.iter().take(slot);
-    sizes.map(|&of| (elements.div_ceil(u64::from(of.max(1))) * size).next_multiple_of(ALIGNMENT)).sum()
+    let room = u64::from(CODED_ROOM);
+    sizes.map(|&of| (elements.div_ceil(u64::from(of.max(1))) * size + room).next_multiple_of(ALIGNMENT)).sum()
 }
 
 /// What a tenant's completion says of a failure.

@@ -5,9 +5,10 @@
 #[allow(dead_code, reason = "other tests need more of it")]
 mod common;
 
-use common::{World, call};
-use harmonaize_abi::{Collective, Submission};
-use harmonaize_plan::Tuning;
+use common::{World, call, reduce};
+use harmonaize_abi::{Collective, ReduceOp, Submission};
+use harmonaize_codec::Codec;
+use harmonaize_plan::{Coding, Tuning};
 use harmonaize_shm::TenantEnd;
 use harmonaize_transport::verbs::{Config, VerbsTransport};
 use harmonaize_transport::{Transport, tcp};
@@ -99,17 +100,23 @@ fn round(world: &mut World) {
         operation(world, call(Collective::AllToAll, count.min(9000), RANKS as u64, 0, OUTPUT, 0));
         operation(world, call(Collective::Broadcast, count, 1, 0, 0, 2));
         operation(world, call(Collective::Barrier, 0, 1, 0, 0, 0));
+        // Of these the large ones are coded, some chunks exactly.
+        operation(world, reduce(ReduceOp::Average, count, 0, OUTPUT));
+        operation(world, reduce(ReduceOp::Sum, count, OUTPUT, OUTPUT));
     }
 }
 
 #[test]
 fn no_turn_allocates_once_a_communicator_is_up() {
     let tuning = Tuning { chunk_bytes: 8192, segment_bytes: 32768, message_bytes: 1024, copy_bytes: 4096 };
-    let mut world = World::new(transports(), &[vec![0, 2], vec![1]], tuning);
+    let codec = Codec::NAMED.iter().position(|(name, _)| *name == "rotated 4").unwrap() as u16;
+    let coding = Some(Coding { codec, most: Some(0.02) });
+    let ranks = [vec![0, 2], vec![1]];
+    let mut world = World::with_coding(transports(), &ranks, tuning, common::ARENA, 2, coding);
     // As many as to bring every operation to every channel.
     (0..40).for_each(|_| round(&mut world));
     assert!(ALLOCATIONS.replace(0) > 0, "the counter counts");
     (0..40).for_each(|_| round(&mut world));
-    assert_eq!(ALLOCATIONS.get(), 0, "allocations of both engines in 40 rounds of fifteen operations");
+    assert_eq!(ALLOCATIONS.get(), 0, "allocations of both engines in 40 rounds of 21 operations");
     assert!(world.marks.iter().all(|marks| marks.read().is_some()), "with marks");
 }

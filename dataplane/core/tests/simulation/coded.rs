@@ -119,7 +119,7 @@ impl World {
                 (Err(_), Some(peer)) => return Err(peer),
                 (Err(error), None) => panic!("an own chunk: {error}"),
             };
-            (done.error, done.signal) = (lost.error, lost.signal);
+            (done.error, done.signal) = (lost.squares.error, lost.squares.signal);
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             for operand in &step.destinations {
                 let to = self.locate(context, operand, false);

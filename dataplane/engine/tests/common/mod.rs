@@ -5,7 +5,7 @@ use harmonaize_core::{EpochPlan, Nanos, Timeouts};
 use harmonaize_engine::{
     AttachmentId, Command, CommunicatorId, Engine, Formation, LocalRank, MarkReader, Notice, Peer,
 };
-use harmonaize_plan::{Group, Participant, Plan, Tuning};
+use harmonaize_plan::{Coding, Group, Participant, Plan, Tuning};
 use harmonaize_shm::{MappedEnd, MappedTenant, TenantEnd};
 use harmonaize_transport::{Introduction, Transport};
 use std::net::SocketAddr;
@@ -34,6 +34,7 @@ pub(crate) struct World {
     pub(crate) group: Group,
     pub(crate) tuning: Tuning,
     pub(crate) landing_slots: u32,
+    pub(crate) coding: Option<Coding>,
 }
 
 pub(crate) fn timeouts() -> Timeouts {
@@ -56,6 +57,17 @@ impl World {
         tuning: Tuning,
         arena: u64,
         landing_slots: u32,
+    ) -> Self {
+        Self::with_coding(transports, ranks, tuning, arena, landing_slots, None)
+    }
+
+    pub(crate) fn with_coding(
+        transports: Vec<Box<dyn Transport + Send>>,
+        ranks: &[Vec<u32>],
+        tuning: Tuning,
+        arena: u64,
+        landing_slots: u32,
+        coding: Option<Coding>,
     ) -> Self {
         let group = Group::new(ranks.iter().map(|r| r.iter().map(|&r| Rank(r)).collect()).collect()).unwrap();
         let (mut engines, mut notices, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
@@ -88,8 +100,17 @@ impl World {
             }
         }
         let tenants = tenants.into_iter().map(Option::unwrap).collect();
-        let mut world =
-            Self { engines, notices, marks: readers, addresses, tenants, group, tuning, landing_slots };
+        let mut world = Self {
+            engines,
+            notices,
+            marks: readers,
+            addresses,
+            tenants,
+            group,
+            tuning,
+            landing_slots,
+            coding,
+        };
         let order: Vec<u32> = (0..world.group.participants()).collect();
         for index in 0..world.engines.len() {
             let me = Participant(index as u32);
@@ -125,7 +146,7 @@ impl World {
             tuning: self.tuning,
             channels: 4,
             landing_slots: self.landing_slots,
-            coding: None,
+            coding: self.coding,
         }
     }
 
@@ -188,6 +209,19 @@ impl World {
         let mut bytes = vec![0; count * 8];
         self.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
         bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect()
+    }
+}
+
+/// An AllReduce of f32.
+pub(crate) fn reduce(reduce: ReduceOp, count: u64, input: u64, output: u64) -> Submission {
+    let bytes = count * 4;
+    Submission {
+        dtype: Dtype::F32.code(),
+        reduce: reduce.code(),
+        count,
+        input: Region { offset: input, bytes },
+        output: Region { offset: output, bytes },
+        ..call(Collective::AllReduce, 0, 1, 0, 0, 0)
     }
 }
 

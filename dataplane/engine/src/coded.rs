@@ -1,0 +1,217 @@
+//! Coded steps: encoding what is sent, adding and decoding what arrived, and what of it goes into the receipt.
+
+use crate::execute::{Context, ExecuteError, Located, MAX_DESTINATIONS, is_peer};
+use arrayvec::ArrayVec;
+use harmonaize_abi::{ReduceOp, Signature, View, ViewMut};
+use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Squares, Sums, Terms, header};
+use harmonaize_core::{Coded, Segment};
+use harmonaize_plan::{CODED_ROOM, Coding, Form, Operand, Participant, Place, Stage, Step, StepKind};
+use harmonaize_shm::Span;
+
+/// What a coded step came to.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    /// The chunk that the step's sends carry.
+    pub(crate) from: Option<Span>,
+    /// The own part's sum after this step, if it added to it.
+    pub(crate) sums: Option<Sums>,
+    /// For the receipt, but for the bytes sent; `None` of no elements.
+    pub(crate) done: Option<Coded>,
+}
+
+/// The codec that a plan names.
+pub(crate) fn codec(coding: &Coding) -> Option<Codec> {
+    Codec::NAMED.get(usize::from(coding.codec)).map(|(_, codec)| *codec)
+}
+
+/// Whether a step has coded operands.
+pub(crate) fn is_coded(step: &Step) -> bool {
+    step.sources.iter().chain(&step.destinations).any(|operand| operand.form != Form::Exact)
+}
+
+/// A step in its segment, with what it is coded by.
+struct Coder<'a, 'b> {
+    context: &'a Context<'b>,
+    segment: &'a Segment,
+    signature: &'a Signature,
+    size: u64,
+    terms: Terms,
+}
+
+/// Executes a coded step's memory operands. Cost: one pass over the source and the first destination, half a pass more for an own
+/// part's first addition; encoding what the budget refuses costs another. No allocation.
+pub(crate) fn run(
+    context: &Context<'_>,
+    segment: &Segment,
+    size: u64,
+    signature: &Signature,
+    step: &Step,
+) -> Result<Outcome, ExecuteError> {
+    let (Some(from), Some(to)) = (step.sources.first(), step.destinations.first()) else {
+        return Err(ExecuteError::NoSource);
+    };
+    if from.part.elements(segment.lo, segment.hi).1 == 0 {
+        return Ok(Outcome::default());
+    }
+    let coding = segment.coding.ok_or(ExecuteError::Operand(*from))?;
+    let codec = codec(&coding).ok_or(ExecuteError::Operand(*from))?;
+    let participants = context.member.participants;
+    let terms = Terms { codec, most: coding.most, participants };
+    let coder = Coder { context, segment, signature, size, terms };
+    match (step.kind, from.form, to.form) {
+        (StepKind::Move, Form::Exact, Form::Coded(stage)) => coder.encode(from, step, stage),
+        (StepKind::Move, Form::Coded(_), Form::Coded(_)) => coder.repeat(from),
+        (StepKind::Move, Form::Coded(_), Form::Exact) => coder.decode(from, step),
+        (StepKind::Reduce { last }, ..) => coder.add(step, last),
+        _ => Err(ExecuteError::Operand(*from)),
+    }
+}
+
+impl<'a> Coder<'a, '_> {
+    fn exact(&self, operand: &Operand) -> Result<Located<'a>, ExecuteError> {
+        self.context.place(self.segment, self.size, self.signature, operand)
+    }
+
+    /// Where a chunk lies: a message as long as it is, a slot with all its room.
+    fn chunk(&self, operand: &Operand) -> Result<Located<'a>, ExecuteError> {
+        let missing = || ExecuteError::Operand(*operand);
+        if let Place::Peer(peer) = operand.place {
+            let mut messages = self.context.sources.iter();
+            let message = messages.find(|message| message.peer == peer).ok_or_else(missing)?;
+            let bytes = u64::from(message.bytes);
+            return self.context.landing(self.segment.epoch, peer, bytes).ok_or_else(missing);
+        }
+        let (memory, at, bytes) = self.exact(operand)?;
+        Ok((memory, at, bytes + u64::from(CODED_ROOM)))
+    }
+
+    fn view(&self, operand: &Operand) -> Result<View<'a>, ExecuteError> {
+        let (memory, at, bytes) =
+            if operand.form == Form::Exact { self.exact(operand)? } else { self.chunk(operand)? };
+        Ok(memory.view(at, bytes)?)
+    }
+
+    fn view_mut(&self, operand: &Operand) -> Result<ViewMut<'a>, ExecuteError> {
+        let (memory, at, bytes) = self.exact(operand)?;
+        Ok(memory.view_mut(at, bytes)?)
+    }
+
+    fn ranks(&self) -> u32 {
+        self.context.member.locals.len() as u32
+    }
+
+    fn encode(&self, from: &Operand, step: &Step, stage: Stage) -> Result<Outcome, ExecuteError> {
+        let slot = step.destinations.iter().find(|operand| !is_peer(operand));
+        let slot = slot.ok_or(ExecuteError::NoSource)?;
+        let (memory, at, room) = self.chunk(slot)?;
+        let (source, to) = (self.view(from)?, memory.view_mut(at, room)?);
+        let seed = self.seed(slot, stage);
+        let coded = match stage {
+            Stage::Contribution => self.terms.contribute(self.ranks(), seed, source, to),
+            Stage::Result => {
+                let sums = self.context.member.sums(self.context.channel, self.segment.number);
+                let sums = sums.ok_or(ExecuteError::NoSource)?;
+                let average = self.signature.reduce == ReduceOp::Average;
+                let average_of = average.then_some(self.context.member.ranks);
+                self.terms.conclude(&sums, average_of, seed, source, to)
+            }
+        };
+        let coded = coded.map_err(own)?;
+        let from = Some(Span::new(memory, at, coded.bytes as u64)?);
+        Ok(Outcome { from, done: Some(Coded { refused: coded.refused, ..Coded::default() }), sums: None })
+    }
+
+    /// Sends what was encoded once more.
+    fn repeat(&self, from: &Operand) -> Result<Outcome, ExecuteError> {
+        let (memory, at, room) = self.chunk(from)?;
+        let chunk = header(memory.view(at, room)?).map_err(own)?;
+        let bytes = HEADER_BYTES as u64 + u64::from(chunk.payload);
+        Ok(Outcome {
+            from: Some(Span::new(memory, at, bytes)?),
+            done: Some(Coded::default()),
+            ..Outcome::default()
+        })
+    }
+
+    fn decode(&self, from: &Operand, step: &Step) -> Result<Outcome, ExecuteError> {
+        let (first, others) = step.destinations.split_first().ok_or(ExecuteError::NoSource)?;
+        let to = self.view_mut(first)?;
+        let taken = self.terms.take(self.view(from)?, to).map_err(|error| blame(from, error))?;
+        for some in others.chunks(MAX_DESTINATIONS) {
+            let mut destinations = ArrayVec::<ViewMut<'_>, MAX_DESTINATIONS>::new();
+            for operand in some {
+                destinations.push(self.view_mut(operand)?);
+            }
+            harmonaize_kernels::copy(to.as_view(), &destinations)
+                .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
+        }
+        let (Squares { error, signal }, refused) = (taken.squares, taken.refused);
+        let done = Coded { error, signal, refused, ..Coded::default() };
+        Ok(Outcome { done: Some(done), ..Outcome::default() })
+    }
+
+    fn add(&self, step: &Step, last: bool) -> Result<Outcome, ExecuteError> {
+        let ([_, added], [sum]) = (step.sources.as_slice(), step.destinations.as_slice()) else {
+            return Err(ExecuteError::NoSource);
+        };
+        let to = self.view_mut(sum)?;
+        let mut sums = match self.context.member.sums(self.context.channel, self.segment.number) {
+            Some(sums) => sums,
+            None => self.terms.begin(self.ranks(), to.as_view()).map_err(own)?,
+        };
+        let read = self.terms.add(&mut sums, self.view(added)?, to).map_err(|error| blame(added, error))?;
+        if last && self.signature.reduce == ReduceOp::Average {
+            let (op, dtype) = (self.signature.reduce, self.signature.dtype);
+            let ranks = self.context.member.ranks;
+            harmonaize_kernels::reduce(op, dtype, &[to.as_view()], &[to], Some(ranks))
+                .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
+        }
+        let done = Coded { refused: read.refused, ..Coded::default() };
+        Ok(Outcome { sums: Some(sums), done: Some(done), from: None })
+    }
+
+    /// From where the encoder's random choices come: another place for every chunk of every participant, the same when it is
+    /// encoded again.
+    fn seed(&self, slot: &Operand, stage: Stage) -> u64 {
+        let member = self.context.member;
+        let place = u64::from(member.core.me().0) << 33 | u64::from(slot.part.index) << 1;
+        let place = place | u64::from(stage == Stage::Result);
+        let words = [member.id.0, self.segment.operation, self.segment.number, place];
+        words.into_iter().fold(0x6861_726d_6f6e_6169, |seed, word| mix(seed ^ word))
+    }
+}
+
+/// SplitMix64's next number (Steele, Lea and Flood, OOPSLA 2014).
+fn mix(seed: u64) -> u64 {
+    let seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let seed = (seed ^ seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let seed = (seed ^ seed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    seed ^ seed >> 31
+}
+
+/// An error that nobody else can be the reason of.
+fn own(error: CodecError) -> ExecuteError {
+    ExecuteError::Kernel(error.to_string())
+}
+
+/// A chunk that is none is its sender's fault.
+fn blame(from: &Operand, error: CodecError) -> ExecuteError {
+    match from.place {
+        Place::Peer(peer) => ExecuteError::Chunk { peer, error },
+        _ => own(error),
+    }
+}
+
+/// The error of an operation, over all ranks' squares.
+pub(crate) fn vnmse(coded: &Coded) -> f32 {
+    let squares = Squares { error: coded.error, signal: coded.signal };
+    squares.relative() as f32
+}
+
+/// Who sent the chunk that is to blame, if one is.
+pub(crate) fn culprit(error: &ExecuteError) -> Option<Participant> {
+    match error {
+        ExecuteError::Chunk { peer, .. } => Some(*peer),
+        _ => None,
+    }
+}

@@ -1,0 +1,291 @@
+//! Coded AllReduces through engines, rings and transports: within their budgets, the same bits everywhere, right across changes
+//! of codec; a peer that sends no chunk ends the communicator and is named.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+mod tampering;
+
+use common::{World, call, reduce};
+use harmonaize_abi::{Collective, Completion, ReduceOp, Status};
+use harmonaize_codec::Codec;
+use harmonaize_core::Failure;
+use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_plan::{Coding, Participant, Tuning};
+use harmonaize_shm::TenantEnd;
+use harmonaize_transport::Transport;
+use harmonaize_transport::loopback::Hub;
+use harmonaize_transport::tcp::{Config, TcpTransport};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tampering::{Damage, Tampering};
+
+const OUTPUT: u64 = 16 << 20;
+
+fn small() -> Tuning {
+    Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 }
+}
+
+fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
+    let hub = Hub::new();
+    (0..count).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
+}
+
+fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
+    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
+    (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
+}
+
+fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
+    let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
+    Some(Coding { codec, most })
+}
+
+fn world(transports: Vec<Box<dyn Transport + Send>>, ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
+    World::with_coding(transports, ranks, small(), common::ARENA, 2, coding)
+}
+
+/// One rank a participant.
+fn hosts(count: u32) -> Vec<Vec<u32>> {
+    (0..count).map(|rank| vec![rank]).collect()
+}
+
+/// Heavy-tailed numbers, other ones at each rank.
+fn input(rank: usize, count: usize) -> Vec<f32> {
+    let mut random = ChaCha8Rng::seed_from_u64(rank as u64);
+    let mut one = || random.random_range(-1.0..1.0_f32) / random.random_range(0.01..1.0_f32);
+    (0..count).map(|_| one()).collect()
+}
+
+fn write(world: &World, rank: usize, offset: u64, values: &[f32]) {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    world.tenants[rank].end.memory().write(offset, &bytes).unwrap();
+}
+
+fn read(world: &World, rank: usize, offset: u64, count: usize) -> Vec<f32> {
+    let mut bytes = vec![0; count * 4];
+    world.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
+    bytes.chunks_exact(4).map(|each| f32::from_le_bytes(each.try_into().unwrap())).collect()
+}
+
+/// What was lost of the sum, over all ranks' squares; all ranks have the same bits.
+fn lost(world: &World, count: usize, to: u64, average: bool) -> f64 {
+    let ranks = world.tenants.len();
+    let (mut sum, mut signal) = (vec![0.0; count], 0.0);
+    for rank in 0..ranks {
+        for (sum, value) in sum.iter_mut().zip(input(rank, count)) {
+            *sum += f64::from(value);
+            signal += f64::from(value).powi(2);
+        }
+    }
+    let first = read(world, 0, to, count);
+    for rank in 1..ranks {
+        let other = read(world, rank, to, count);
+        let same = first.iter().zip(&other).all(|(one, other)| one.to_bits() == other.to_bits());
+        assert!(same, "rank {rank} has other bits");
+    }
+    let scale = if average { ranks as f64 } else { 1.0 };
+    let error: f64 =
+        sum.iter().zip(&first).map(|(sum, value)| (sum - f64::from(*value) * scale).powi(2)).sum();
+    // Each sum in f32 rounds, too.
+    ((error / signal).sqrt() - 1e-6).max(0.0).powi(2)
+}
+
+fn run(world: &mut World, op: ReduceOp, count: usize, to: u64) -> Vec<Completion> {
+    let ranks = world.tenants.len();
+    for rank in 0..ranks {
+        write(world, rank, 0, &input(rank, count));
+    }
+    (0..ranks).for_each(|rank| world.submit(rank, reduce(op, count as u64, 0, to)));
+    let completions = world.completions();
+    assert!(completions.iter().all(|done| done.status == 0), "{completions:?}, {:?}", world.notices);
+    for rank in 0..ranks {
+        assert!(to == 0 || read(world, rank, 0, count) == input(rank, count), "an input changed");
+    }
+    completions
+}
+
+fn every_sum_is_within_its_budget(transports: fn(usize) -> Vec<Box<dyn Transport + Send>>, names: &[&str]) {
+    let groups = [
+        hosts(2),
+        vec![vec![0, 3], vec![1, 2], vec![4]],
+        vec![vec![2], vec![0], vec![3], vec![1]],
+        vec![vec![0], (1..11).collect()],
+        hosts(8),
+    ];
+    for (ranks, name) in groups.iter().zip(names.iter().cycle()).cycle().take(groups.len().max(names.len())) {
+        for most in [None, Some(0.02)] {
+            let mut world = world(transports(ranks.len()), ranks, coding(name, most));
+            // One element more than a block, than a segment; fewer than participants have parts for each.
+            for count in [513, 1025, 4097, 50_003] {
+                for (op, to) in [(ReduceOp::Sum, OUTPUT), (ReduceOp::Average, OUTPUT), (ReduceOp::Sum, 0)] {
+                    let completions = run(&mut world, op, count, to);
+                    let lost = lost(&world, count, to, op == ReduceOp::Average);
+                    let what = format!("{name} of {count} at {ranks:?}: lost {lost}");
+                    assert!(most.is_none_or(|most| lost <= most), "{what}");
+                    for done in completions {
+                        let told = f64::from(f32::from_bits(done.error));
+                        assert!(lost <= told * 1.001, "{what}, told {told}");
+                        assert!(most.is_none_or(|most| told <= most * 1.0001), "{what}, told {told}");
+                        assert_eq!(done.algorithm, 6, "{what}");
+                        assert!(done.fallback == 0 || most.is_some(), "{what}");
+                        assert!(done.wire_bytes > 0, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_sum_is_within_its_budget_in_process() {
+    let names: Vec<&str> = Codec::NAMED.iter().skip(1).map(|(name, _)| *name).collect();
+    every_sum_is_within_its_budget(loopback, &names);
+}
+
+#[test]
+fn every_sum_is_within_its_budget_over_tcp() {
+    every_sum_is_within_its_budget(tcp, &["int8", "rotated 4", "bf16"]);
+}
+
+#[test]
+fn fewer_bits_are_sent_and_the_receipt_says_how_many() {
+    let count = 200_000;
+    let wire = |name: &str| {
+        let mut world = world(loopback(4), &hosts(4), coding(name, None));
+        run(&mut world, ReduceOp::Sum, count, OUTPUT)[0]
+    };
+    let ring = {
+        let mut world = world(loopback(4), &hosts(4), None);
+        run(&mut world, ReduceOp::Sum, count, OUTPUT)[0]
+    };
+    assert_eq!((ring.algorithm, ring.error, ring.fallback), (2, 0, 0));
+    // Of chunks of 4 KiB the header is a hundredth.
+    for (name, least) in [("bf16", 1.9), ("int8", 3.7), ("rotated 4", 7.0), ("rotated 1", 20.0)] {
+        let done = wire(name);
+        let ratio = ring.wire_bytes as f64 / done.wire_bytes as f64;
+        assert!(ratio > least, "{name}: {ratio}");
+        assert_eq!(u64::from(done.bits_per_element_x256), done.wire_bytes * 8 * 256 / count as u64);
+    }
+}
+
+#[test]
+fn what_is_not_a_large_sum_of_floats_stays_exact() {
+    let mut world = world(loopback(3), &hosts(3), coding("rotated 1", None));
+    let completions = run(&mut world, ReduceOp::Max, 5000, OUTPUT);
+    assert!(completions.iter().all(|done| (done.algorithm, done.error) == (2, 0)));
+    let completions = run(&mut world, ReduceOp::Sum, 512, OUTPUT);
+    assert!(completions.iter().all(|done| (done.algorithm, done.error) == (2, 0)));
+    assert!(lost(&world, 512, OUTPUT, false) == 0.0);
+    (0..3).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 5000, 1, 0, OUTPUT, 0)));
+    assert!(world.completions().iter().all(|done| (done.status, done.algorithm) == (0, 2)));
+}
+
+#[test]
+fn a_nan_and_an_infinity_come_through() {
+    let mut world = world(loopback(3), &hosts(3), coding("int4", None));
+    let count = 9000;
+    for rank in 0..3 {
+        let mut values = vec![0.25_f32; count];
+        if rank == 1 {
+            (values[17], values[8000]) = (f32::NAN, f32::NEG_INFINITY);
+        }
+        write(&world, rank, 0, &values);
+    }
+    (0..3).for_each(|rank| world.submit(rank, reduce(ReduceOp::Sum, count as u64, 0, OUTPUT)));
+    for done in world.completions() {
+        assert_eq!((done.status, done.algorithm, done.fallback), (0, 6, 1));
+    }
+    for rank in 0..3 {
+        let result = read(&world, rank, OUTPUT, count);
+        let odd: Vec<usize> = (0..count).filter(|at| !result[*at].is_finite()).collect();
+        assert_eq!(odd, [17, 8000], "rank {rank}");
+        assert!(result[17].is_nan() && result[8000] == f32::NEG_INFINITY);
+    }
+}
+
+/// Gives everybody a plan with another codec on the links that there are.
+fn change(world: &mut World, epoch: u32, coding: Option<Coding>) {
+    world.coding = coding;
+    let all = world.group.participants();
+    let order: Vec<u32> = (0..all).collect();
+    for me in (0..all).map(Participant) {
+        let mut peers = world.peers(epoch, me);
+        peers.iter_mut().for_each(|peer| peer.introduction = None);
+        let plan = world.plan(epoch, &order);
+        let change = Command::Change { communicator: CommunicatorId(1), plan, peers };
+        world.engines[me.0 as usize].command(change);
+    }
+}
+
+fn switched(world: &World, epoch: u32) -> bool {
+    let heard = |notice: &Notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch);
+    world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(heard))
+}
+
+#[test]
+fn the_codec_changes_in_the_midst_of_an_operation() {
+    for (transports, to) in [(loopback as fn(usize) -> _, OUTPUT), (tcp, 0)] {
+        let mut world = world(transports(4), &hosts(4), None);
+        let count = 1 << 21;
+        (0..4).for_each(|rank| write(&world, rank, 0, &input(rank, count)));
+        (0..4).for_each(|rank| world.submit(rank, reduce(ReduceOp::Sum, count as u64, 0, to)));
+        for (epoch, next) in
+            [coding("int8", Some(1e-3)), coding("rotated 4", Some(0.1)), None].into_iter().enumerate()
+        {
+            let epoch = epoch as u32 + 2;
+            change(&mut world, epoch, next);
+            world.until("switched", |world| switched(world, epoch));
+        }
+        let completions = world.completions();
+        assert!(completions.iter().all(|done| (done.status, done.algorithm) == (0, 6)), "{completions:?}");
+        let lost = lost(&world, count, to, false);
+        assert!(lost > 0.0 && lost <= 0.1, "{lost}");
+        // Coded for a while: less than the ring alone would have sent, more than either codec would.
+        let exact = count as u64 * 4 * 2 * 3 / 4;
+        assert!(completions.iter().all(|done| (exact / 8..exact).contains(&done.wire_bytes)));
+        let after = run(&mut world, ReduceOp::Sum, 9000, OUTPUT);
+        assert!(after.iter().all(|done| (done.algorithm, done.error) == (2, 0)));
+    }
+}
+
+#[test]
+fn a_codec_that_is_not_known_is_refused() {
+    let mut world = world(loopback(2), &hosts(2), coding("int8", None));
+    change(&mut world, 2, Some(Coding { codec: 999, most: None }));
+    let refused = |notice: &Notice| matches!(notice, Notice::PrepareFailed { epoch: 2, reason, .. } if reason.contains("999"));
+    assert!(world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(refused)));
+    let completions = run(&mut world, ReduceOp::Sum, 9000, OUTPUT);
+    assert!(completions.iter().all(|done| done.algorithm == 6));
+}
+
+#[test]
+fn a_peer_whose_chunk_is_none_is_named() {
+    for damage in Damage::ALL {
+        let mut transports = loopback(3);
+        let (tampering, switch) = Tampering::around(transports.remove(1), damage);
+        transports.insert(1, tampering);
+        let mut world = world(transports, &[vec![0], vec![1, 2], vec![3]], coding("int8", None));
+        run(&mut world, ReduceOp::Sum, 9000, OUTPUT);
+        switch.store(true, std::sync::atomic::Ordering::Relaxed);
+        (0..4).for_each(|rank| world.submit(rank, reduce(ReduceOp::Sum, 9000, 0, OUTPUT)));
+        let completions = world.completions();
+        let status = Status::Internal.code();
+        assert!(completions.iter().all(|done| done.status == status), "{damage:?}: {completions:?}");
+        let mut told = String::new();
+        for notices in &world.notices {
+            let heard = notices.lock().unwrap();
+            let (failure, detail) = heard
+                .iter()
+                .find_map(|notice| match notice {
+                    Notice::Ended { failure, detail, .. } => Some((failure.clone(), detail.clone())),
+                    _ => None,
+                })
+                .unwrap();
+            let ranks = world.group.local(Participant(1)).to_vec();
+            assert_eq!(failure, Failure::Internal { ranks }, "{damage:?}: {detail}");
+            told.push_str(&detail);
+        }
+        assert!(told.contains("participant 1") && told.contains(damage.word()), "{damage:?}: {told}");
+    }
+}

@@ -1,0 +1,123 @@
+//! A transport that spoils chunks on their way out.
+
+use harmonaize_abi::{View, ViewMut};
+use harmonaize_codec::{Codec, encode};
+use harmonaize_shm::Span;
+use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What is wrong with a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Damage {
+    /// It ends early.
+    Cut,
+    /// It begins with something else.
+    Magic,
+    /// A byte of its header is another one.
+    Header,
+    /// It has one element less.
+    Count,
+    /// It is of another codec.
+    Codec,
+}
+
+impl Damage {
+    pub(crate) const ALL: [Self; 5] = [Self::Cut, Self::Magic, Self::Header, Self::Count, Self::Codec];
+
+    /// A word of what is told of it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Cut => "which needs",
+            Self::Magic => "no chunk: it begins",
+            Self::Header => "header is damaged",
+            Self::Count => "elements where",
+            Self::Codec => "not the codec",
+        }
+    }
+
+    fn done_to(self, span: &Span) -> Span {
+        let mut chunk = vec![0; span.bytes()];
+        let at = span.offset() as u64;
+        span.memory().read(at, &mut chunk).unwrap();
+        let elements = u32::from_le_bytes(chunk[16..20].try_into().unwrap()) as usize;
+        let other = |codec: Codec, elements: usize| {
+            let mut chunk = vec![0; codec.most_bytes(elements).unwrap()];
+            let values = vec![1.0_f32; elements];
+            encode(codec, 1, View::from(&values[..]), ViewMut::from(&mut chunk[..])).unwrap();
+            chunk
+        };
+        match self {
+            Self::Cut => chunk.truncate(span.bytes() - 1),
+            Self::Magic => chunk[0] = 0,
+            Self::Header => chunk[22] ^= 4,
+            Self::Count => chunk = other(Codec::INT8, elements - 1),
+            Self::Codec => chunk = other(Codec::INT4, elements),
+        }
+        span.memory().write(at, &chunk).unwrap();
+        span.range(0, chunk.len() as u64).unwrap()
+    }
+}
+
+pub(crate) struct Tampering {
+    inner: Box<dyn Transport + Send>,
+    damage: Damage,
+    on: Arc<AtomicBool>,
+}
+
+impl Tampering {
+    /// With the switch that turns it on.
+    pub(crate) fn around(
+        inner: Box<dyn Transport + Send>,
+        damage: Damage,
+    ) -> (Box<dyn Transport + Send>, Arc<AtomicBool>) {
+        let on = Arc::new(AtomicBool::new(false));
+        (Box::new(Self { inner, damage, on: Arc::clone(&on) }), on)
+    }
+}
+
+impl Transport for Tampering {
+    fn local_address(&self) -> SocketAddr {
+        self.inner.local_address()
+    }
+
+    fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
+        self.inner.open(introduction)
+    }
+
+    fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
+        self.inner.attach_ring(link, ring, memory)
+    }
+
+    fn post(&mut self, link: LinkId, landing: Landing, span: Span) -> bool {
+        self.inner.post(link, landing, span)
+    }
+
+    fn send(
+        &mut self,
+        link: LinkId,
+        path: u16,
+        header: &[u8],
+        payload: Option<(Landing, Span, u64)>,
+    ) -> Result<(), SendError> {
+        let payload = payload.map(|(landing, span, tag)| match self.on.swap(false, Ordering::Relaxed) {
+            true => (landing, self.damage.done_to(&span), tag),
+            false => (landing, span, tag),
+        });
+        self.inner.send(link, path, header, payload)
+    }
+
+    fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        self.inner.progress(budget, sink)
+    }
+
+    fn close(&mut self, link: LinkId) {
+        self.inner.close(link);
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
+    }
+}
