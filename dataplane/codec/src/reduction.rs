@@ -158,6 +158,10 @@ impl Terms {
             }
             told = lost;
         }
+        if told.signal.is_nan() {
+            // Perhaps the code alone had no room for an element.
+            told.signal = codes::signal(Isa::detect(), source)?;
+        }
         let Encoded { bytes, .. } = encode(Codec::EXACT, seed, source, to)?;
         let (squares, _) = judge(Squares::default(), told);
         state(squares, to)?;

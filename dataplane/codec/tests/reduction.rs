@@ -123,7 +123,12 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
             let told = outcome.stated.error / part.signal;
             assert!(lost <= told, "{what} lost {lost} and told {told}");
             assert!(outcome.stated.relative() <= most, "{what} told {:?}", outcome.stated);
-            assert!(outcome.stated.signal <= part.signal * 1.00001, "{what}: more signal than there is");
+            assert!(
+                outcome.stated.signal <= part.signal * 1.00001,
+                "{what}: {:?}, not {}",
+                outcome.stated,
+                part.signal
+            );
             if outcome.refused == 0 && codec != Codec::EXACT { coded += 1 } else { exact += 1 }
         }
     }
