@@ -213,6 +213,7 @@ fn what_was_not_agreed_on_is_refused() {
         let mut result = vec![0; 1400];
         let (from, to) = (View::from(&sum[..]), ViewMut::from(&mut result[..]));
         let coded = terms.conclude(&sums, None, 1, from, to).unwrap();
-        assert!(coded.refused && !(coded.squares.relative() <= 0.1), "{coded:?}");
+        let told = coded.squares.relative();
+        assert!(coded.refused && (told.is_nan() || told > 0.1), "{coded:?}");
     }
 }
