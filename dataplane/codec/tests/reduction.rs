@@ -164,8 +164,8 @@ fn what_is_not_finite_goes_exactly() {
             let not_finite = (0..600).filter(|index| !outcome.values[*index].is_finite());
             assert_eq!(not_finite.collect::<Vec<_>>(), [7, 300], "{name}");
             assert!(outcome.values[7].is_nan() && outcome.values[300] == f32::INFINITY, "{name}");
-            let expected =
-                if *codec == Codec::EXACT { 0..=0 } else { 2..=if most.is_some() { 3 } else { 2 } };
+            let exact = ["exact", "nonzero blocks"].contains(name);
+            let expected = if exact { 0..=0 } else { 2..=if most.is_some() { 3 } else { 2 } };
             assert!(expected.contains(&outcome.refused), "{name}: {}", outcome.refused);
         }
     }
@@ -176,7 +176,9 @@ fn a_slot_with_room_for_exact_elements_has_room_for_any_chunk() {
     for (name, codec) in Codec::NAMED {
         for elements in (1..600).chain([1023, 1024, 1025, 4095, 4097, 32768]) {
             let most = codec.most_bytes(elements).unwrap();
-            assert!(most <= 4 * elements + 128, "{name}: {most} bytes of {elements} elements");
+            // A few of the largest elements take more than all of them; they go exactly.
+            let few = matches!(codec, Codec::Sparse(_)) && elements < 64;
+            assert!(few || most <= 4 * elements + 128, "{name}: {most} bytes of {elements} elements");
         }
     }
 }
