@@ -1,0 +1,145 @@
+//! Once a communicator is granted, neither side allocates: not for a packet, not for a segment.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::packet::HEADER_BYTES;
+use harmonaize_aggregator::{
+    Aggregator, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
+};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+struct Counting;
+
+thread_local! {
+    /// Of this thread alone: the test harness allocates in its own when it likes.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that is ending has no counter any more.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: the system's allocator does the work; counting changes nothing about it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: passed on as it came.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: passed on as it came.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: passed on as it came.
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const WORKERS: usize = 3;
+const ELEMENTS: usize = 64;
+
+struct Ones(u64);
+
+impl Tensors for Ones {
+    fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
+        bytes.chunks_exact_mut(4).for_each(|to| to.copy_from_slice(&1_i32.to_le_bytes()));
+    }
+    fn write(&mut self, _: u64, _: u64, elements: usize, bytes: &[u8]) {
+        assert!(bytes.chunks_exact(4).all(|value| value == (WORKERS as i32).to_le_bytes()));
+        self.0 += elements as u64;
+    }
+}
+
+/// Sums segments `from..to`, and loses a packet now and then.
+fn sum(aggregator: &mut Aggregator, workers: &mut [(Worker, Ones)], from: u64, to: u64, steps: &mut u64) {
+    let mut packet = [0; HEADER_BYTES + 4 * ELEMENTS];
+    let mut next = [from; WORKERS];
+    let mut done = [from; WORKERS];
+    while done.iter().any(|done| *done < to) {
+        *steps += 1;
+        let now = Duration::from_micros(50 * *steps);
+        for index in 0..WORKERS {
+            if next[index] < to && workers[index].0.submit(next[index], 1000) {
+                next[index] += 1;
+            }
+            loop {
+                let (worker, ones) = &mut workers[index];
+                let Some(bytes) = worker.poll_transmit(now, ones, &mut packet) else { break };
+                *steps += 1;
+                if steps.is_multiple_of(29) {
+                    continue;
+                }
+                aggregator.receive(now, &packet[..bytes], &mut |to: To, packet: &[u8]| {
+                    let To::Worker { worker, .. } = to else { panic!("no parent") };
+                    let (worker, ones) = &mut workers[usize::from(worker)];
+                    worker.receive(now, packet, ones);
+                });
+            }
+            while let Some(event) = workers[index].0.poll_event() {
+                let Event::Done { segment, .. } = event else { panic!("{event:?}") };
+                done[index] = segment + 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_allocated_for_a_packet() {
+    for ordered in [false, true] {
+        let form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+        let mut aggregator = Aggregator::new(7, Pool::new(64, 4 * ELEMENTS));
+        let share = Share { tenant: 1, weight: 1, guaranteed: 48, most: 48 };
+        let (workers, elements) = (WORKERS as u16, ELEMENTS as u32);
+        let grant = Grant {
+            communicator: 1,
+            secret: [1; 32],
+            workers,
+            form,
+            elements,
+            ordered,
+            partial: None,
+            share,
+            parent: None,
+        };
+        aggregator.grant(grant).unwrap();
+        let mut members: Vec<(Worker, Ones)> = (0..workers)
+            .map(|worker| {
+                let config = WorkerConfig {
+                    communicator: 1,
+                    worker,
+                    key: Key::derive(&[1; 32], 1, worker),
+                    form,
+                    elements,
+                    window: 32,
+                    segments: 4,
+                    hosts: workers,
+                    partial: false,
+                    patience: Duration::from_secs(10),
+                    retry_least: Duration::from_micros(100),
+                    retry_most: Duration::from_millis(4),
+                    loss_most: 900,
+                };
+                (Worker::new(config), Ones(0))
+            })
+            .collect();
+        for (worker, _) in &mut members {
+            worker.begin(Duration::ZERO, 1);
+        }
+        let mut steps = 0;
+        // The session's begin wakes the communicator, and the pool is divided.
+        sum(&mut aggregator, &mut members, 0, 1, &mut steps);
+        let before = ALLOCATIONS.get();
+        sum(&mut aggregator, &mut members, 1, 60, &mut steps);
+        assert_eq!(ALLOCATIONS.get() - before, 0, "ordered: {ordered}");
+        assert!(members.iter().all(|(_, ones)| ones.0 == 60_000));
+        assert!(members.iter().any(|(worker, _)| worker.counters().sent_again > 0), "nothing was lost");
+    }
+}

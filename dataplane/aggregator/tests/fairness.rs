@@ -1,0 +1,138 @@
+//! Tenants that share one aggregator's memory, packet by packet in virtual time: what slots are worth in sums. Every packet takes
+//! the same time, so that a communicator's rate is its window's.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::packet::HEADER_BYTES;
+use harmonaize_aggregator::{Aggregator, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+const WORKERS: u16 = 2;
+const DELAY: Duration = Duration::from_micros(10);
+
+/// A packet to a worker, or to the aggregator.
+type Flying = (Option<(u64, u16)>, Vec<u8>);
+
+struct Nothing;
+
+impl Tensors for Nothing {
+    fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
+        bytes.fill(1);
+    }
+    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+}
+
+/// Runs communicators of these shares until `until`, each from its own beginning on; the sums of each after `from`.
+fn sums(units: u32, shares: &[(Share, Duration)], from: Duration, until: Duration) -> Vec<u64> {
+    let mut aggregator = Aggregator::new(7, Pool::new(units, 4));
+    let mut workers: BTreeMap<(u64, u16), Worker> = BTreeMap::new();
+    for (id, (share, _)) in (1..).zip(shares) {
+        let grant = Grant {
+            communicator: id,
+            secret: [1; 32],
+            workers: WORKERS,
+            form: FORM,
+            elements: 1,
+            ordered: false,
+            partial: None,
+            share: *share,
+            parent: None,
+        };
+        aggregator.grant(grant).unwrap();
+        for worker in 0..WORKERS {
+            let config = WorkerConfig {
+                communicator: id,
+                worker,
+                key: Key::derive(&[1; 32], id, worker),
+                form: FORM,
+                elements: 1,
+                window: 512,
+                segments: 2,
+                hosts: WORKERS,
+                partial: false,
+                patience: Duration::from_secs(1),
+                retry_least: Duration::from_millis(1),
+                retry_most: Duration::from_millis(50),
+                loss_most: 1000,
+            };
+            workers.insert((id, worker), Worker::new(config));
+        }
+    }
+    let mut flying: BTreeMap<Duration, Vec<Flying>> = BTreeMap::new();
+    let (mut now, mut begun, mut before) = (Duration::ZERO, BTreeSet::new(), vec![0; shares.len()]);
+    while now < until {
+        let count = |id: u64| aggregator.counters(id).unwrap().sums;
+        if now <= from {
+            before = (1..=shares.len() as u64).map(count).collect();
+        }
+        let mut answers = Vec::new();
+        for (to, packet) in flying.remove(&now).unwrap_or_default() {
+            match to {
+                Some(worker) => workers.get_mut(&worker).unwrap().receive(now, &packet, &mut Nothing),
+                None => aggregator.receive(now, &packet, &mut |to: To, packet: &[u8]| {
+                    let To::Worker { communicator, worker } = to else { panic!("no parent") };
+                    answers.push((Some((communicator, worker)), packet.to_vec()));
+                }),
+            }
+        }
+        let mut packet = [0; HEADER_BYTES + 4];
+        for ((id, number), worker) in &mut workers {
+            if now >= shares[*id as usize - 1].1 {
+                if begun.insert((*id, *number)) {
+                    worker.begin(now, 1);
+                    assert!(worker.submit(0, 1 << 40));
+                }
+                while let Some(bytes) = worker.poll_transmit(now, &Nothing, &mut packet) {
+                    answers.push((None, packet[..bytes].to_vec()));
+                }
+            }
+        }
+        now += DELAY;
+        flying.insert(now, answers);
+    }
+    (1..)
+        .zip(before)
+        .take(shares.len())
+        .map(|(id, before)| aggregator.counters(id).unwrap().sums - before)
+        .collect()
+}
+
+fn jain(values: &[u64]) -> f64 {
+    let (sum, squares) = values
+        .iter()
+        .map(|value| *value as f64)
+        .fold((0.0, 0.0), |(sum, squares), value| (sum + value, squares + value * value));
+    sum * sum / (values.len() as f64 * squares)
+}
+
+fn share(tenant: u32, guaranteed: u32, most: u32) -> Share {
+    Share { tenant, weight: 1, guaranteed, most }
+}
+
+#[test]
+fn eight_tenants_of_equal_weight_get_equal_sums() {
+    // The later they come, the more the first ones have borrowed.
+    let shares: Vec<(Share, Duration)> =
+        (0..8).map(|tenant| (share(tenant, 4, 1024), DELAY * 20 * tenant)).collect();
+    let sums = sums(256, &shares, DELAY * 200, DELAY * 600);
+    assert!(jain(&sums) >= 0.95, "{sums:?}");
+    assert!(sums.iter().all(|sums| *sums > 1000), "{sums:?}");
+}
+
+#[test]
+fn a_hog_costs_nobody_a_guaranteed_sum() {
+    let (from, until) = (DELAY * 100, DELAY * 400);
+    let guaranteed: Vec<(Share, Duration)> =
+        (1..8).map(|tenant| (share(tenant, 16, 16), DELAY * 50)).collect();
+    let alone = sums(256, &guaranteed, from, until);
+    // A tenant with eight communicators that want everything, and have had it before the others begin.
+    let mut crowd = guaranteed;
+    crowd.extend((0..8).map(|_| (share(0, 2, 1024), Duration::ZERO)));
+    let beside = sums(256, &crowd, from, until);
+    for (alone, beside) in alone.iter().zip(&beside) {
+        assert!(*beside * 100 >= alone * 95, "{alone} alone, {beside} beside the hog");
+    }
+    assert!(beside[7..].iter().sum::<u64>() > beside[0] * 4, "what is nobody's is lent: {beside:?}");
+}
