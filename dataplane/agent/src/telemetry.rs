@@ -27,6 +27,7 @@ mod replay;
 mod report;
 mod service;
 mod socket;
+mod spare;
 mod tap;
 mod thread;
 mod verdicts;

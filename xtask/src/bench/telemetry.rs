@@ -32,15 +32,16 @@ enum Telemetry {
 }
 
 impl Telemetry {
-    /// Lines of an agent's configuration. The driver of an emulated device knows no rate.
-    fn lines(self) -> String {
+    /// Lines of an agent's configuration, for links of a rate, or unshaped ones. The driver of an emulated device knows no rate.
+    fn lines(self, shaped: bool) -> String {
+        let rate = if shaped { "[telemetry.rate]\neth0 = \"1Gbit/s\"\n" } else { "" };
         let record = if self == Self::Recorded { "record = \"{folder}/trace\"\n" } else { "" };
         let kernel = if self == Self::Packets { "kernel = false\n" } else { "" };
         match self {
             Self::Off => String::new(),
-            Self::Packets | Self::On | Self::Recorded => format!(
-                "[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n{kernel}{record}[telemetry.rate]\neth0 = \"1Gbit/s\"\n"
-            ),
+            Self::Packets | Self::On | Self::Recorded => {
+                format!("[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n{kernel}{record}{rate}")
+            }
         }
     }
 }
@@ -125,9 +126,22 @@ pub fn run(effort: Effort, binaries: Binaries, consent: Consent, stop: Arc<Atomi
 impl Suite {
     /// Hosts with links of 1 Gbit/s and agents.
     fn lab(&self, telemetry: Telemetry) -> Result<Lab> {
+        self.build(telemetry, true)
+    }
+
+    /// The same with links that nothing shapes.
+    fn unshaped(&self, telemetry: Telemetry) -> Result<Lab> {
+        let lab = self.build(telemetry, false)?;
+        for host in lab.fabric().hosts() {
+            lab.fabric().set_rate(&host.name, None)?;
+        }
+        Ok(lab)
+    }
+
+    fn build(&self, telemetry: Telemetry, shaped: bool) -> Result<Lab> {
         let (binaries, stop) = (self.binaries.clone(), Arc::clone(&self.stop));
         Lab::build_with(HOSTS, "1Gbit/s", binaries, stop, |mut setup| {
-            setup.agent += &telemetry.lines();
+            setup.agent += &telemetry.lines(shaped);
             setup
         })
     }

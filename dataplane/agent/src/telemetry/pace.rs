@@ -7,6 +7,8 @@ use std::time::Duration;
 pub(crate) struct Pace {
     /// One part in so many of a core.
     parts: u32,
+    /// Of that, one part in so many.
+    thrift: u32,
     /// At least so long from one time to the next.
     least: Duration,
     /// At most so long, whatever it costs.
@@ -16,7 +18,12 @@ pub(crate) struct Pace {
 
 impl Pace {
     pub(crate) fn new(parts: u32, least: Duration, most: Duration) -> Self {
-        Self { parts, least, most, due_ns: 0 }
+        Self { parts, thrift: 1, least, most, due_ns: 0 }
+    }
+
+    /// From now on it takes one part in so many of its share.
+    pub(crate) fn save(&mut self, thrift: u32) {
+        self.thrift = thrift;
     }
 
     pub(crate) fn due_ns(&self) -> u64 {
@@ -34,7 +41,8 @@ impl Pace {
 
     /// It was done, and took this much of a processor.
     pub(crate) fn done(&mut self, now_ns: u64, cost: Duration) {
-        let rest = cost.saturating_mul(self.parts).clamp(self.least, self.most);
+        let parts = self.parts.saturating_mul(self.thrift);
+        let rest = cost.saturating_mul(parts).clamp(self.least, self.most);
         self.due_ns = now_ns.saturating_add(nanoseconds(rest));
     }
 }
@@ -89,6 +97,9 @@ mod tests {
             pace.done(7, Duration::from_micros(cost));
             assert_eq!(pace.due_ns(), 7 + rest * MS, "{cost}");
         }
+        pace.save(3);
+        pace.done(7, Duration::from_micros(50));
+        assert_eq!(pace.due_ns(), 7 + 15 * MS, "a third of its share");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::telemetry::names::{Names, number_of};
 use crate::telemetry::own::Own;
 use crate::telemetry::pace::{Credit, Pace, nanoseconds};
 use crate::telemetry::reading::Reading;
+use crate::telemetry::spare::Spare;
 use crate::telemetry::tap::{Recording, Tap};
 use crate::telemetry::verdicts::Verdicts;
 use crate::telemetry::{Failed, failed};
@@ -43,6 +44,9 @@ const LOOKS: u32 = 333;
 const READINGS: u32 = 1000;
 const WAKES: u32 = 400;
 const CLOSE_LOOKS: u32 = 500;
+/// Where processors have no time to spare, looking takes one part in so many of its share, none of it closely, and events
+/// gather so many times longer.
+const THRIFT: u32 = 2;
 /// Processor time that waking for events may save up, and owe: so long events are acted on at once.
 const SAVED: Duration = Duration::from_micros(500);
 /// Looks are this far apart while traffic has just begun, or a verdict is in the making; the processor time for it that may
@@ -136,6 +140,9 @@ struct Thread {
     round_ns: u64,
     wakes: Credit,
     close: Credit,
+    spare: Spare,
+    /// Processors had no time to spare in the last second.
+    scarce: bool,
     looked_ns: u64,
     /// When a flow that had rested was last seen again.
     woken_ns: u64,
@@ -199,6 +206,8 @@ impl Thread {
             round_ns: 0,
             wakes: Credit::new(WAKES, SAVED),
             close: Credit::new(CLOSE_LOOKS, CLOSE_SAVED),
+            spare: Spare::new(),
+            scarce: false,
             looked_ns: 0,
             woken_ns: 0,
             begun_ns: now_ns,
@@ -241,7 +250,8 @@ impl Thread {
         until_ns = self.waiting.iter().map(|(due_ns, _)| *due_ns).fold(until_ns, u64::min);
         let mut left = Duration::from_nanos(until_ns.saturating_sub(now_ns));
         // While events gather, they do not wake it.
-        let rest = self.wakes.rest().min(GATHER);
+        let gather = if self.scarce { GATHER * THRIFT } else { GATHER };
+        let rest = self.wakes.rest().min(gather);
         let ring = self.source.wakes().filter(|_| rest.is_zero());
         if ring.is_none() {
             let most = if rest.is_zero() { self.look.least() } else { rest };
@@ -265,7 +275,8 @@ impl Thread {
     /// When flows under way are looked at next.
     fn look_ns(&self, now_ns: u64) -> u64 {
         let begins = now_ns.saturating_sub(self.woken_ns) < BEGINNING_NS;
-        let close = (begins || self.analysis.is_unsettled()) && self.close.rest().is_zero();
+        let wanted = !self.scarce && (begins || self.analysis.is_unsettled());
+        let close = wanted && self.close.rest().is_zero();
         let close_ns = self.looked_ns.saturating_add(nanoseconds(CLOSE));
         if close { close_ns.min(self.look.due_ns()) } else { self.look.due_ns() }
     }
@@ -281,13 +292,14 @@ impl Thread {
         self.merge();
         self.take_in();
         let looks = self.is_busy(now_ns) && now_ns >= self.look_ns(now_ns);
-        if !looks {
-            self.conclude(now_ns);
-        }
-        let spent = self.spent();
-        self.wakes.used(now_ns, spent);
         if looks {
+            // What came meanwhile is taken in at the looks' expense: nothing else would bound how often that is.
+            self.wakes.used(now_ns, Duration::ZERO);
             self.look_around(now_ns);
+        } else {
+            self.conclude(now_ns);
+            let spent = self.spent();
+            self.wakes.used(now_ns, spent);
         }
         if self.is_busy(now_ns) {
             self.read_if_due(now_ns);
@@ -392,8 +404,12 @@ impl Thread {
         }
     }
 
-    /// What is done once in a while: interfaces, losses, clocks.
+    /// What is done once in a while: interfaces, losses, clocks, time to spare.
     fn round(&mut self, now_ns: u64) {
+        self.scarce = self.spare.is_scarce();
+        let thrift = if self.scarce { THRIFT } else { 1 };
+        self.look.save(thrift);
+        self.read_all.save(thrift);
         let Self { links, source, gaps, records, .. } = self;
         match links.refresh(source.as_mut(), now_ns, gaps, records) {
             Ok(false) => {}

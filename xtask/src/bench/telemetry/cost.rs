@@ -14,11 +14,16 @@ use std::time::{Duration, Instant};
 
 /// The most that both programs may take of a packet, in nanoseconds.
 const PACKET_NS: f64 = 150.0;
-/// Messages of these bytes; many of the small ones in a run, few of the large.
-const SIZES: [(u64, usize); 2] = [(128 << 10, 100), (4 << 20, 8)];
-/// Rates of the links in bits per second, `None` unshaped, and the most that telemetry may take of busbw, in percent.
-const LINKS: [(Option<u64>, &str, f64); 2] =
-    [(None, "unshaped", 3.0), (Some(1_000_000_000), "1 Gbit/s", 1.0)];
+/// Messages of these bytes.
+const SIZES: [u64; 2] = [128 << 10, 4 << 20];
+/// Operations of each size in a run.
+type Operations = [usize; SIZES.len()];
+/// Whether links are shaped, the most that telemetry may take of busbw, in percent, and how many operations are a run: where
+/// processors are what is short, runs differ most.
+const LINKS: [(bool, &str, f64, Operations); 2] =
+    [(false, "unshaped", 3.0, [400, 32]), (true, "1 Gbit/s", 1.0, [100, 8])];
+/// Runs with telemetry (0) and without (1) that are a pair, in turn: what drifts steadily is the same for both.
+const ORDERS: [[usize; 4]; 2] = [[0, 1, 1, 0], [1, 0, 0, 1]];
 /// The most that the agent's telemetry thread may take of a core, in percent.
 const CORE: f64 = 2.0;
 /// How the kernel names that thread.
@@ -64,30 +69,25 @@ fn packets(text: &str) -> Result<Vec<(String, f64)>> {
 
 /// AllReduce on four hosts with telemetry on and off, in turn: the loss of busbw that it stays below with 95% confidence.
 pub(super) fn busbw(suite: &Suite) -> Result<Vec<Row>> {
-    let mut labs = [suite.lab(Telemetry::On)?, suite.lab(Telemetry::Off)?];
     let mut rows = Vec::new();
-    for (rate, link, limit) in LINKS {
-        for lab in &labs {
-            for host in lab.fabric().hosts() {
-                lab.fabric().set_rate(&host.name, rate)?;
-            }
-        }
+    for (shaped, link, limit, counts) in LINKS {
+        let lab = |telemetry| if shaped { suite.lab(telemetry) } else { suite.unshaped(telemetry) };
+        let mut labs = [lab(Telemetry::On)?, lab(Telemetry::Off)?];
         let mut losses = SIZES.map(|_| Vec::new());
-        for pair in 0..suite.effort.pairs {
-            for ((bytes, operations), losses) in SIZES.iter().zip(&mut losses) {
+        for (_, order) in (0..suite.effort.pairs).zip(ORDERS.iter().cycle()) {
+            for ((bytes, operations), losses) in SIZES.iter().zip(counts).zip(&mut losses) {
                 let mut times = [0.0; 2];
-                // Each is first in turn.
-                for which in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
+                for which in *order {
                     let (Some(lab), Some(time)) = (labs.get_mut(which), times.get_mut(which)) else {
                         continue;
                     };
-                    *time = operation(lab, *bytes, *operations)?;
+                    *time += operation(lab, *bytes, operations)?;
                 }
                 let [on, off] = times;
                 losses.push((1.0 - off / on) * 100.0);
             }
         }
-        for ((bytes, _), losses) in SIZES.iter().zip(&losses) {
+        for (bytes, losses) in SIZES.iter().zip(&losses) {
             eprintln!("busbw, {link}, {bytes} bytes: loss in percent {}", summary(losses));
             let what = format!("allreduce f32, {link}: % of busbw lost, upper 95% bound of the median");
             let case = case(what, *bytes, HOSTS);

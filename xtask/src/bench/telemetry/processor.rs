@@ -28,11 +28,7 @@ pub(super) fn processor(suite: &Suite) -> Result<Vec<Row>> {
     let modes = [("off", Telemetry::Off), ("packets", Telemetry::Packets), ("on", Telemetry::On)];
     let mut labs = Vec::new();
     for (name, telemetry) in modes {
-        let lab = suite.lab(telemetry)?;
-        for host in lab.fabric().hosts() {
-            lab.fabric().set_rate(&host.name, None)?;
-        }
-        labs.push((name, lab));
+        labs.push((name, suite.unshaped(telemetry)?));
     }
     let mut rows = Vec::new();
     for (bytes, operations) in SIZES {
