@@ -1,14 +1,17 @@
-//! What an operation between two engines over TCP costs: both engines and tenants in one thread, so that the time is the
-//! processor time of all of them. Prints the median and range of each case. `OPERATIONS_RUNS` sets how many runs.
+//! What an operation between two engines over TCP costs, then an AllReduce of f32 between four in one process, exact and coded.
+//! Engines and tenants run in one thread, so that the time is the processor time of all of them. Prints the median and range of
+//! each case. `OPERATIONS_RUNS` sets how many runs.
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)] // no part of the product
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use common::{World, call};
-use harmonaize_abi::Collective;
-use harmonaize_plan::Tuning;
+use common::{World, call, reduce};
+use harmonaize_abi::{Collective, ReduceOp};
+use harmonaize_codec::Codec;
+use harmonaize_plan::{Coding, Tuning};
 use harmonaize_transport::Transport;
+use harmonaize_transport::loopback::Hub;
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use std::time::{Duration, Instant};
 
@@ -38,6 +41,44 @@ fn main() {
             report(name, size, &mut times);
         }
     }
+    ["exact", "bf16", "int8", "int8 stochastic", "rotated 4"].iter().for_each(|name| coded(name, runs));
+}
+
+/// An AllReduce of f32 between four with the same random inputs.
+fn coded(name: &str, runs: usize) {
+    let bytes = 16 * MIB;
+    let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
+    let coding = (name != "exact").then_some(Coding { codec, most: None });
+    let hub = Hub::new();
+    let transports = (0..4).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect();
+    let tuning = Tuning { chunk_bytes: 256 << 10, ..Tuning::default() };
+    let ranks = [vec![0], vec![1], vec![2], vec![3]];
+    let mut world = World::with_coding(transports, &ranks, tuning, 2 * OUTPUT, 4, coding);
+    let mut state = 1_u64;
+    let values: Vec<u64> = (0..bytes / 8)
+        .map(|_| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            // Two floats from 0.5 to 2.
+            state >> 9 & 0x00ff_ffff_00ff_ffff | 0x3f00_0000_3f00_0000
+        })
+        .collect();
+    (0..4).for_each(|rank| world.write(rank, 0, &values));
+    let (mut times, mut wire) = (Vec::new(), 0);
+    for run in 0..=runs {
+        let start = Instant::now();
+        (0..4).for_each(|rank| world.submit(rank, reduce(ReduceOp::Sum, bytes / 4, 0, OUTPUT)));
+        let completions = world.completions();
+        assert!(completions.iter().all(|completion| completion.status == 0));
+        if run > 0 {
+            times.push(start.elapsed());
+        }
+        wire = completions[0].wire_bytes;
+    }
+    report(
+        &format!("allreduce of f32 between 4, {name}, {:.1} MiB sent by each", wire as f64 / MIB as f64),
+        bytes,
+        &mut times,
+    );
 }
 
 fn once(world: &mut World, collective: Collective, bytes: u64, output: u64) -> Duration {
