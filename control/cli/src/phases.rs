@@ -24,7 +24,7 @@ CLOCK_REALTIME nanoseconds, 0 where not known (jq before 1.7 rounds them); durat
                 ring {hosts, steps, step_bytes} or null, late {host, by_ns} or null, lossy
   \"congestion\"  a link's state changed: interface, direction (egress, ingress), path (null: the link as
                 a whole), level (none, mild, severe), cause (own, foreign, null), since_ns, signals
-                [delay, marks, loss, load], marked_ppm, lost_ppm, used_ppm, round_trip_ns, rest_ns,
+                [delay, marks, loss, load, starved], marked_ppm, lost_ppm, used_ppm, round_trip_ns, rest_ns,
                 own_bits, other_bits, capacity_bits
   \"straggler\"   a verdict on a rank: communicator or job, rank, host, why (compute, network), since_ns,
                 since_unit (operation or iteration), by_ns, iterations, edge [from, to] or null,
@@ -146,7 +146,13 @@ fn phase_json(one: &TrafficPhase) -> Value {
 }
 
 fn congestion_json(one: &Congestion) -> Value {
-    let signals = [("delay", one.delay), ("marks", one.marks), ("loss", one.loss), ("load", one.load)];
+    let signals = [
+        ("delay", one.delay),
+        ("marks", one.marks),
+        ("loss", one.loss),
+        ("load", one.load),
+        ("starved", one.starved),
+    ];
     let signals: Vec<&str> = signals.iter().filter(|(_, set)| *set).map(|(name, _)| *name).collect();
     let cause = cause_text(one.cause());
     json!({

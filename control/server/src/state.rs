@@ -245,7 +245,10 @@ impl State {
             Message::Telemetry(report) => self.telemetry(now, from, report),
             Message::PathCongestion(told) => self.path_congestion(now, from, told),
             Message::PathsTraced(answer) => self.traced(now, from, &answer),
-            Message::PathProbed(answer) => self.probed(now, from, &answer),
+            Message::PathProbed(answer) => {
+                self.probed(now, from, &answer);
+                self.prove_waiting(now);
+            }
         }
         Ok(())
     }

@@ -23,11 +23,23 @@ const MOST_OPEN: usize = 64;
 /// Most hosts at each end that are looked at for a pair whose packets cross a link.
 const MOST_HOSTS: usize = 48;
 
-/// Bytes of a train: its second half counts, so that the first may empty the buckets of shapers on the way.
-const TRAIN: u32 = 384 << 10;
+/// Bytes of a train, and how many are sent at most: others' steady traffic spreads all, own bursts and a busy host's pauses only
+/// some.
+#[derive(Clone, Copy, Debug)]
+struct Trains {
+    bytes: u32,
+    most: u32,
+}
 
-/// How many are sent at most: others' steady traffic spreads all, own bursts and a busy host's pauses only some.
-const TRAINS: u32 = 3;
+/// Over a link that is not in use. The second half of a train counts, so that the first may empty the buckets of shapers.
+const UNUSED: Trains = Trains { bytes: 384 << 10, most: 3 };
+
+/// Over a path that is in use: shorter, for more buckets are empty there.
+const USED: Trains = Trains { bytes: 256 << 10, most: 3 };
+
+/// Over a path of which the agent says that little passes and a queue stands: with that fewer are enough, and if one was not spread,
+/// others follow as long as it is said.
+const STARVED: Trains = Trains { most: 2, ..USED };
 
 /// A train that comes out at so much of its path's rate, in percent, is the last: nobody was in its way.
 const ENOUGH: u64 = 88;
@@ -38,6 +50,12 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// How long a connection is left alone after trains found nobody on its path, at first and at most; the latter also after they
 /// found somebody.
 const LEFT_ALONE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
+
+/// The same where the connection is starved: that is seldom said without cause.
+const STARVED_ALONE: (Duration, Duration) = (Duration::from_millis(40), Duration::from_millis(500));
+
+/// For how long what an agent said of a starved connection may wait for other trains.
+const WAITS: Duration = Duration::from_millis(100);
 
 /// When a connection of which nobody complained is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(10);
@@ -62,16 +80,51 @@ struct Asked {
     from: HostId,
     path: Path,
     deadline: Duration,
-    /// The verdict that it is to prove.
-    proves: Option<(Verdict, Noticed)>,
+    proves: Option<Suspicion>,
+}
+
+/// A verdict that trains are to prove.
+#[derive(Clone, Debug)]
+struct Suspicion {
+    verdict: Verdict,
+    noticed: Noticed,
+    /// Whether the agent says that the connection is starved, and nobody else of ours takes the rest.
+    starved: bool,
 }
 
 /// A connection whose path others are said to congest.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Suspected {
-    not_before: Duration,
-    pause: Duration,
+    usual: Pause,
+    starved: Pause,
     heard: Duration,
+    /// That it is starved could not be looked at, for other trains were under way.
+    waits: Option<Suspicion>,
+}
+
+/// When trains may be sent for a connection again.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    not_before: Duration,
+    next: Duration,
+    limits: (Duration, Duration),
+}
+
+impl Pause {
+    fn new(now: Duration, limits: (Duration, Duration)) -> Self {
+        Self { not_before: now, next: limits.0, limits }
+    }
+
+    /// Trains told: the more often in a row that nobody was there, the longer it is left alone. What came long after the last is
+    /// none of that row.
+    fn told(&mut self, now: Duration, clean: bool) {
+        let (first, most) = self.limits;
+        if now > self.not_before.saturating_add(most) {
+            self.next = first;
+        }
+        self.not_before = now.saturating_add(if clean { self.next } else { most });
+        self.next = if clean { self.next.saturating_mul(2).min(most) } else { first };
+    }
 }
 
 impl Probes {
@@ -105,7 +158,7 @@ impl State {
         let (prober, others_meet) = self.prober(link);
         let Some((from, to, path)) = prober else { return !others_meet };
         self.probes.last.insert(link, from);
-        self.ask_probe(now, (from, to), path, None)
+        self.ask_probe(now, (from, to), path, UNUSED, None)
     }
 
     /// Whether it was asked.
@@ -114,7 +167,8 @@ impl State {
         now: Duration,
         (from, to): (HostId, HostId),
         path: Path,
-        proves: Option<(Verdict, Noticed)>,
+        trains: Trains,
+        proves: Option<Suspicion>,
     ) -> bool {
         let (Some(of), Some(address)) = (self.hosts.get(&from).copied(), self.probe_address(to)) else {
             return false;
@@ -133,7 +187,8 @@ impl State {
         let enough_bits = topology.path_rate(&path).0 / 100 * ENOUGH;
         let deadline = now.saturating_add(PATIENCE);
         self.probes.open.insert(question, Asked { of, from, path, deadline, proves });
-        let (address, bytes, trains) = (address.to_string(), TRAIN, TRAINS);
+        let Trains { bytes, most: trains } = trains;
+        let address = address.to_string();
         let message = v1::ProbePath { question, address, via, bytes, trains, enough_bits };
         self.send(of, to_agent::Message::ProbePath(message));
         true
@@ -186,31 +241,64 @@ impl State {
     }
 
     /// Has trains tell whether a verdict is right, before it is believed. Whether that is so, or was so a moment ago, and nothing else
-    /// is to be made of the verdict.
-    pub(super) fn prove(&mut self, now: Duration, verdict: &Verdict, noticed: &Noticed) -> bool {
+    /// is to be made of the verdict. One of a connection that is `starved`, where nobody else of ours takes the rest, hardly waits.
+    pub(super) fn prove(
+        &mut self,
+        now: Duration,
+        verdict: &Verdict,
+        noticed: &Noticed,
+        starved: bool,
+    ) -> bool {
         let connection = verdict.connection;
         let (from, to) = (connection.from, connection.to);
         let able = self.probe_address(from).is_some() && self.probe_address(to).is_some();
         if verdict.level == Level::None || !able || !self.is_named(&verdict.path) {
             return false;
         }
-        let news = self.estimates.is_news(&self.settings.topology, verdict);
+        let starved = starved && self.estimates.is_alone(from, &verdict.path);
+        let news = starved || self.estimates.is_news(&self.settings.topology, verdict);
         if !self.estimates.is_active(&connection) || !news {
             // Next to nothing passes: it found the queues of others of ours, unless something was lost.
             return !verdict.lost;
         }
         self.probes.suspected.retain(|_, known| known.heard + FORGOTTEN > now);
-        let fresh = Suspected { not_before: now, pause: LEFT_ALONE.0, heard: now };
+        let fresh = || Suspected {
+            usual: Pause::new(now, LEFT_ALONE),
+            starved: Pause::new(now, STARVED_ALONE),
+            heard: now,
+            waits: None,
+        };
         if self.probes.suspected.len() >= MOST_SUSPECTED && !self.probes.suspected.contains_key(&connection) {
             return true;
         }
-        let known = self.probes.suspected.entry(connection).or_insert(fresh);
+        let known = self.probes.suspected.entry(connection).or_insert_with(fresh);
         known.heard = now;
-        if known.not_before <= now {
-            let proves = Some((verdict.clone(), noticed.clone()));
-            self.ask_probe(now, (from, to), verdict.path.clone(), proves);
+        known.waits = None;
+        let (pause, trains) = if starved { (known.starved, STARVED) } else { (known.usual, USED) };
+        if pause.not_before > now {
+            return true;
+        }
+        let suspicion = Suspicion { verdict: verdict.clone(), noticed: noticed.clone(), starved };
+        let proves = Some(suspicion.clone());
+        let asked = self.ask_probe(now, (from, to), verdict.path.clone(), trains, proves);
+        if let Some(known) = self.probes.suspected.get_mut(&connection).filter(|_| starved && !asked) {
+            known.waits = Some(suspicion);
         }
         true
+    }
+
+    /// Trains have come in that others had to wait for.
+    pub(super) fn prove_waiting(&mut self, now: Duration) {
+        let waiting = self.probes.suspected.values_mut().filter(|known| known.waits.is_some());
+        let recent = |known: &mut Suspected| known.waits.take().filter(|_| known.heard + WAITS > now);
+        let waiting: Vec<Suspicion> = waiting.filter_map(recent).collect();
+        for Suspicion { verdict, noticed, .. } in waiting {
+            let heard = self.probes.suspected.get(&verdict.connection).map(|known| known.heard);
+            self.prove(now, &verdict, &noticed, true);
+            if let Some((known, heard)) = self.probes.suspected.get_mut(&verdict.connection).zip(heard) {
+                known.heard = heard;
+            }
+        }
     }
 
     /// An agent's answer. It speaks of the path that was asked about.
@@ -223,7 +311,9 @@ impl State {
         let arrived = answer.packets_received.min(sent);
         let path = asked.path.clone();
         self.measure_active(now);
-        let conclusive = self.estimates.is_alone(asked.from, &path);
+        // One that left slower than the path takes is spread by whoever sent it.
+        let whole = self.settings.topology.path_rate(&path);
+        let conclusive = self.estimates.is_alone(asked.from, &path) && answer.sent_bits >= whole.0;
         let probe = if answer.unreachable {
             Probe { path, received: Rate(0), lost_ppm: 1_000_000, conclusive }
         } else if !answer.error.is_empty() || sent < 2 {
@@ -232,15 +322,14 @@ impl State {
             let lost_ppm = (u64::from(sent - arrived) * 1_000_000 / u64::from(sent)) as u32;
             Probe { path, received: Rate(answer.received_bits), lost_ppm, conclusive }
         };
-        let whole = self.settings.topology.path_rate(&asked.path);
         if !probe.is_clean(whole) {
             self.witness_probe(asked.from, &asked.path);
         }
         if probe.received.0 > 0 {
             self.crossed(now, asked.from, &asked.path);
         }
-        if let Some((verdict, noticed)) = asked.proves {
-            return self.proved(now, verdict, noticed, &probe, whole);
+        if let Some(suspicion) = asked.proves {
+            return self.proved(now, suspicion, &probe, whole);
         }
         if self.estimates.probed(&self.settings.topology, nanos(now), &probe) {
             let host = self.host_name(asked.from);
@@ -248,16 +337,18 @@ impl State {
         }
     }
 
-    /// What trains told of a verdict's path. Where traffic of ours may have been in their way, the verdict has to speak for itself.
-    fn proved(&mut self, now: Duration, verdict: Verdict, noticed: Noticed, probe: &Probe, whole: Rate) {
+    /// What trains told of a verdict's path. Where traffic of ours may have been in their way, the verdict has to speak for itself;
+    /// that a connection is starved says too little for that.
+    fn proved(&mut self, now: Duration, suspicion: Suspicion, probe: &Probe, whole: Rate) {
+        let Suspicion { verdict, noticed, starved } = suspicion;
         let clean = probe.is_clean(whole);
+        let told = clean || probe.conclusive || !starved;
         if let Some(known) = self.probes.suspected.get_mut(&verdict.connection) {
-            let pause = if clean { known.pause } else { LEFT_ALONE.1 };
-            known.not_before = now.saturating_add(pause);
-            known.pause = if clean { pause.saturating_mul(2).min(LEFT_ALONE.1) } else { LEFT_ALONE.0 };
+            known.usual.told(now, clean || !told);
+            known.starved.told(now, clean || !told);
         }
         // The connection may be gone by now.
-        if !self.estimates.is_active(&verdict.connection) {
+        if !told || !self.estimates.is_active(&verdict.connection) {
             return;
         }
         let verdict = if clean {
@@ -268,5 +359,24 @@ impl State {
             verdict
         };
         self.accept(now, verdict, noticed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_in_vain_is_looked_at_ever_more_seldom_until_it_has_not_been_for_a_while() {
+        let ms = Duration::from_millis;
+        let mut pause = Pause::new(ms(0), STARVED_ALONE);
+        let mut alone = |now: u64, clean| {
+            pause.told(ms(now), clean);
+            (pause.not_before - ms(now)).as_millis()
+        };
+        assert_eq!([(0, true), (40, true), (120, true)].map(|(now, clean)| alone(now, clean)), [40, 80, 160]);
+        assert_eq!(alone(1000, true), 40, "this is another row");
+        assert_eq!(alone(1040, false), 500);
+        assert_eq!(alone(1540, true), 40);
     }
 }

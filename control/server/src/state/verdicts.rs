@@ -182,7 +182,7 @@ impl State {
             received: now,
         };
         self.measure_active(now);
-        if !self.prove(now, &verdict, &noticed) {
+        if !self.prove(now, &verdict, &noticed, found.starved) {
             self.accept(now, verdict, noticed);
         }
     }

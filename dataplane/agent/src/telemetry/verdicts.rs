@@ -20,8 +20,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 const MOST: u32 = 100;
 /// So many of a second's may go at once.
 const AT_ONCE: u64 = 10;
-/// How often a verdict is said again while it stands.
+/// How often a verdict is said again while it stands, and while its path is starved.
 const AGAIN_NS: u64 = SECOND_NS;
+const STARVED_AGAIN_NS: u64 = 50_000_000;
 /// How long the end of a congestion waits for own traffic that shows it.
 const OWED_NS: u64 = 60 * SECOND_NS;
 /// Paths that are kept in mind.
@@ -109,10 +110,10 @@ impl Verdicts {
         let mut due: Vec<(u64, Link)> = Vec::new();
         self.known.retain(|link, known| {
             let stands = known.newest.state > State::None;
-            let again = known.told_ns.is_some_and(|told_ns| now_ns.saturating_sub(told_ns) >= AGAIN_NS);
-            if stands
-                && again
-                && let Some(current) = analysis.link(link)
+            let told = known.told_ns.map(|told_ns| now_ns.saturating_sub(told_ns));
+            let current = told.filter(|told| stands && *told >= STARVED_AGAIN_NS);
+            if let Some((told, current)) = current.zip(analysis.link(link))
+                && (current.signals.starved || told >= AGAIN_NS)
             {
                 known.newest = Congestion { state: known.newest.state, cause: known.newest.cause, ..current };
                 known.news_ns.get_or_insert(now_ns);
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
     use crate::telemetry::own::Formed;
     use harmonaize_analysis::congestion::{Cause, Signals};
-    use harmonaize_analysis::trace::Record;
+    use harmonaize_analysis::trace::{self, Label, Record};
     use harmonaize_events::{FlowKey, Protocol, TcpFlow};
     use harmonaize_transport::Flow;
 
@@ -319,6 +320,42 @@ mod tests {
             world.verdicts.take(BEGIN, &Found::Congestion(other));
         }
         assert_eq!(world.tell(BEGIN + 1002 * MS), []);
+    }
+
+    #[test]
+    fn a_path_is_told_of_often_while_it_is_starved() {
+        let (local_port, remote_port) = (40_001, LISTEN);
+        let mut world = World::new(&[(local_port, remote_port)], 100, 64);
+        let name = Label::new("eth0");
+        let link =
+            trace::Link { time_ns: BEGIN, interface: 5, name, bytes_per_second: 15_000_000, watched: true };
+        world.analysis.take(&Record::Link(link));
+        let key = FlowKey { local_port, remote_port, ..key() };
+        let (mut flow, mut told) = (TcpFlow::default(), Vec::new());
+        for ms in 0..1000 {
+            // It fills the link; then half of it, and a queue stands.
+            let (packets, trip_ns) = if ms < 400 { (10, MS / 5) } else { (5, 10 * MS) };
+            let time_ns = BEGIN + ms * MS;
+            let (traffic, trips) = (&mut flow.egress.traffic, &mut flow.egress.round_trips);
+            (traffic.bytes, traffic.packets) = (traffic.bytes + packets * 1500, traffic.packets + packets);
+            (traffic.last_ns, traffic.first_ns) = (time_ns, BEGIN);
+            if ms % 5 == 0 {
+                (trips.count, trips.sum_ns) = (trips.count + 1, trips.sum_ns + trip_ns);
+                (trips.last_ns, trips.least_ns) = (trip_ns, MS / 5);
+            }
+            world.analysis.take(&Record::Tcp { time_ns, key, flow });
+            world.analysis.advance(time_ns);
+            for found in world.analysis.found() {
+                world.verdicts.take(time_ns, &found);
+            }
+            told.extend(world.tell(time_ns).into_iter().map(|told| (ms, told.congestion.unwrap())));
+        }
+        let starved: Vec<u64> =
+            told.iter().filter(|(_, congestion)| congestion.starved).map(|(ms, _)| *ms).collect();
+        assert!(starved.first().is_some_and(|ms| (405..430).contains(ms)), "{told:#?}");
+        assert!((10..=14).contains(&starved.len()), "each 50 ms: {starved:?}");
+        let causes = told.iter().filter(|(_, congestion)| congestion.starved);
+        assert!(causes.clone().all(|(_, told)| told.cause() == v1::CongestionCause::Foreign));
     }
 
     #[test]

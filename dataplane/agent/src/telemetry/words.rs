@@ -114,6 +114,7 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
         marks: found.signals.marks,
         loss: found.signals.loss,
         load: found.signals.load,
+        starved: found.signals.starved,
         own_bits: found.own_rate.saturating_mul(8),
         other_bits: found.other_rate.saturating_mul(8),
         capacity_bits: found.capacity.saturating_mul(8),

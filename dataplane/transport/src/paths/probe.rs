@@ -25,12 +25,13 @@ const ANSWER: Duration = Duration::from_millis(400);
 const ASK: Duration = Duration::from_millis(20);
 /// Bytes of a train of which no length is asked for.
 const USUAL: u32 = 64 << 10;
-/// Datagrams that are handed to the kernel together: about 64 KiB, so that nothing of this host gets between them.
-const TOGETHER: u32 = 44;
+/// Datagrams that are handed to the kernel together, so that nothing of this host gets between them: about 16 KiB, since they may
+/// arrive as one, and a train is to arrive as several.
+const TOGETHER: u32 = 11;
 /// What the kernel counts for a train that waits to leave is more than its bytes.
 const ROOM: u32 = 4 * super::MAX_TRAIN;
 /// Time between two trains, in milliseconds, and how much of it is chance: so they meet what comes in bursts at different moments.
-const APART_MS: (u64, u64) = (4, 16);
+const APART_MS: (u64, u64) = (2, 8);
 /// No further train after this.
 const ENOUGH_TIME: Duration = Duration::from_millis(1200);
 
@@ -115,6 +116,13 @@ impl Prober {
         via: &[Vec<Ipv4Addr>],
         trains: Trains,
     ) -> Result<Probed, ProbeError> {
+        if let Some(at) = self.known.iter().position(|way| way.to == to && way.via == via) {
+            let way = self.known.remove(at);
+            if let Some(found) = self.again(&way, trains)? {
+                self.known.push(way);
+                return found;
+            }
+        }
         let way = self.way(to, via)?;
         let found = measure(&way, trains);
         if self.known.len() >= MOST_KNOWN {
@@ -124,20 +132,28 @@ impl Prober {
         found
     }
 
-    /// The way as it is known, if it still leads there; else it is looked for.
-    fn way(&mut self, to: SocketAddrV4, via: &[Vec<Ipv4Addr>]) -> Result<Way, ProbeError> {
-        let kernel = |what| move |error| ProbeError::Kernel(what, error);
-        if let Some(at) = self.known.iter().position(|way| way.to == to && way.via == via) {
-            let way = self.known.remove(at);
-            if via.is_empty() {
-                return Ok(way);
-            }
-            // Always: a switch that fails sends its packets elsewhere, where trains would find all well.
-            let mut tracer = Tracer::open(self.source).map_err(kernel("no raw socket"))?;
-            if leading(&mut tracer, self.source, to, via, std::slice::from_ref(&way.socket))?.1.is_some() {
-                return Ok(way);
-            }
+    /// Trains over a way that is known; none if it leads elsewhere by now. That is looked at always, for a switch that fails sends its
+    /// packets over others, where trains would find all well; and meanwhile, for where a queue stands it takes as long as a train.
+    fn again(&self, way: &Way, trains: Trains) -> Result<Option<Result<Probed, ProbeError>>, ProbeError> {
+        if way.via.is_empty() {
+            return Ok(Some(measure(way, trains)));
         }
+        let kernel = |what| move |error| ProbeError::Kernel(what, error);
+        let mut tracer = Tracer::open(self.source).map_err(kernel("no raw socket"))?;
+        let socket = std::slice::from_ref(&way.socket);
+        let (leads, found) = std::thread::scope(|scope| {
+            let found = std::thread::Builder::new().spawn_scoped(scope, || measure(way, trains));
+            let leads = leading(&mut tracer, self.source, way.to, &way.via, socket);
+            (leads, found.map(|found| found.join()))
+        });
+        let found = found.map_err(kernel("no thread"))?;
+        let found = found.map_err(|_| ProbeError::Kernel("measuring", io::Error::other("a panic")))?;
+        Ok(leads?.1.map(|_| found))
+    }
+
+    /// Looks for a way.
+    fn way(&self, to: SocketAddrV4, via: &[Vec<Ipv4Addr>]) -> Result<Way, ProbeError> {
+        let kernel = |what| move |error| ProbeError::Kernel(what, error);
         let socket = find(self.source, to, via)?;
         socket.connect(to).map_err(kernel("cannot send there"))?;
         socket.set_nonblocking(true).map_err(kernel("cannot wait for room"))?;

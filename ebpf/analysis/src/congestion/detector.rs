@@ -462,13 +462,14 @@ impl Detector {
             let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
             let bytes = whole.map_or(0, |whole| whole.measure.bytes);
             let stated = interface.bytes_per_second;
+            let room = whole.is_some_and(|whole| whole.has_room(stated));
             let parts = interface.paths.get(way).map_or(SPEAKS, |paths| SPEAKS.max(2 * paths));
             let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
             if monitor.is_whole() {
                 continue;
             }
             if monitor.due {
-                monitor.look(end_ns, stated, &self.limits);
+                monitor.look(end_ns, stated, room, &self.limits);
             }
             let measure = monitor.measure;
             let mute = measure.trip_ns == 0 && measure.pressure == 0.0;

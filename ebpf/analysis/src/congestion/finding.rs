@@ -82,6 +82,8 @@ pub struct Signals {
     pub loss: bool,
     /// The link carries about all that it can.
     pub load: bool,
+    /// A long queue stood for a while, of which too little was ours: what others send takes the rest of the link.
+    pub starved: bool,
 }
 
 /// A link's state, or its cause, has changed.

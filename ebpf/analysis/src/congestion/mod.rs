@@ -20,6 +20,10 @@
 //! that is not ready) says nothing of the network for 50 ms. An interface has the pressure that all of its paths have (with at
 //! least a twentieth of its bytes each): their least, or its load.
 //!
+//! **Starved.** A path over which a queue of the severe kind stood for 12 ms, as all round trips say, while less than 72% of what is
+//! stated passed, and no more through its interface, without a pause; and that has carried 80% of it over 40 ms within the last
+//! one or two minutes. Others are the cause, at once. Kernels' own states of sockets could say more, and cost too much to follow.
+//!
 //! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell_ns`] with [`Limits::evidence`] signals, and
 //! left when the pressure was below 0.6 (severe: 1.4) for the hold, which doubles when the state comes back soon, from
 //! [`Limits::hold_ns`] up to [`Limits::longest_hold_ns`], as routes that flap are damped (RFC 2439).
@@ -40,6 +44,7 @@ mod finding;
 mod flow;
 mod level;
 mod monitor;
+mod starved;
 
 pub use detector::Detector;
 pub use finding::{Cause, Congestion, Link, Path, Signals, State};

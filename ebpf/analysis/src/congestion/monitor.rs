@@ -19,10 +19,9 @@ const ESTIMATES: usize = 7;
 /// Known queues nearer than so many bins to each other say little of what came between.
 const NEAR: u64 = 8;
 /// After so many empty bins there is no queue of what was seen.
-const QUIET: u64 = 2;
+pub(super) const QUIET: u64 = 2;
 /// Bins that what a link carried without a queue is taken over.
 const CLEAR: u64 = 24;
-
 /// A link's recent past, its rest, its capacity and its state.
 #[derive(Debug, Clone)]
 pub(super) struct Monitor {
@@ -58,6 +57,10 @@ pub(super) struct Monitor {
     turning: Option<(Cause, u64)>,
     turn_ns: u64,
     turned_ns: u64,
+    /// Of a million, the most that it used of what is stated over a while.
+    pub(super) most_ppm: Aged,
+    /// When the path was last starved.
+    starved_ns: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -145,7 +148,7 @@ fn middle<const N: usize>(values: &[u64; N]) -> u64 {
     values.get(N.saturating_sub(1) / 2).copied().unwrap_or_default()
 }
 
-fn per_second(bytes: u64, span_ns: u64) -> u64 {
+pub(super) fn per_second(bytes: u64, span_ns: u64) -> u64 {
     u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(span_ns.max(1))).unwrap_or(u64::MAX)
 }
 
@@ -176,6 +179,8 @@ impl Monitor {
             turning: None,
             turn_ns: limits.turn_ns,
             turned_ns: 0,
+            most_ppm: Aged::default(),
+            starved_ns: None,
         }
     }
 
@@ -264,8 +269,8 @@ impl Monitor {
         self.measure = measure;
     }
 
-    /// Adds to the measure of a path what its queues say.
-    pub(super) fn look(&mut self, end_ns: u64, stated: u64, limits: &Limits) {
+    /// Adds to the measure of a path what its queues say. Its interface has `room`: what else leaves there is not what it waits for.
+    pub(super) fn look(&mut self, end_ns: u64, stated: u64, room: bool, limits: &Limits) {
         let mut measure = self.measure;
         let (mut packets, mut marks, mut lost) = (0, 0, 0);
         for (_, bin) in self.bins.before(end_ns / BIN_NS, WINDOW) {
@@ -289,8 +294,14 @@ impl Monitor {
             let own: u64 = bins.map(|(_, bin)| bin.own).sum();
             measure.own_rate = measure.own_rate.max(per_second(own, span * BIN_NS));
         }
-        let signals = (measure.delay >= MILD, marks >= MILD, losses >= MILD);
-        measure.signals = Signals { delay: signals.0, marks: signals.1, loss: signals.2, load: false };
+        let starved = self.is_starved(end_ns, stated, limits);
+        measure.signals = Signals {
+            delay: measure.delay >= MILD,
+            marks: marks >= MILD,
+            loss: losses >= MILD,
+            load: false,
+            starved: starved && room,
+        };
         measure.pressure = measure.delay.max(marks).max(losses);
         self.measure = measure;
         self.learn(end_ns, stated, limits);
@@ -308,6 +319,7 @@ impl Monitor {
             peak: own.peak,
             ..least
         };
+        self.measure.signals.starved = false;
         self.learn(end_ns, stated, limits);
         let load = f64::from(self.measure.used_ppm) / 1e6;
         // However full, load alone is no severe congestion.
@@ -487,6 +499,14 @@ impl Monitor {
         if self.level.state == State::None {
             (self.cause, self.turning) = (Cause::Unknown, None);
             return changed;
+        }
+        if self.measure.signals.starved {
+            // That is said at once, whatever the state was: others are the cause.
+            let before = self.starved_ns.replace(now_ns);
+            let news = before.is_none_or(|before| now_ns.saturating_sub(before) >= limits.hold_ns);
+            let turned = std::mem::replace(&mut self.cause, Cause::Others) != Cause::Others;
+            self.turning = None;
+            return changed | news | turned;
         }
         if before == State::None {
             self.cause = cause;

@@ -81,7 +81,7 @@ impl Case {
         let onset = begin + random.random_range(1000 * MS..1500 * MS);
         let mut before = Vec::new();
         pass(&mut world, &mut detector, &mut random, onset, |found| before.push(found));
-        before.retain(|found| found.link == UPLINK);
+        before.retain(|found| found.link == UPLINK || found.signals.starved);
         let Some(whose) = self.foreign else { return (before, None) };
         let record = world.add(whose, 0, Source::Greedy, world.now_ns(), u64::MAX);
         if whose != Whose::Hidden {
@@ -114,13 +114,19 @@ fn summary(name: &str, mut delays: Vec<f64>) -> (f64, f64) {
 
 #[test]
 fn who_congests_a_link_is_told_within_milliseconds() {
-    let mut wrong = 0;
+    let (mut wrong, mut starved) = (0, 0);
     // Seen and not seen, on a link that our own traffic leaves room on, and on one that it fills.
     let mut delays: [Vec<f64>; 4] = Default::default();
     for seed in 0..300 {
         let case = Case::draw(seed);
         let (before, after) = case.run();
-        if before.iter().any(|found| found.cause == Cause::Others) {
+        // Where what is stated is true: else something narrower may hold the traffic up.
+        let known = case.stated == case.bottleneck.bytes_per_second as u64;
+        if known && before.iter().any(|found| found.signals.starved) {
+            println!("seed {seed}: starved, though alone: {case:?}");
+        }
+        starved += usize::from(known && before.iter().any(|found| found.signals.starved));
+        if before.iter().any(|found| found.link == UPLINK && found.cause == Cause::Others) {
             wrong += 1;
             println!("seed {seed}: others, though alone: {case:?}");
             continue;
@@ -137,6 +143,8 @@ fn who_congests_a_link_is_told_within_milliseconds() {
     let names = ["seen", "not seen", "seen, on a full link", "not seen, on a full link"];
     let summaries: Vec<(f64, f64)> =
         delays.into_iter().zip(names).map(|(delays, name)| summary(name, delays)).collect();
-    println!("{wrong} of 300 wrong");
+    println!("{wrong} of 300 wrong, {starved} starved though alone");
+    // A burst that losses cut short may look like it.
+    assert!(starved <= 2);
     assert!(wrong <= 3 && summaries[0].1 < 10.0);
 }

@@ -105,6 +105,34 @@ fn a_delayed_acknowledgement_is_no_congestion() {
     assert_eq!(found, []);
 }
 
+/// What is found of a connection whose queue stands at 10 ms from the 200th millisecond on, and that passes so many packets in
+/// each of them before and then.
+fn queued(packets: (u64, u64)) -> Vec<Congestion> {
+    tcp(400, 25_000_000, |at, flow| {
+        let (now, trip_ns) = if at < 200 { (packets.0, 200_000) } else { (packets.1, 10 * MS) };
+        add(&mut flow.egress.traffic, BEGIN + at * MS, now);
+        // A round trip each 5 ms is measured.
+        if at % 5 == 0 {
+            trip(flow, trip_ns);
+        }
+    })
+}
+
+#[test]
+fn a_path_whose_queue_stands_while_too_little_passes_is_starved() {
+    // The link takes 16 packets in a millisecond.
+    let found = queued((16, 8));
+    let starved: Vec<_> = found.iter().filter(|found| found.signals.starved).collect();
+    let [one, ..] = starved.as_slice() else { panic!("{found:?}") };
+    assert!(starved.iter().all(|found| found.link.path != Path::Whole || found.link == UPLINK));
+    assert_eq!(one.cause, Cause::Others);
+    assert!((205 * MS..225 * MS).contains(&(one.found_ns - BEGIN)), "{one:?}");
+    for fine in [(16, 15), (16, 13), (1, 1)] {
+        let found = queued(fine);
+        assert!(found.iter().all(|found| !found.signals.starved), "{fine:?}: {found:?}");
+    }
+}
+
 #[test]
 fn losses_and_echoes_congest_what_leaves_and_marks_what_comes_in() {
     for signal in 0..3 {

@@ -474,18 +474,23 @@ impl Fabric {
     fn look(&mut self, host: usize) {
         let Some(session) = self.agents[host].session else { return };
         let liar = self.agents[host].liar;
-        let mut again = false;
+        let (mut again, mut soon) = (false, false);
         let sends = self.sends(host);
         let keys: BTreeSet<_> =
             sends.iter().map(|(id, epoch, peer, port, _)| (*id, *epoch, *peer, *port)).collect();
         self.agents[host].told.retain(|key, _| keys.contains(key));
         for (id, epoch, peer, port, path) in sends {
             let burst = self.noisy && self.rng.random_bool(0.5);
-            let held = liar || burst || path.links().iter().any(|link| self.foreign(*link) >= 200_000_000);
+            let shared = path.links().iter().any(|link| self.foreign(*link) >= 200_000_000);
+            let held = liar || burst || shared;
+            // What is starved is said more often; now and then without cause.
+            let starved = self.noisy && (shared || self.rng.random_bool(0.05));
+            let pause = if starved { MS * 50 } else { SECOND };
+            soon |= starved;
             let key = (id, epoch, peer, port);
             let told = self.agents[host].told.get(&key).copied();
             let changed = told.is_none_or(|(before, _)| before != held);
-            let old = told.is_some_and(|(before, at)| before && self.now >= at + SECOND);
+            let old = told.is_some_and(|(before, at)| before && self.now >= at + pause);
             again |= held;
             if !(changed || old || liar) || self.rng.random_bool(0.02) {
                 // One in fifty is lost, and told again a second later.
@@ -509,6 +514,7 @@ impl Fabric {
                     false => self.moved(&path),
                 },
                 capacity_bits: 1_000_000_000,
+                starved: starved && held,
                 ..v1::Congestion::default()
             };
             let told = v1::PathCongestion {
@@ -521,7 +527,11 @@ impl Fabric {
             self.say(session, from_agent::Message::PathCongestion(told));
         }
         if again || self.noisy {
-            let wait = if liar { MS * 2 } else { SECOND };
+            let wait = match (liar, soon) {
+                (true, _) => MS * 2,
+                (false, true) => MS * 50,
+                _ => SECOND,
+            };
             self.after(wait, Event::Look(host));
         }
     }

@@ -28,13 +28,15 @@ fn what_own_bursts_look_like_changes_nothing_and_a_stranger_is_found_among_it() 
         let link = *spines.iter().find(|link| crosses(&fabric, **link)).unwrap();
         let began = fabric.now;
         fabric.strangers.insert(1, Stranger { link, bits: 500_000_000 });
+        fabric.look_all();
         fabric.run(SECOND * 60);
         assert_eq!(switches(&fabric, id), 1, "seed {seed}: one switch an onset");
         assert!(!crosses(&fabric, link), "seed {seed}");
         let decision = fabric.state.decisions().last().unwrap().clone();
         assert!(matches!(decision.trigger, Trigger::Verdict(_)), "seed {seed}: {decision:?}");
-        // At worst it came right after a train.
-        assert!(decision.at - began < SECOND * 3, "seed {seed}: {:?}", decision.at - began);
+        println!("seed {seed}: decided after {:?}", decision.at - began);
+        // At worst it came right after trains that had shown complaints to be wrong.
+        assert!(decision.at - began < MS * 700, "seed {seed}: {:?}", decision.at - began);
         fabric.strangers.clear();
         fabric.run(SECOND * 10);
         assert_eq!(fabric.state.estimates.links().count(), 0, "seed {seed}: all is thought to be free again");
