@@ -73,6 +73,9 @@ pub struct Args {
     /// Suite codec: float32 files of NumPy to code besides
     #[arg(value_name = "FILE.npy")]
     pub files: Vec<PathBuf>,
+    /// Suite codec: draw speed and loss into this folder, as SVG
+    #[arg(long, value_name = "FOLDER")]
+    pub figures: Option<PathBuf>,
     /// Write the rows as a JSON array too; `-` prints it on a line of standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -105,12 +108,12 @@ pub fn run(args: &Args) -> Result<()> {
     if args.suite == Suite::Rdma {
         return rdma(args);
     }
-    if args.suite != Suite::Codec && !args.files.is_empty() {
-        bail!("only the suite codec takes files");
+    if args.suite != Suite::Codec && !(args.files.is_empty() && args.figures.is_none()) {
+        bail!("only the suite codec takes files and draws figures");
     }
     if args.suite == Suite::Codec {
-        let rows =
-            codec::run(args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1), &args.files)?;
+        let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
+        let rows = codec::run(rounds, &args.files, args.figures.as_deref())?;
         told(args, &rows)?;
         return if args.smoke { Ok(()) } else { judged(&rows) };
     }

@@ -1,11 +1,13 @@
 //! Suite codec: speed against memcpy, error and ratio of every codec, on one core.
 
+mod plots;
+
 use super::row::{Better, Case, Row};
 use crate::job::printed;
 use crate::workspace;
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What a line of `cargo run -p harmonaize-codec --example measure` says. Speeds in GB/s of f32.
 #[derive(Debug, Deserialize)]
@@ -41,10 +43,11 @@ const SPEEDS: &[(&str, &str, f64, Speed)] = &[
     ("int8", "decode and add", 2.0, |line| line.decode_add),
     ("rotated 4", "encode", 0.6, |line| line.encode),
     ("rotated 4", "decode", 0.8, |line| line.decode),
+    ("top 1/64", "encode", 0.5, |line| line.encode),
 ];
 
-/// Measures `rounds` times, prints what each codec did in the last round, and returns the rows with bars.
-pub(super) fn run(rounds: usize, files: &[PathBuf]) -> Result<Vec<Row>> {
+/// Measures `rounds` times, prints what each codec did in the last round, draws it into `figures`, and returns the rows with bars.
+pub(super) fn run(rounds: usize, files: &[PathBuf], figures: Option<&Path>) -> Result<Vec<Row>> {
     let mut example = workspace::cargo();
     example.args(["run", "--quiet", "--release", "--package", "harmonaize-codec", "--example", "measure"]);
     example.arg("--").args(files.iter().map(|file| std::path::absolute(file).unwrap_or(file.clone())));
@@ -58,6 +61,9 @@ pub(super) fn run(rounds: usize, files: &[PathBuf]) -> Result<Vec<Row>> {
         }
     }
     println!("{}", table(lines.get(last..).unwrap_or_default()));
+    if let Some(folder) = figures {
+        plots::write(folder, lines.get(last..).unwrap_or_default())?;
+    }
     Ok(rows(&lines))
 }
 

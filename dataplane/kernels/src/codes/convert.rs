@@ -1,6 +1,6 @@
 //! Codes that are narrower floats, each element by itself.
 
-use super::memory::{Source, Target};
+use super::memory::{Rows, Source, Target};
 use super::rows::Place;
 use super::totals::Totals;
 use super::{INFINITE, ROW, Squares};
@@ -86,13 +86,23 @@ pub(super) fn encode<S: Simd, N: Narrow>(
         let [error, signal] = [error, signal].map(|[even, odd]| simd.add(even, odd));
         if GOOD.contains(&simd.sum(signal)) {
             all.add(simd, error, signal, 1.0);
-        } else {
+        } else if !zeros(simd, rows) {
             all.add_apart(careful::<S, N>(simd, source, to, group, group + GROUP));
         }
         group += GROUP;
     }
     all.add_apart(careful::<S, N>(simd, source, to, group, elements));
     all.squares(simd)
+}
+
+/// Whether all elements are zeros: nothing is lost of them, and tensors that have many have whole groups.
+#[inline(always)]
+fn zeros<S: Simd>(simd: S, rows: Rows<'_, ROWS>) -> bool {
+    let mut any = simd.splat_word(0);
+    for index in 0..ROWS {
+        any = simd.or(any, simd.bits(rows.row(simd, index)));
+    }
+    simd.greatest(any) == 0
 }
 
 /// Encodes less than a group, or again one whose squares f32 does not hold, or that has a NaN: its squares' sum is one.

@@ -130,7 +130,9 @@ impl Pass<'_> {
                 (bits, kept, filled) = (0, 0, 0);
                 error = signal;
             }
-            if finite && GOOD.contains(&simd.sum(signal)) {
+            if simd.greatest(greatest) == 0 {
+                // Zeros lose nothing.
+            } else if finite && GOOD.contains(&simd.sum(signal)) {
                 all.add(simd, error, signal, 1.0);
             } else {
                 let above = if fits { threshold } else { INFINITE };

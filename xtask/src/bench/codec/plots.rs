@@ -1,0 +1,115 @@
+//! The suite's figures: speed beside memcpy, and what is lost over the bits that are sent.
+
+use super::Measured;
+use crate::demo::plot::{Chart, STYLE, Series, escape};
+use anyhow::{Context, Result};
+use std::fmt::Write;
+use std::path::Path;
+
+/// Colours that charts take from the page they stand in; these figures stand alone.
+const COLOURS: &str = "svg{--ink:#222;--soft:#777;--grid:#ddd;--s0:#0072b2;--s1:#d55e00;--s2:#009e73;--s3:#cc79a7;background:#fff}
+.bar0{fill:var(--s0)}.bar1{fill:var(--s1)}.bar2{fill:var(--s2)}";
+
+/// Writes `codec-speed.svg` and `codec-loss.svg` into `folder`.
+pub(super) fn write(folder: &Path, lines: &[Measured]) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for (name, svg) in [("codec-speed.svg", speed(lines)), ("codec-loss.svg", loss(lines))] {
+        let path = folder.join(name);
+        std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// What is lost of heavy-tailed elements by the bits of one, one line a family of codecs.
+fn loss(lines: &[Measured]) -> String {
+    let families: [(&str, &[&str]); 3] = [
+        ("integers, a scale a block of 256", &["int4", "int8"]),
+        ("rotated blocks of 1024", &["rotated 1", "rotated 2", "rotated 3", "rotated 4"]),
+        ("8-bit and 16-bit floats", &["e4m3", "bf16"]),
+    ];
+    let series = families.map(|(name, codecs)| {
+        let found = |codec: &&str| {
+            let line = lines.iter().find(|line| line.codec == *codec && line.tensor == "heavy-tailed")?;
+            Some((32.0 / line.ratio, line.vnmse))
+        };
+        Series { name: name.to_owned(), points: codecs.iter().filter_map(found).collect() }
+    });
+    let chart = Chart {
+        title: "What is lost of heavy-tailed elements (Student's t, 3 degrees of freedom)".to_owned(),
+        x: "bits of an element on the wire".to_owned(),
+        y: "vNMSE".to_owned(),
+        logarithmic: true,
+        series: series.into(),
+        marks: Vec::new(),
+    };
+    let head = format!("<svg xmlns=\"http://www.w3.org/2000/svg\"><style>{STYLE}\n{COLOURS}</style>\n");
+    head + &chart.svg() + "</svg>\n"
+}
+
+/// Bars in times of memcpy, three a codec, of normal elements.
+fn speed(lines: &[Measured]) -> String {
+    const UNIT: f64 = 220.0;
+    const LEFT: f64 = 130.0;
+    let lines: Vec<&Measured> = lines.iter().filter(|line| line.tensor == "gaussian").collect();
+    let height = 60 + 44 * lines.len();
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" viewBox=\"0 0 760 {height}\" role=\"img\" \
+         aria-label=\"Speed of codecs\">\n<style>{STYLE}\n{COLOURS}</style>\n\
+         <text class=\"title\" x=\"10\" y=\"18\">Speed by bytes of f32, times memcpy's, one core</text>\n"
+    );
+    for (place, name) in ["encode", "decode", "decode and add"].iter().enumerate() {
+        let x = 10 + 120 * place;
+        // Writing to a String cannot fail.
+        let _ = writeln!(svg, "<rect class=\"bar{place}\" x=\"{x}\" y=\"28\" width=\"10\" height=\"10\"/>");
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"38\">{name}</text>", x + 15);
+    }
+    for (row, line) in lines.iter().enumerate() {
+        let top = 50 + 44 * row;
+        let _ = writeln!(svg, "<text x=\"10\" y=\"{}\">{}</text>", top + 22, escape(&line.codec));
+        for (place, speed) in [line.encode, line.decode, line.decode_add].iter().enumerate() {
+            let (times, y) = (speed / line.memcpy, top + 12 * place);
+            let width = (times * UNIT).clamp(0.0, 560.0);
+            let _ = writeln!(
+                svg,
+                "<rect class=\"bar{place}\" x=\"{LEFT}\" y=\"{y}\" width=\"{width:.1}\" height=\"10\"/>"
+            );
+            let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{}\">{times:.2}</text>", LEFT + width + 4.0, y + 10);
+        }
+    }
+    let one = LEFT + UNIT;
+    let _ =
+        writeln!(svg, "<line class=\"mark\" x1=\"{one}\" y1=\"46\" x2=\"{one}\" y2=\"{}\"/>", height - 10);
+    svg + "</svg>\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_show_what_was_measured() {
+        let line = |codec: &str, tensor: &str, ratio, vnmse| Measured {
+            tensor: tensor.into(),
+            codec: codec.into(),
+            elements: 100,
+            ratio,
+            vnmse,
+            memcpy: 10.0,
+            encode: 18.0,
+            decode: 15.0,
+            decode_add: 19.0,
+        };
+        let lines = [
+            line("int8", "gaussian", 4.0, 1e-4),
+            line("int8", "heavy-tailed", 4.0, 1e-3),
+            line("int4", "heavy-tailed", 8.0, 0.2),
+            line("rotated 4", "heavy-tailed", 8.0, 0.01),
+            line("rotated 1", "heavy-tailed", 30.0, 0.5),
+        ];
+        let bars = speed(&lines);
+        assert!([">1.80<", ">1.50<", ">1.90<", ">int8<"].iter().all(|text| bars.contains(text)), "{bars}");
+        assert_eq!(bars.matches("<rect class=\"bar0\"").count(), 2);
+        let curves = loss(&lines);
+        assert!(curves.contains("rotated blocks") && curves.matches("<path").count() >= 2, "{curves}");
+    }
+}
