@@ -4,8 +4,8 @@ use crate::communicator::{Communicator, Cost};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use harmonaize_client::{
-    Access, AgentAddress, Algorithm, AttachOptions, Client, Dtype, Element, Operation, Rank, RdmaOptions,
-    Receipt, ReduceOp, Tensor,
+    Access, AgentAddress, Algorithm, AttachOptions, Budget, Client, Dtype, Element, JoinOptions, Operation,
+    Rank, RdmaOptions, Receipt, ReduceOp, Tensor,
 };
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -111,10 +111,16 @@ pub fn word(algorithm: Algorithm) -> &'static str {
 impl Member {
     /// Attaches with room for `bytes` bytes of tensors, and joins.
     pub fn join(seat: &Seat, bytes: u64) -> Result<Self> {
+        Self::join_within(seat, bytes, Budget::Exact)
+    }
+
+    /// The same; tensors may lose what the budget says.
+    pub fn join_within(seat: &Seat, bytes: u64, budget: Budget) -> Result<Self> {
         ensure!(seat.rank < seat.ranks, "rank {} of {}", seat.rank, seat.ranks);
         let (rank, ranks) = (u32::try_from(seat.rank)?, u32::try_from(seat.ranks)?);
         let client = Client::attach(seat.address()?, seat.options(bytes.max(1)))?;
-        let communicator = client.join(&seat.name, Rank(rank), ranks, JOIN)?;
+        let options = JoinOptions { timeout: JOIN, budget };
+        let communicator = client.join_with(&seat.name, Rank(rank), ranks, &options)?;
         Ok(Self { client, communicator, rank: seat.rank, ranks: seat.ranks })
     }
 

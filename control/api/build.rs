@@ -3,7 +3,7 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(
-        ["operator.proto", "paths.proto", "provider.proto", "telemetry.proto"]
+        ["coding.proto", "operator.proto", "paths.proto", "provider.proto", "telemetry.proto"]
             .map(|file| format!("harmonaize/provider/v1/{file}")),
         ["proto"],
     )?;

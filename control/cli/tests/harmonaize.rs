@@ -61,7 +61,7 @@ async fn play(control: SocketAddr, host: &str, rank: u32) {
         v1::Hello { protocol_version: PROTOCOL_VERSION, host: host.to_owned(), listen, ..Default::default() };
     up.send(from_agent::Message::Hello(hello).into()).await.unwrap();
     let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-    let join = v1::Join { request: 1, tenant, communicator, rank, ranks: 2, timeout_ns: 0 };
+    let join = v1::Join { request: 1, tenant, communicator, rank, ranks: 2, ..v1::Join::default() };
     up.send(from_agent::Message::Join(join).into()).await.unwrap();
     let mut down = client.session(ReceiverStream::new(stream)).await.unwrap().into_inner();
     let mut communicators = vec![];

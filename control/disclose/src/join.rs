@@ -46,6 +46,22 @@ pub enum JoinFailure {
         /// And its size.
         first_ranks: u32,
     },
+    /// The budget makes no sense.
+    BadBudget {
+        /// Why: the tenant's own words alone.
+        why: String,
+    },
+    /// Ranks do not agree on the budget.
+    BudgetMismatch {
+        /// Who is refused.
+        rank: Rank,
+        /// Its budget, in words.
+        budget: String,
+        /// Who has joined with another.
+        others: Vec<Rank>,
+        /// And which.
+        theirs: String,
+    },
     /// Not all ranks joined in time.
     Timeout {
         /// Size of the communicator.
@@ -101,6 +117,15 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
                 "rank {rank} joins a communicator of {ranks} ranks, but rank {first} one of {first_ranks}"
             ),
         ),
+        JoinFailure::BadBudget { why } => (vec![], why.clone()),
+        JoinFailure::BudgetMismatch { rank, budget, others, theirs } => {
+            let have = verb(others, "has", "have");
+            let text = format!(
+                "rank {rank} joins with the budget \"{budget}\", but {} {have} joined with \"{theirs}\"",
+                list(others)
+            );
+            (sorted(others).into_iter().take(MOST_RANKS).collect(), text)
+        }
         JoinFailure::Timeout { ranks, missing } => {
             let have = verb(missing, "has", "have");
             let text = format!("{} of {ranks} {have} not joined in time", list(missing));

@@ -6,6 +6,7 @@
 
 mod conditions;
 mod estimates;
+mod exchange;
 mod order;
 mod path;
 mod plan;
@@ -18,6 +19,7 @@ mod units;
 
 pub use conditions::{Conditions, Drains, Use};
 pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};
+pub use exchange::{exchange_rate, exchange_usage, line_rate};
 pub use order::{order, ring_crossings};
 pub use path::{DirectedLink, MOST_PATHS, Path, TraceError};
 pub use plan::{

@@ -89,6 +89,8 @@ struct File {
     telemetry_interval: Nanos,
     #[serde(default = "yes")]
     replan: bool,
+    #[serde(default = "yes")]
+    compression: bool,
 }
 
 #[derive(Deserialize)]
@@ -135,6 +137,7 @@ impl Config {
     /// most_communicators = 64       # of a tenant
     /// telemetry_interval = "1s"     # how often agents report what they measure; "0s" for never
     /// replan = true                 # whether control changes plans while communicators run
+    /// compression = true            # whether tensors may travel in fewer bits where tenants let something be lost
     /// [[tenant]]
     /// name = "a"
     /// ```
@@ -204,6 +207,7 @@ impl File {
             most_communicators: self.most_communicators,
             telemetry_interval: self.telemetry_interval.into(),
             replan: self.replan,
+            compression: self.compression,
         };
         Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings, store })
     }

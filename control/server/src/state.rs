@@ -2,6 +2,7 @@
 
 mod carry;
 mod change;
+mod coding;
 mod communicator;
 mod decisions;
 mod failures;
@@ -124,6 +125,8 @@ pub struct Settings {
     pub telemetry_interval: Duration,
     /// Whether control makes new plans while communicators run; else only operators do.
     pub replan: bool,
+    /// Whether tensors may travel in fewer bits where tenants let something be lost.
+    pub compression: bool,
 }
 
 /// Everything that control knows.
@@ -249,6 +252,7 @@ impl State {
                 self.probed(now, from, &answer);
                 self.prove_waiting(now);
             }
+            Message::SetBudget(said) => return self.set_budget(now, from, &said),
         }
         Ok(())
     }

@@ -37,6 +37,7 @@ fn config() -> Config {
         most_communicators: 8,
         telemetry_interval: Duration::from_secs(1),
         replan: true,
+        compression: true,
     };
     let listen = "127.0.0.1:0".parse().unwrap();
     Config { listen, session_timeout: Duration::from_secs(10), settings, store: None }
@@ -118,7 +119,7 @@ impl Agent {
             communicator: "world".to_owned(),
             rank,
             ranks,
-            timeout_ns: 0,
+            ..v1::Join::default()
         };
         self.say(from_agent::Message::Join(join)).await;
     }

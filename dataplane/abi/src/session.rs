@@ -11,9 +11,11 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+mod budget;
 mod offer;
 mod proof;
 
+pub use budget::Budget;
 pub use offer::{Offer, PairEnd, Registered};
 pub use proof::{Challenge, Knock, MIN_SECRET, Proven, Response, Secret};
 
@@ -108,7 +110,7 @@ pub struct Refused {
 }
 
 /// A request of the tenant's process after the handshake. `id` is its own choice and comes back with the answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// Become `rank` of the communicator `name`, of `ranks` ranks. Answered when all have come, or none will.
     Join {
@@ -122,6 +124,8 @@ pub enum Request {
         ranks: u32,
         /// How long to wait for the others, in nanoseconds.
         timeout_ns: u64,
+        /// What may be lost of its tensors.
+        budget: Budget,
     },
     /// Leave a communicator. Its operations in flight complete with an error.
     Leave {
@@ -136,6 +140,15 @@ pub enum Request {
         id: u64,
         /// Handle from [`Answer::Joined`].
         communicator: u32,
+    },
+    /// Another budget from now on, as far as this rank is concerned: in effect once all ranks have said the same.
+    SetBudget {
+        /// Comes back.
+        id: u64,
+        /// Handle from [`Answer::Joined`].
+        communicator: u32,
+        /// What may be lost.
+        budget: Budget,
     },
 }
 
@@ -168,6 +181,13 @@ pub enum Answer {
         /// What is known.
         detail: Option<FailureDetail>,
     },
+    /// The budget was passed on, or why not.
+    BudgetSet {
+        /// Of the request.
+        id: u64,
+        /// For people.
+        refused: Option<String>,
+    },
 }
 
 impl Answer {
@@ -177,7 +197,8 @@ impl Answer {
             Self::Joined { id, .. }
             | Self::JoinRefused { id, .. }
             | Self::Left { id }
-            | Self::Detail { id, .. } => *id,
+            | Self::Detail { id, .. }
+            | Self::BudgetSet { id, .. } => *id,
         }
     }
 }
@@ -203,6 +224,8 @@ pub enum JoinRefusal {
     Unavailable,
     /// A bug or broken invariant in the agent.
     Internal,
+    /// The budget makes no sense, or ranks name different ones.
+    Budget,
 }
 
 /// Why joining failed.

@@ -2,6 +2,7 @@
 //!
 //! One task owns all of it and never waits for anyone: every answer arrives as a message.
 
+use crate::coding;
 use crate::control::Event;
 use crate::paths::Paths;
 use crate::recipe::{Proved, expand};
@@ -9,7 +10,7 @@ use crate::report;
 use crate::session::{AttachmentId, SessionRequest};
 use crate::telemetry;
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{FailureDetail, JoinRefusal, JoinRefused};
+use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Formation, Handle, LocalRank, Notice};
@@ -144,8 +145,18 @@ impl Agent {
                     .insert(attachment, Attachment { tenant, joined: HashMap::new(), next_handle: 1 });
                 self.command(Command::Attach { attachment: engine_id(attachment), end });
             }
-            SessionRequest::Join { attachment, name, rank, ranks, timeout, reply } => {
-                self.join(attachment, name, rank, ranks, timeout, reply);
+            SessionRequest::Join { attachment, name, rank, ranks, timeout, budget, reply } => {
+                let Some(tenant) = self.attachments.get(&attachment).map(|a| a.tenant.clone()) else {
+                    return;
+                };
+                let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+                let (rank, budget) = (rank.0, coding::to_control(&budget));
+                let join =
+                    v1::Join { request: 0, tenant, communicator: name, rank, ranks, timeout_ns, budget };
+                self.join(attachment, join, reply);
+            }
+            SessionRequest::SetBudget { attachment, communicator, budget } => {
+                self.set_budget(attachment, communicator, &budget);
             }
             SessionRequest::Leave { attachment, communicator } => {
                 let Some(attached) = self.attachments.get_mut(&attachment) else { return };
@@ -160,31 +171,21 @@ impl Agent {
         }
     }
 
-    fn join(
-        &mut self,
-        attachment: AttachmentId,
-        name: String,
-        rank: Rank,
-        ranks: u32,
-        timeout: Duration,
-        reply: JoinReply,
-    ) {
-        let Some(tenant) = self.attachments.get(&attachment).map(|a| a.tenant.clone()) else { return };
+    fn join(&mut self, attachment: AttachmentId, join: v1::Join, reply: JoinReply) {
         if self.stopping {
             return refuse(reply, JoinRefusal::Unavailable, Vec::new(), UNAVAILABLE);
         }
         let request = self.next_request;
         self.next_request += 1;
-        self.waiting.insert(request, Waiting { attachment, rank, reply });
-        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        self.tell(from_agent::Message::Join(v1::Join {
-            request,
-            tenant,
-            communicator: name,
-            rank: rank.0,
-            ranks,
-            timeout_ns,
-        }));
+        self.waiting.insert(request, Waiting { attachment, rank: Rank(join.rank), reply });
+        self.tell(from_agent::Message::Join(v1::Join { request, ..join }));
+    }
+
+    fn set_budget(&mut self, attachment: AttachmentId, handle: u32, budget: &Budget) {
+        let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
+        let Some((communicator, Rank(rank))) = joined else { return };
+        let budget = coding::to_control(budget);
+        self.tell(from_agent::Message::SetBudget(v1::SetBudget { communicator, rank, budget }));
     }
 
     fn leave(&mut self, id: u64, rank: Rank) {

@@ -208,7 +208,7 @@ impl Session {
         // A control that does not ask for telemetry may not know of it.
         let mut telemetry = false;
         // As little may it know of paths; answers about them go to who asked, in the session in which it asked.
-        let (mut verdicts, mut asked) = (false, false);
+        let (mut verdicts, mut asked, mut budgets) = (false, false, false);
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
@@ -237,6 +237,8 @@ impl Session {
                 Step::Said(Some(
                     from_agent::Message::PathsTraced(_) | from_agent::Message::PathProbed(_),
                 )) if !asked => {}
+                // An older control would end the session; exact is within any budget.
+                Step::Said(Some(from_agent::Message::SetBudget(_))) if !budgets => {}
                 Step::Said(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
@@ -252,7 +254,8 @@ impl Session {
                         welcomed = true;
                         telemetry = welcome.telemetry_interval_ns > 0;
                         verdicts = welcome.path_verdicts_per_second > 0;
-                        self.outbox.extend(self.ledger.connected());
+                        budgets = welcome.budgets;
+                        self.outbox.extend(self.ledger.connected(budgets));
                         self.inbox.push_back(Event::Connected(welcome));
                     }
                     Some(message) => {

@@ -59,7 +59,7 @@ impl Paths {
         self.missing.push(what.chars().take(200).collect());
     }
 
-    /// What Hello says: whether connections can be paced, and verdicts be told, the caller knows.
+    /// What Hello says of paths: whether connections can be paced, and verdicts be told, the caller knows.
     pub fn abilities(&self, pace: bool, path_verdicts: bool) -> Abilities {
         let probe_address = self.answerer.as_ref().map(|answerer| answerer.address().to_string());
         Abilities {
@@ -71,6 +71,7 @@ impl Paths {
             pace,
             path_verdicts,
             missing: self.missing.clone(),
+            codecs: Vec::new(),
         }
     }
 

@@ -2,9 +2,12 @@
 
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_api::v1::{self, Recipe};
+use harmonaize_codec::Codec;
 use harmonaize_core::{EpochPlan, Nanos, Timeouts};
 use harmonaize_engine::Peer;
-use harmonaize_plan::{Access, Group, Local, Participant, Plan, Request, Retention, Tuning, check, program};
+use harmonaize_plan::{
+    Access, Coding, Group, Local, Participant, Plan, Request, Retention, Tuning, check, program,
+};
 use harmonaize_transport::Introduction;
 use std::collections::VecDeque;
 
@@ -89,7 +92,7 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
         },
         channels: channels.ok_or_else(|| error(format!("{} channels", tuning.channels)))?,
         landing_slots: tuning.landing_slots,
-        coding: None,
+        coding: recipe.coding.as_ref().map(coding).transpose().map_err(error)?,
     };
     let operation = Nanos(tuning.operation_timeout_ns);
     let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(INQUIRY)) };
@@ -131,6 +134,17 @@ fn prove_one(plan: &EpochPlan, request: Request, retention: Retention, access: A
     let locals = vec![local; programs.len()];
     check(&plan.plan, request, &programs, plan.landing_slots, &locals).map_err(|error| error.to_string())?;
     Ok(())
+}
+
+/// How tensors travel, by a codec that is known here and within a bound that can be kept.
+fn coding(told: &v1::Coding) -> Result<Coding, String> {
+    let unknown =
+        || format!("codec \"{}\" is not known here", told.codec.chars().take(64).collect::<String>());
+    let codec = Codec::NAMED.iter().position(|(name, _)| *name == told.codec).ok_or_else(unknown)?;
+    match told.most {
+        Some(most) if !(0.0..=1.0).contains(&most) => Err(format!("a bound of {most} on what a codec loses")),
+        most => Ok(Coding { codec: codec as u16, most }),
+    }
 }
 
 fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
@@ -222,7 +236,15 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut Recipe));
-        let damaged: [Damage; 8] = [
+        let mut coded = recipe(3, 1);
+        coded.coding = Some(v1::Coding { codec: "int8".into(), most: Some(1e-3) });
+        let found = expand(&coded, &mut Proved::default()).unwrap().plan.coding.unwrap();
+        assert_eq!((Codec::NAMED[usize::from(found.codec)].1, found.most), (Codec::INT8, Some(1e-3)));
+        let damaged: [Damage; 10] = [
+            ("codec \"int9\"", |r| r.coding = Some(v1::Coding { codec: "int9".into(), most: None })),
+            ("a bound of NaN", |r| {
+                r.coding = Some(v1::Coding { codec: "int8".into(), most: Some(f64::NAN) });
+            }),
             ("there twice", |r| r.participants[0].ranks = vec![1]),
             ("order", |r| r.order = vec![0, 0, 1]),
             ("no rank", |r| r.me = 9),

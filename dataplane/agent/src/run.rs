@@ -1,12 +1,14 @@
 //! Wiring: engine, transport, sessions with tenants and with control.
 
 use crate::agent::Agent;
+use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::control::{self, Settings};
 use crate::paths::Paths;
 use crate::session::{RdmaRules, SessionServer};
 use crate::telemetry;
 use anyhow::Context;
+use harmonaize_api::v1;
 use harmonaize_engine::{Engine, marks, start};
 use harmonaize_transport::Transport;
 use harmonaize_transport::tcp::{Config as TcpConfig, TcpTransport};
@@ -102,9 +104,11 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let mut servers = JoinSet::new();
     servers.spawn(server.run(requests, closed));
     let mut paths = Paths::begin(address);
+    let codecs = coding::codecs().to_vec();
     let abilities = paths.abilities(config.verbs.is_none(), telemetry.is_some());
     let settings = Settings::new(config.control, config.host.clone(), address);
-    let mut control = control::connect(Settings { abilities, ..settings });
+    let mut control =
+        control::connect(Settings { abilities: v1::Abilities { codecs, ..abilities }, ..settings });
     paths
         .answer_into(control.to_control.downgrade())
         .context("cannot start the threads that look at paths")?;

@@ -15,7 +15,7 @@ mod tenant;
 pub use server::{BindError, SessionServer};
 
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{FailureDetail, JoinRefused, Secret};
+use harmonaize_abi::session::{Budget, FailureDetail, JoinRefused, Secret};
 use harmonaize_shm::AgentEnd;
 use harmonaize_verbs::{Devices, Wanted};
 use std::net::{IpAddr, SocketAddr};
@@ -128,7 +128,7 @@ pub enum SessionRequest {
         /// Its data path.
         end: Box<dyn AgentEnd>,
     },
-    /// Become a rank of a communicator. Name, rank and size are checked. If `reply` is closed, nobody waits any more: the
+    /// Become a rank of a communicator. Name, rank, size and budget are checked. If `reply` is closed, nobody waits any more: the
     /// process went away.
     Join {
         /// Which attachment.
@@ -141,6 +141,8 @@ pub enum SessionRequest {
         ranks: u32,
         /// How long the process is ready to wait for the others.
         timeout: Duration,
+        /// What may be lost of its tensors.
+        budget: Budget,
         /// The communicator's handle for descriptors of this attachment, or why not.
         reply: oneshot::Sender<Result<u32, JoinRefused>>,
     },
@@ -159,6 +161,15 @@ pub enum SessionRequest {
         communicator: u32,
         /// What this attachment's rank may know.
         reply: oneshot::Sender<Option<FailureDetail>>,
+    },
+    /// Another budget, which makes sense, for a communicator that was joined.
+    SetBudget {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// Handle from joining.
+        communicator: u32,
+        /// What may be lost.
+        budget: Budget,
     },
     /// The process is gone, or the socket is going down.
     Detached {

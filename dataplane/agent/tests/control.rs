@@ -34,6 +34,7 @@ fn config(listen: SocketAddr) -> Config {
         most_communicators: 8,
         telemetry_interval: Duration::from_secs(1),
         replan: true,
+        compression: true,
     };
     Config { listen, session_timeout: LIMIT, settings, store: None }
 }
@@ -92,7 +93,14 @@ async fn next_word(agent: &mut Control) -> Event {
 
 async fn join(agent: &Control, rank: u32) {
     let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-    let join = v1::Join { request: u64::from(rank) + 1, tenant, communicator, rank, ranks: 2, timeout_ns: 0 };
+    let join = v1::Join {
+        request: u64::from(rank) + 1,
+        tenant,
+        communicator,
+        rank,
+        ranks: 2,
+        ..v1::Join::default()
+    };
     agent.to_control.send(from_agent::Message::Join(join)).await.unwrap();
 }
 

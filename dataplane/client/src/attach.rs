@@ -1,6 +1,6 @@
 //! Attaching to the agent.
 
-use crate::communicator::{Communicator, Joining};
+use crate::communicator::{Communicator, JoinOptions, Joining};
 use crate::session::Opening;
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
@@ -91,7 +91,18 @@ impl Client {
     /// Becomes `rank` of the communicator `name`, of `ranks` ranks. Blocks until all have come, or fails after `timeout`
     /// with the ranks that never came.
     pub fn join(&self, name: &str, rank: Rank, ranks: u32, timeout: Duration) -> Result<Communicator, Error> {
-        Joining::start(&self.shared, &self.pool, name, rank, ranks, timeout)?.wait()
+        self.join_with(name, rank, ranks, &JoinOptions { timeout, ..JoinOptions::default() })
+    }
+
+    /// The same with options: what may be lost of tensors, so that operations on slow links can end sooner.
+    pub fn join_with(
+        &self,
+        name: &str,
+        rank: Rank,
+        ranks: u32,
+        options: &JoinOptions,
+    ) -> Result<Communicator, Error> {
+        Joining::start(&self.shared, &self.pool, name, rank, ranks, options)?.wait()
     }
 }
 

@@ -3,13 +3,32 @@
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
 use crate::{Error, Operation};
-use harmonaize_abi::session::{Answer, JoinRefusal, Request};
+use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Request};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Signature, Submission};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How much longer than the agent the client waits, so that the agent's better answer comes first.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How long passing a budget on to the agent may take.
+const BUDGET_WITHIN: Duration = Duration::from_secs(10);
+
+/// How to join.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JoinOptions {
+    /// How long to wait for the other ranks.
+    pub timeout: Duration,
+    /// What may be lost of the tensors; all ranks must say the same.
+    pub budget: Budget,
+}
+
+impl Default for JoinOptions {
+    /// 60 s, exact.
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(60), budget: Budget::Exact }
+    }
+}
 
 /// A member's view of a communicator. All ranks must call the same collectives in the same order. Left when it and its
 /// operations are dropped.
@@ -52,8 +71,9 @@ impl<'a> Joining<'a> {
         name: &'a str,
         rank: Rank,
         ranks: u32,
-        timeout: Duration,
+        options: &JoinOptions,
     ) -> Result<Self, Error> {
+        let timeout = options.timeout;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let id = shared.lock().request(|id| Request::Join {
             id,
@@ -61,6 +81,7 @@ impl<'a> Joining<'a> {
             rank,
             ranks,
             timeout_ns,
+            budget: options.budget.clone(),
         })?;
         Ok(Self { shared, pool, name, rank, ranks, timeout, id })
     }
@@ -98,6 +119,28 @@ impl Communicator {
     /// How many ranks there are.
     pub fn ranks(&self) -> u32 {
         self.member.ranks
+    }
+
+    /// Wants another budget for this communicator from now on. It is in effect once all ranks have asked for the same, from the
+    /// same place in the operations' order on all of them, which may lie in the middle of one; until then the one before is.
+    /// Returns when the agent has passed it on.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] where it makes no sense or the communicator has ended.
+    pub fn set_budget(&self, budget: &Budget) -> Result<(), Error> {
+        let (shared, communicator) = (&self.member.shared, self.member.handle);
+        let budget = budget.clone();
+        let id = shared.lock().request(|id| Request::SetBudget { id, communicator, budget })?;
+        let answer = shared.wait(Instant::now().checked_add(BUDGET_WITHIN), |state| state.answer(id))?;
+        match answer {
+            Some(Answer::BudgetSet { refused: None, .. }) => Ok(()),
+            Some(Answer::BudgetSet { refused: Some(text), .. }) => Err(Error::Budget(text)),
+            Some(_) => Err(Error::Protocol("the agent answered a budget with something else".into())),
+            None => {
+                shared.lock().forget(id);
+                Err(Error::Budget(format!("no answer from the agent within {BUDGET_WITHIN:?}")))
+            }
+        }
     }
 
     /// Starts an AllReduce: `output` becomes the reduction of all ranks' `input`. Both of the same type and size; may be the

@@ -135,6 +135,9 @@ pub enum Error {
         /// Those that never came, or are taken or gone.
         concerned: Vec<Rank>,
     },
+    /// A budget was not taken.
+    #[error("the budget was not taken: {0}")]
+    Budget(String),
     /// Waiting took too long; what was waited for goes on.
     #[error("{what} did not end within {waited:?}; it is still in flight and can be waited for again")]
     WaitTimeout {

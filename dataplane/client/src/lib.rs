@@ -42,10 +42,10 @@ mod tensor;
 
 pub use address::AgentAddress;
 pub use attach::{AttachOptions, Client};
-pub use communicator::Communicator;
+pub use communicator::{Communicator, JoinOptions};
 pub use element::Element;
 pub use error::Error;
-pub use harmonaize_abi::session::{Access, FailureDetail, JoinRefusal, RefusalKind, Secret};
+pub use harmonaize_abi::session::{Access, Budget, FailureDetail, JoinRefusal, RefusalKind, Secret};
 pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};

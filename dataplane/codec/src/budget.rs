@@ -1,7 +1,13 @@
 //! What a tenant lets be lost.
 
 use crate::{Codec, CodecError, Encoded, Squares, encode};
+use harmonaize_abi::session::Budget as Said;
 use harmonaize_abi::{View, ViewMut};
+use std::fmt;
+use thiserror::Error;
+
+/// Most codecs that a budget names.
+const MOST_NAMED: usize = 32;
 
 /// What a tenant lets be lost of its tensors.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +22,77 @@ pub enum Budget {
     MatchBf16,
 }
 
+/// Why a budget makes no sense.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum BudgetError {
+    /// A bound that is none.
+    #[error("a bound of {0} on vNMSE; it must be above 0 and at most 1")]
+    Bound(f64),
+    /// No codec, or very many.
+    #[error("{0} codecs are allowed; a list has 1 to {MOST_NAMED}")]
+    Count(usize),
+    /// No codec of that name.
+    #[error("no codec is called \"{name}\"; there are {known}", known = names(Codec::NAMED.iter().map(|(name, _)| *name)))]
+    Unknown {
+        /// As said, the first characters.
+        name: String,
+    },
+}
+
+impl TryFrom<&Said> for Budget {
+    type Error = BudgetError;
+
+    fn try_from(said: &Said) -> Result<Self, BudgetError> {
+        match said {
+            Said::Exact => Ok(Self::Exact),
+            Said::Vnmse(most) if *most > 0.0 && *most <= 1.0 => Ok(Self::Vnmse(*most)),
+            Said::Vnmse(most) => Err(BudgetError::Bound(*most)),
+            Said::Codecs(named) if named.is_empty() || named.len() > MOST_NAMED => {
+                Err(BudgetError::Count(named.len()))
+            }
+            Said::Codecs(named) => {
+                let unknown = |name: &String| BudgetError::Unknown { name: name.chars().take(64).collect() };
+                let codec = |name: &String| Codec::named(name).ok_or_else(|| unknown(name));
+                let mut codecs = named.iter().map(codec).collect::<Result<Vec<_>, _>>()?;
+                // In whichever order and however often they are named, it is the same budget.
+                let place = |codec: &Codec| Codec::NAMED.iter().position(|(_, known)| known == codec);
+                codecs.sort_by_key(place);
+                codecs.dedup();
+                Ok(Self::Codecs(codecs))
+            }
+            Said::MatchBf16 => Ok(Self::MatchBf16),
+        }
+    }
+}
+
+impl From<&Budget> for Said {
+    fn from(budget: &Budget) -> Self {
+        match budget {
+            Budget::Exact => Self::Exact,
+            Budget::Vnmse(most) => Self::Vnmse(*most),
+            Budget::Codecs(codecs) => {
+                Self::Codecs(codecs.iter().map(|codec| codec.name().to_owned()).collect())
+            }
+            Budget::MatchBf16 => Self::MatchBf16,
+        }
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact => f.write_str("exact"),
+            Self::Vnmse(most) => write!(f, "vNMSE at most {most}"),
+            Self::Codecs(codecs) => f.write_str(&names(codecs.iter().map(|codec| codec.name()))),
+            Self::MatchBf16 => f.write_str("as bf16"),
+        }
+    }
+}
+
+fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
 impl Budget {
     /// The most that [`Squares::relative`] may be; `None` where no bound is given.
     pub fn most(&self) -> Option<f64> {
@@ -25,6 +102,11 @@ impl Budget {
             Self::Codecs(_) => None,
             Self::MatchBf16 => Some(0.5_f64.powi(18)),
         }
+    }
+
+    /// The same for what travels by `codec`: bfloat16 itself needs no bound to match bfloat16.
+    pub fn most_by(&self, codec: Codec) -> Option<f64> {
+        self.most().filter(|_| *self != Self::MatchBf16 || codec != Codec::BF16)
     }
 
     /// Whether the codec may be tried at all. None is ever needed: exact is always allowed.
@@ -62,5 +144,53 @@ impl Budget {
             refused = Some(encoded.squares);
         }
         Ok((Codec::EXACT, encode(Codec::EXACT, seed, source, to)?, refused))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(said: &Said) -> Result<Budget, String> {
+        Budget::try_from(said).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_makes_sense_is_read_and_shown() {
+        let list = |names: &[&str]| Said::Codecs(names.iter().map(|name| (*name).to_owned()).collect());
+        let cases = [
+            (Said::Exact, "exact"),
+            (Said::Vnmse(1e-3), "vNMSE at most 0.001"),
+            (Said::Vnmse(1.0), "vNMSE at most 1"),
+            (list(&["int8", "bf16", "int8"]), "bf16, int8"),
+            (Said::MatchBf16, "as bf16"),
+        ];
+        for (said, shown) in cases {
+            let budget = read(&said).unwrap();
+            assert_eq!(budget.to_string(), shown);
+            assert_eq!(read(&Said::from(&budget)).unwrap(), budget);
+        }
+        for (name, codec) in Codec::NAMED {
+            assert_eq!((Codec::named(name), codec.name()), (Some(*codec), *name));
+        }
+    }
+
+    #[test]
+    fn what_makes_none_is_refused_with_the_value() {
+        for bound in [f64::NAN, f64::INFINITY, 0.0, -0.0, -1e-3, 1.000_001] {
+            let error = read(&Said::Vnmse(bound)).unwrap_err();
+            assert!(error.contains(&format!("a bound of {bound} on vNMSE")), "{error}");
+        }
+        assert!(read(&Said::Codecs(Vec::new())).unwrap_err().starts_with("0 codecs"));
+        assert!(read(&Said::Codecs(vec!["int8".to_owned(); 33])).unwrap_err().starts_with("33 codecs"));
+        let error = read(&Said::Codecs(vec!["int9".to_owned()])).unwrap_err();
+        assert!(error.starts_with("no codec is called \"int9\"; there are exact, bf16"), "{error}");
+    }
+
+    #[test]
+    fn bf16_itself_matches_bf16() {
+        assert_eq!(Budget::MatchBf16.most_by(Codec::BF16), None);
+        assert_eq!(Budget::MatchBf16.most_by(Codec::INT8), Some(0.5_f64.powi(18)));
+        assert_eq!(Budget::Vnmse(0.1).most_by(Codec::BF16), Some(0.1));
     }
 }

@@ -55,6 +55,39 @@ impl Codec {
         ("top 1/64, bf16", Self::largest(6, true)),
     ];
 
+    /// The codec of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::NAMED.iter().find(|(known, _)| *known == name).map(|(_, codec)| *codec)
+    }
+
+    /// The name that people read; "unnamed" for other sizes than the named ones.
+    pub fn name(self) -> &'static str {
+        Self::NAMED.iter().find(|(_, codec)| *codec == self).map_or("unnamed", |(name, _)| name)
+    }
+
+    /// What it is thought to lose of a tensor with heavy tails, as [`crate::Squares::relative`], until it is measured.
+    pub(crate) fn typical_loss(self) -> f64 {
+        match self {
+            Self::Fixed(Code::F32) => 0.0,
+            Self::Fixed(Code::Bf16) => 2.7e-6,
+            Self::Fixed(Code::F16) => 4.2e-8,
+            Self::Fixed(Code::Blocks { grid: Grid::E4m3, .. }) => 5.4e-4,
+            Self::Fixed(Code::Blocks { grid: Grid::E5m2, .. }) => 2.1e-3,
+            Self::Fixed(Code::Blocks { grid, rounding, .. }) => {
+                let nearest = if grid == Grid::Int8 { 3.1e-4 } else { 7.6e-2 };
+                if rounding == Rounding::Stochastic { 2.0 * nearest } else { nearest }
+            }
+            Self::Fixed(Code::Rotated { bits: 1, .. }) => 0.57,
+            Self::Fixed(Code::Rotated { bits: 2, .. }) => 0.135,
+            Self::Fixed(Code::Rotated { bits: 3, .. }) => 0.036,
+            Self::Fixed(Code::Rotated { .. }) => 0.0093,
+            Self::Fixed(Code::Shared { .. }) => 1.0,
+            Self::Sparse(Sparse::Blocks) => 0.0,
+            // All hangs on the tensor: no bound lets it be chosen unmeasured.
+            Self::Sparse(_) => 1.0,
+        }
+    }
+
     const fn blocks(grid: Grid, rounding: Rounding) -> Self {
         Self::Fixed(Code::Blocks { grid, block: 256, rounding })
     }

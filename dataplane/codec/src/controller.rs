@@ -20,14 +20,16 @@ pub struct Level {
 /// What is known of the next operation and of the network when a codec is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outlook {
-    /// Bytes of f32 that this participant puts on the wire, were they exact.
+    /// Bytes of f32 that this participant puts on the wire, coded or not.
     pub wire: f64,
-    /// Bytes of f32 that it encodes, and decodes, were they not.
-    pub coded: f64,
-    /// Bytes a second that the wire carried lately, while there was something to send.
-    pub goodput: f64,
-    /// Whether others congest the way: what it carried before is no guide then.
-    pub congested: bool,
+    /// Bytes of f32 that it encodes, where it does.
+    pub encoded: f64,
+    /// Bytes of f32 that it decodes, where it does.
+    pub decoded: f64,
+    /// Bytes a second of the wire for an operation that is not coded.
+    pub rate: f64,
+    /// The same for one that is: it may go other ways.
+    pub coded_rate: f64,
     /// Seconds that the operation may take before the tenant waits for it.
     pub hidden: f64,
     /// Chunks of an operation: coding one goes on beside sending another.
@@ -35,13 +37,64 @@ pub struct Outlook {
 }
 
 /// A choice must save so much of the operation's time to be made.
-const GAIN: f64 = 0.05;
+pub const GAIN: f64 = 0.05;
 /// A codec that broke the budget is not chosen for so many operations.
 const BARRED: u32 = 32;
-/// What the newest goodput weighs, in the absence of congestion.
-const WEIGHT: f64 = 0.5;
 /// What a loss that was measured weighs against those before, where it is less; a greater one is believed at once.
 const LOSS_WEIGHT: f64 = 0.125;
+
+/// A codec, and what its operation takes by the outlook.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Which.
+    pub codec: Codec,
+    /// Seconds that the tenant waits.
+    pub time: f64,
+    /// The same were it exact.
+    pub exact: f64,
+}
+
+impl Level {
+    /// A codec with what it takes where nobody has measured it: one core of a server, tensors with heavy tails.
+    pub fn typical(codec: Codec) -> Self {
+        let bytes = codec.most_bytes(TYPICAL).unwrap_or(usize::MAX);
+        let ratio = bytes as f64 / (TYPICAL * size_of::<f32>()) as f64;
+        Self { codec, ratio, encode: 4e9, decode: 8e9, loss: codec.typical_loss() }
+    }
+}
+
+/// Elements of a typical chunk.
+const TYPICAL: usize = 1 << 15;
+
+/// The codec that makes the tenant wait least, of those that the budget allows and that are thought to keep it. Another than
+/// `current` only where that saves at least the part `gain` of the time, or where `current` is no longer allowed; back to exact
+/// also where next to nothing is gained.
+pub fn choose(budget: &Budget, levels: &[Level], current: Codec, outlook: &Outlook, gain: f64) -> Choice {
+    let waits = outlook.time(None);
+    let exact = Choice { codec: Codec::EXACT, time: waits, exact: waits };
+    let (mut best, mut stay) = (exact, exact);
+    for level in levels.iter().filter(|level| level.codec != Codec::EXACT) {
+        let within = budget.most_by(level.codec).is_none_or(|most| level.loss <= most);
+        if !within || !budget.allows(level.codec) {
+            continue;
+        }
+        let choice = Choice { codec: level.codec, time: outlook.time(Some(level)), exact: waits };
+        if choice.time < best.time {
+            best = choice;
+        }
+        if level.codec == current {
+            stay = choice;
+        }
+    }
+    if best.time < stay.time * (1.0 - gain) {
+        best
+    } else if exact.time <= stay.time * (1.0 + GAIN / 5.0) {
+        // What is not gained is no reason to lose anything.
+        exact
+    } else {
+        stay
+    }
+}
 
 /// Chooses one communicator's codec from operation to operation. The same words and levels give the same choices, so whoever
 /// decides for all can be replayed.
@@ -50,7 +103,6 @@ pub struct Controller {
     budget: Budget,
     levels: Vec<State>,
     current: Codec,
-    goodput: Option<f64>,
 }
 
 #[derive(Clone, Debug)]
@@ -65,7 +117,7 @@ impl Controller {
     pub fn new(budget: Budget, levels: &[Level]) -> Self {
         let state = |level: &Level| State { level: *level, loss: level.loss, barred: 0 };
         let levels = levels.iter().filter(|level| level.codec != Codec::EXACT).map(state).collect();
-        Self { budget, levels, current: Codec::EXACT, goodput: None }
+        Self { budget, levels, current: Codec::EXACT }
     }
 
     /// Changes the budget while operations run; the next choice is within it.
@@ -89,42 +141,16 @@ impl Controller {
         }
     }
 
-    /// The codec for the next operation. Another than the last only where it saves at least a twentieth of the time that the
-    /// tenant waits, or where the last is no longer allowed.
+    /// The codec for the next operation: [`choose`] among the levels that did not break the budget lately.
     pub fn choose(&mut self, outlook: &Outlook) -> Codec {
-        let goodput = match self.goodput {
-            Some(before) if !outlook.congested => before + (outlook.goodput - before) * WEIGHT,
-            _ => outlook.goodput,
-        };
-        self.goodput = Some(goodput).filter(|goodput| goodput.is_finite());
-        let outlook = Outlook { goodput, ..*outlook };
-        let exact = (outlook.time(None), Codec::EXACT);
-        let (mut best, mut stay) = (exact, exact);
+        let mut levels = Vec::with_capacity(self.levels.len());
         for state in &mut self.levels {
-            let barred = state.barred > 0;
+            if state.barred == 0 {
+                levels.push(Level { loss: state.loss, ..state.level });
+            }
             state.barred = state.barred.saturating_sub(1);
-            let within = self.budget.most().is_none_or(|most| state.loss <= most);
-            if barred || !within || !self.budget.allows(state.level.codec) {
-                continue;
-            }
-            let choice = (outlook.time(Some(&state.level)), state.level.codec);
-            if choice.0 < best.0 {
-                best = choice;
-            }
-            if state.level.codec == self.current {
-                stay = choice;
-            }
         }
-        // Also back to exact: what is not gained is no reason to lose anything.
-        let worth = best.0 < stay.0 * (1.0 - GAIN);
-        let idle = exact.0 <= stay.0 * (1.0 + GAIN / 5.0);
-        self.current = if worth {
-            best.1
-        } else if idle {
-            Codec::EXACT
-        } else {
-            stay.1
-        };
+        self.current = choose(&self.budget, &levels, self.current, outlook, GAIN).codec;
         self.current
     }
 }
@@ -132,11 +158,15 @@ impl Controller {
 impl Outlook {
     /// Seconds that the tenant waits with a level, or with none: sending and coding go on side by side but for one chunk.
     pub fn time(&self, level: Option<&Level>) -> f64 {
-        let (ratio, coding) = match level {
-            Some(level) => (level.ratio, self.coded / level.encode + self.coded / level.decode),
-            None => (1.0, 0.0),
+        let (bytes, rate, coding) = match level {
+            Some(level) => (
+                self.wire * level.ratio,
+                self.coded_rate,
+                self.encoded / level.encode + self.decoded / level.decode,
+            ),
+            None => (self.wire, self.rate, 0.0),
         };
-        let sending = self.wire * ratio / self.goodput.max(1.0);
+        let sending = bytes / rate.max(1.0);
         let whole = sending.max(coding) + sending.min(coding) / self.chunks.max(1.0);
         (whole - self.hidden).max(0.0)
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use harmonaize_abi::{View, ViewMut};
-use harmonaize_codec::{Code, Codec, Grid, Rounding, Store, decode, encode};
+use harmonaize_codec::{Code, Codec, Grid, Level, Rounding, Store, decode, encode};
 use harmonaize_kernels::Isa;
 use harmonaize_kernels::codes;
 use rand::{RngExt, SeedableRng};
@@ -45,6 +45,22 @@ fn vnmse(codec: Codec, seed: u64, tensor: &[f32]) -> f64 {
     assert!(near(told.squares.signal, signal), "{codec:?}, seed {seed}: {:?}, and {signal}", told.squares);
     assert!(near(told.squares.error, error), "{codec:?}, seed {seed}: {:?}, and {error}", told.squares);
     error / signal
+}
+
+/// What control takes codecs to lose before anything is measured: no more than a half off on heavy tails.
+#[test]
+fn typical_losses_are_typical() {
+    let mut off = Vec::new();
+    let fixed = |(_, codec): &&(&str, Codec)| matches!(codec, Codec::Fixed(_));
+    for (name, codec) in Codec::NAMED.iter().skip(1).filter(fixed) {
+        let lost = SEEDS.map(|seed| vnmse(*codec, seed, &heavy(seed))).sum::<f64>() / SEEDS.count() as f64;
+        let told = Level::typical(*codec).loss;
+        println!("{name}: {lost:.3e}, and {told:.3e} is told");
+        if lost > told * 1.5 || lost < told / 1.5 {
+            off.push(*name);
+        }
+    }
+    assert!(off.is_empty(), "{off:?}");
 }
 
 #[test]

@@ -23,9 +23,10 @@ const OPERATION: f64 = 64e6;
 fn outlook(goodput: f64) -> Outlook {
     Outlook {
         wire: 1.5 * OPERATION,
-        coded: 2.0 * OPERATION,
-        goodput,
-        congested: false,
+        encoded: 2.0 * OPERATION,
+        decoded: 2.0 * OPERATION,
+        rate: goodput,
+        coded_rate: goodput,
         hidden: 0.0,
         chunks: 64.0,
     }

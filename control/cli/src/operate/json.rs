@@ -102,6 +102,9 @@ fn plan(plan: &v1::PlanStatus) -> Value {
         "reason": plan.reason,
         "pinned": plan.pinned,
         "since_ns": plan.since_ns,
+        "budget": plan.budget,
+        "codec": plan.codec,
+        "codec_reason": plan.codec_reason,
     })
 }
 

@@ -45,7 +45,13 @@ fn plan() -> v1::PlanStatus {
 
 #[test]
 fn plans_in_words() {
-    let reply = v1::PlansReply { plans: vec![plan()], switches: 2, given_up: 1, planned: 9 };
+    let coded = v1::PlanStatus {
+        budget: "vNMSE at most 0.001".to_owned(),
+        codec: "int8".to_owned(),
+        codec_reason: "4.000 ms for 1.0 MiB, which take 13.000 ms exact".to_owned(),
+        ..plan()
+    };
+    let reply = v1::PlansReply { plans: vec![coded], switches: 2, given_up: 1, planned: 9 };
     assert_eq!(
         text::plans(&reply),
         "1 communicators; 2 changes of plan done, 1 given up
@@ -60,6 +66,8 @@ LINKS OF RINGS
   a/world  h1 -> h0  leaf0 spine1 leaf1 (20001); ? (20007)  400M
 
 a/world: others fill  [2Jspine0
+
+a/world: tensors travel as int8 (budget: vNMSE at most 0.001): 4.000 ms for 1.0 MiB, which take 13.000 ms exact
 "
     );
 }

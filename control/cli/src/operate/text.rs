@@ -153,6 +153,12 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
     for plan in why {
         page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sentence(&plan.reason));
     }
+    let coded = plans.iter().filter(|plan| !plan.codec_reason.is_empty());
+    for plan in coded {
+        let (name, codec, budget) = (name(&plan.tenant, &plan.name), clean(&plan.codec), clean(&plan.budget));
+        let why = sentence(&plan.codec_reason);
+        page += &format!("\n{name}: tensors travel as {codec} (budget: {budget}): {why}\n");
+    }
     page
 }
 

@@ -79,8 +79,16 @@ fn plan_row(plan: &PlanStatus, now: u64) -> Vec<Cell> {
             0 => dash(),
             then => cell(now.saturating_sub(then), duration(now.saturating_sub(then)), Tone::Plain),
         },
-        plain(clean(&plan.reason)),
+        plain(why(plan)),
     ]
+}
+
+/// The codec, where tensors do not travel as they are, and why it runs by this plan.
+fn why(plan: &PlanStatus) -> String {
+    let coded = !matches!(plan.codec.as_str(), "" | "exact");
+    let codec = if coded { plan.codec.as_str() } else { "" };
+    let between = if coded && !plan.reason.is_empty() { ": " } else { "" };
+    clean(&format!("{codec}{between}{}", plan.reason))
 }
 
 /// The switches that its connections cross, each with how many of them: "spine0 x4, leaf0 x2".

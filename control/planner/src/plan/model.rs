@@ -2,6 +2,7 @@
 
 use super::{Current, Hop, Job, Request, Routes};
 use crate::conditions::Use;
+use crate::exchange::line_rate;
 use crate::path::{DirectedLink, Path, Ways};
 use crate::topology::{HostId, Node, Topology};
 use std::collections::{BTreeMap, HashMap};
@@ -294,13 +295,8 @@ impl<'a> Model<'a> {
 
 /// What a job's hosts could send, bits a second, if their own links, and the job's limit, were the only ones.
 pub(crate) fn hosts_rate(topology: &Topology, job: &Job) -> f64 {
-    let of_host = |host: &HostId| {
-        let links = topology.links_at(Node::Host(*host)).iter();
-        links.filter_map(|link| topology.links().get(link.0)).map(|link| link.rate.0 as f64).sum::<f64>()
-    };
-    let least = job.hosts.iter().map(of_host).fold(f64::INFINITY, f64::min);
-    let limit = job.limit.map_or(f64::INFINITY, |limit| limit.0 as f64);
-    if least.is_finite() { least.min(limit).max(1.0) } else { 1.0 }
+    let least = line_rate(topology, &job.hosts);
+    job.limit.map_or(least, |limit| limit.min(least)).0.max(1) as f64
 }
 
 /// The part of its time in which a job would communicate if the fabric were never the limit.

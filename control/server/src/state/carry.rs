@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 impl State {
     /// Takes those pairs of participants out of `wanted` whose link the next epoch has from the one in use, and says by which
-    /// ports they are connected; `held` then has these ports too. None while the first epoch forms.
+    /// ports they are connected; `held` then has these ports too. `all`: whatever their ways are. None while the first epoch forms.
     pub(super) fn carried(
         &self,
         id: u64,
-        (order, hops): (&[u32], &[Hop]),
+        (order, hops, all): (&[u32], &[Hop], bool),
         wanted: &mut BTreeMap<(u32, u32), Vec<Path>>,
         held: &mut Vec<(HostId, u16)>,
     ) -> BTreeMap<(u32, u32), Vec<u16>> {
@@ -42,10 +42,11 @@ impl State {
                 ways = ways.iter().cycle().take(ports.len()).cloned().collect();
             }
             let open = || self.all_open(&conditions, pair);
-            let fits = ports.iter().all(|port| {
-                let port = self.ports.traced(pair, *port);
-                fits(port, &mut ways, exact, &conditions).unwrap_or_else(|| !exact && open())
-            });
+            let fits = all
+                || ports.iter().all(|port| {
+                    let port = self.ports.traced(pair, *port);
+                    fits(port, &mut ways, exact, &conditions).unwrap_or_else(|| !exact && open())
+                });
             if fits {
                 held.extend(ports.iter().map(|port| (pair.0, *port)).filter(|port| ours.contains(port)));
                 carried.insert(*ends, ports.clone());

@@ -105,6 +105,7 @@ impl State {
             communicator.ports = pending.ports;
             communicator.links = pending.links;
             communicator.plan = pending.plan;
+            communicator.coding.switched(now, pending.coding);
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
             self.active_changed();
@@ -148,12 +149,15 @@ impl State {
         }) else {
             return;
         };
+        let moved = communicator.order != pending.order || communicator.links != pending.links;
         communicator.epoch = pending.epoch;
         communicator.order = pending.order;
         communicator.links = pending.links;
         communicator.plan = pending.plan;
+        communicator.coding.switched(now, pending.coding);
         communicator.failures = 0;
-        if pending.decision.is_some() {
+        // What changes the codec alone makes no other way dearer.
+        if pending.decision.is_some() && moved {
             communicator.changes_now(now);
         }
         communicator.last_change.clear();
@@ -200,6 +204,7 @@ impl State {
             super::carry::keep(&mut pending.ports, &communicator.ports);
             self.ports.release(&mut pending.ports);
             self.decisions.given_up(pending.decision, id, &why);
+            communicator.coding.given_up(&pending.coding);
             self.hold_off(now, id);
         }
         let Some(communicator) = self.communicators.get(&id) else { return };

@@ -1,5 +1,6 @@
 //! A communicator's life from its recipe to its end.
 
+use super::coding::{Chosen, Coding};
 use super::decisions::Trigger;
 use super::replan::{MOST_RECENT, Planned};
 use super::status::Ended;
@@ -49,6 +50,8 @@ pub(super) struct Communicator {
     pub held_off: Option<Duration>,
     /// Changes given up in a row.
     pub failures: u32,
+    /// What its ranks let be lost, and how its tensors travel.
+    pub coding: Coding,
 }
 
 /// A participant.
@@ -73,6 +76,7 @@ pub(super) struct Pending {
     pub ports: Vec<(HostId, u16)>,
     pub links: BTreeMap<(u32, u32), Vec<u16>>,
     pub plan: Option<Planned>,
+    pub coding: Chosen,
     /// The decision that it comes from.
     pub decision: Option<u64>,
     pub prepared: BTreeSet<usize>,

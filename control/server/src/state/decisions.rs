@@ -29,6 +29,8 @@ pub enum Trigger {
     Communicators,
     /// A drain or maintenance began or ended.
     Withdrawn,
+    /// The ranks of a communicator agreed on another budget.
+    Budget,
     /// An operator gave an order up that was pinned.
     Unpinned,
     /// A communicator can be changed again, after a change that was under way or had failed.
@@ -63,6 +65,7 @@ impl std::fmt::Display for Trigger {
             Self::Faded => f.write_str("nothing has spoken for an estimate for long"),
             Self::Communicators => f.write_str("a communicator formed or ended"),
             Self::Withdrawn => f.write_str("a drain or maintenance began or ended"),
+            Self::Budget => f.write_str("the ranks of a communicator agreed on another budget"),
             Self::Unpinned => f.write_str("an order is control's to choose again"),
             Self::Settled => f.write_str("a communicator can be changed again"),
         }

@@ -1,5 +1,6 @@
 //! From a complete set of joins, or a new order, to a recipe for each participant.
 
+use super::coding::Coding;
 use super::communicator::{Communicator, Member, Pending};
 use super::join::Waiting;
 use super::ports::{Pair, Port};
@@ -29,6 +30,8 @@ pub(super) struct Proposal {
     pub plan: Option<Planned>,
     /// The decision that it is part of.
     pub decision: Option<u64>,
+    /// Whether links go on whatever their ways are.
+    pub same_links: bool,
 }
 
 impl State {
@@ -77,9 +80,11 @@ impl State {
             changes: VecDeque::new(),
             held_off: None,
             failures: 0,
+            coding: Coding::new(waiting.budget.clone()),
         };
         let proposal = self.first_plan(now, id, &hosts);
         self.communicators.insert(id, communicator);
+        self.learn_usage(id);
         self.propose(now, id, proposal);
         self.trace_communicator(now, id);
     }
@@ -104,7 +109,7 @@ impl State {
         match plan.and_then(|plan| plan.assignments.into_iter().find(|part| part.communicator == id)) {
             Some(part) => {
                 let plan = Some(Planned::from(&part));
-                Proposal { order: part.order, hops: part.hops, plan, decision: None }
+                Proposal { order: part.order, hops: part.hops, plan, ..Proposal::default() }
             }
             None => {
                 let ring = order(&self.settings.topology, hosts).into_iter().map(|index| index as u32);
@@ -132,14 +137,14 @@ impl State {
 
     /// Starts the next epoch of a communicator; its number.
     pub(super) fn propose(&mut self, now: Duration, id: u64, proposal: Proposal) -> u64 {
-        let Proposal { order, hops, plan, decision } = proposal;
+        let Proposal { order, hops, plan, decision, same_links } = proposal;
         let Some(communicator) = self.communicators.get(&id) else { return 0 };
         let epoch = communicator.next_epoch;
         let addresses: Vec<String> = communicator.members.iter().map(|member| self.address(member)).collect();
         let hosts: Vec<HostId> = communicator.members.iter().map(|member| member.host).collect();
         let mut wanted = self.wanted_paths(&hosts, &order, &hops);
         let mut ports = Vec::new();
-        let carried = self.carried(id, (&order, &hops), &mut wanted, &mut ports);
+        let carried = self.carried(id, (&order, &hops, same_links), &mut wanted, &mut ports);
         let mut numbers = self.take_ports(&hosts, wanted, &mut ports);
         let paces = self.paces(id, &order, plan.as_ref());
         let carried_over = carried.keys().copied().collect();
@@ -152,6 +157,7 @@ impl State {
             .map(|member| v1::Participant { ranks: member.ranks.clone(), host: self.host_name(member.host) })
             .collect();
         let tuning = self.tuning_message(communicator.tuning);
+        let coding = self.choose_coding(now, id, plan.as_ref().or(communicator.plan.as_ref()));
         let mut recipes = Vec::new();
         for ((index, member), peers) in communicator.members.iter().enumerate().zip(links) {
             let local = member
@@ -169,6 +175,8 @@ impl State {
                 peers,
                 tuning: Some(tuning),
                 local: local.collect(),
+                budget: coding.budget(),
+                coding: coding.coding(),
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
@@ -182,6 +190,7 @@ impl State {
                 ports,
                 links: numbers,
                 plan,
+                coding,
                 decision,
                 prepared,
                 switched,

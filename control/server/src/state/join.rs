@@ -1,8 +1,10 @@
 //! Ranks that want to join, until all of a communicator are there or their time is over.
 
+use super::coding::budget;
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
+use harmonaize_codec::{Budget, BudgetError};
 use harmonaize_disclose::{JoinFailure, disclose_join};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,6 +20,8 @@ pub(super) struct Waiting {
     pub deadline: Duration,
     /// By rank: whose session, and the agent's number for the join.
     pub joined: BTreeMap<u32, (SessionId, u64)>,
+    /// Of the first to join; all others have the same.
+    pub budget: Budget,
     /// By rank: until when it waits, where that is less long than control does.
     pub patience: BTreeMap<u32, Duration>,
     /// Ranks that were here, and waited for the others in vain.
@@ -53,10 +57,13 @@ impl State {
         if open {
             return Err("a join with the number of an open one");
         }
-        if let Err((kind, failure)) = self.check_join(&join) {
-            self.refuse_join(from, join.request, kind, &failure);
-            return Ok(());
-        }
+        let budget = match self.check_join(&join) {
+            Ok(budget) => budget,
+            Err((kind, failure)) => {
+                self.refuse_join(from, join.request, kind, &failure);
+                return Ok(());
+            }
+        };
         if drained {
             let failure = JoinFailure::Maintenance { rank: Rank(join.rank) };
             self.refuse_join(from, join.request, JoinRefusedKind::Unavailable, &failure);
@@ -69,6 +76,7 @@ impl State {
             since: now,
             deadline,
             joined: BTreeMap::new(),
+            budget,
             patience: BTreeMap::new(),
             gave_up: BTreeSet::new(),
         });
@@ -91,7 +99,8 @@ impl State {
         Ok(())
     }
 
-    fn check_join(&self, join: &v1::Join) -> Result<(), (JoinRefusedKind, JoinFailure)> {
+    /// What its tenant lets be lost, where the join can be.
+    fn check_join(&self, join: &v1::Join) -> Result<Budget, (JoinRefusedKind, JoinFailure)> {
         use JoinRefusedKind as Kind;
         let (rank, ranks, most) = (Rank(join.rank), join.ranks, self.settings.most_ranks);
         if !self.settings.tenants.contains(&join.tenant) {
@@ -107,6 +116,9 @@ impl State {
         if rank.0 >= ranks {
             return Err((Kind::Invalid, JoinFailure::RankOutside { rank, ranks }));
         }
+        let budget = budget(join.budget.as_ref());
+        let bad = |error: BudgetError| (Kind::Budget, JoinFailure::BadBudget { why: error.to_string() });
+        let budget = budget.map_err(bad)?;
         let waiting = self.waiting.get(&(join.tenant.clone(), name.clone()));
         let live = self.communicators.values().filter(|known| known.tenant == join.tenant);
         let held = live.clone().any(|known| known.name == *name && known.holds(rank.0));
@@ -119,14 +131,19 @@ impl State {
             if live.count() + others.count() >= most {
                 return Err((Kind::Limit, JoinFailure::TooManyCommunicators { most }));
             }
-            return Ok(());
+            return Ok(budget);
         };
         if waiting.ranks != ranks {
             let first = waiting.joined.keys().next().copied().map_or(Rank(0), Rank);
             let failure = JoinFailure::SizeMismatch { rank, ranks, first, first_ranks: waiting.ranks };
             return Err((Kind::SizeMismatch, failure));
         }
-        Ok(())
+        if waiting.budget != budget {
+            let others = waiting.joined.keys().copied().map(Rank).collect();
+            let (budget, theirs) = (budget.to_string(), waiting.budget.to_string());
+            return Err((Kind::Budget, JoinFailure::BudgetMismatch { rank, budget, others, theirs }));
+        }
+        Ok(budget)
     }
 
     /// Takes a rank out of a set that waits.

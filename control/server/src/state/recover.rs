@@ -1,5 +1,6 @@
 //! Communicators that outlived a restart of control: agents name them in Hello, and control learns them again.
 
+use super::coding::Coding;
 use super::communicator::{Communicator, EndCause, Member, dissolved};
 use super::{SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
@@ -89,9 +90,11 @@ impl State {
         if recipe.epoch > communicator.epoch {
             communicator.epoch = recipe.epoch;
             communicator.order.clone_from(&recipe.order);
+            communicator.coding.take_up(recipe);
             communicator.next_epoch = recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1);
         }
         self.take_up_plan(id);
+        self.learn_usage(id);
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         if all_back {
             communicator.recovering = None;
@@ -139,6 +142,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         changes: VecDeque::new(),
         held_off: None,
         failures: 0,
+        coding: Coding::recovered(recipe),
     }
 }
 

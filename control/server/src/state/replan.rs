@@ -87,7 +87,8 @@ impl State {
         let held = self.communicators.values().filter_map(|known| known.held_off);
         let active = self.wanted.active_at.map_or(Duration::ZERO, |at| at.saturating_add(ACTIVE_AGAIN));
         let active = self.estimates.links().next().map(|_| active);
-        waits.into_iter().chain(estimates).chain(held).chain(active).min()
+        let coding = self.coding_deadline();
+        waits.into_iter().chain(coding).chain(estimates).chain(held).chain(active).min()
     }
 
     /// Lets estimates fade, has links probed, and lets communicators be changed again.
@@ -96,6 +97,7 @@ impl State {
             self.want_plan(Trigger::Faded);
         }
         self.ask_probes(now);
+        self.expire_codings(now);
         let mut settled = false;
         for known in self.communicators.values_mut() {
             settled |= known.held_off.take_if(|until| *until <= now).is_some();
@@ -109,6 +111,7 @@ impl State {
     pub(super) fn act(&mut self, now: Duration) {
         if !self.settings.replan {
             self.wanted.trigger = None;
+            self.recode_agreed(now);
         }
         if self.wanted.trigger.is_none() || now < self.wanted.not_before {
             return;
@@ -142,11 +145,13 @@ impl State {
                 hops: assignment.hops.clone(),
                 plan: Some(Planned::from(assignment)),
                 decision: Some(number),
+                same_links: false,
             };
             let epoch = self.propose(now, id, proposal);
             changes.push(changed(id, epoch, &assignment.reason, now));
         }
         self.leave_forbidden(now, number, &mut changes);
+        self.recode(now, number, &mut changes);
         if changes.is_empty() {
             return;
         }
@@ -254,7 +259,12 @@ impl State {
     }
 
     /// The hops of an order by the links that are there.
-    fn hops(&self, known: &Communicator, order: &[u32], links: &BTreeMap<(u32, u32), Vec<u16>>) -> Vec<Hop> {
+    pub(super) fn hops(
+        &self,
+        known: &Communicator,
+        order: &[u32],
+        links: &BTreeMap<(u32, u32), Vec<u16>>,
+    ) -> Vec<Hop> {
         if order.len() < 2 {
             return Vec::new();
         }
@@ -336,7 +346,12 @@ impl State {
                 }
                 leaving.push((
                     *id,
-                    Proposal { order: known.order.clone(), hops, plan: None, decision: Some(number) },
+                    Proposal {
+                        order: known.order.clone(),
+                        hops,
+                        decision: Some(number),
+                        ..Proposal::default()
+                    },
                 ));
             }
         }
@@ -389,7 +404,7 @@ impl State {
     }
 }
 
-fn changed(communicator: u64, epoch: u64, reason: &str, now: Duration) -> Changed {
+pub(super) fn changed(communicator: u64, epoch: u64, reason: &str, now: Duration) -> Changed {
     Changed {
         communicator,
         epoch,

@@ -4,6 +4,7 @@ use super::communicator::EndCause;
 use super::{Fact, Output, SessionId, State};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, to_agent};
+use harmonaize_codec::Level;
 use harmonaize_planner::HostId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -38,6 +39,8 @@ pub(super) struct Abilities {
     pub pace: bool,
     pub verdicts: bool,
     pub carry: bool,
+    /// Codecs that it takes, and what they take there.
+    pub codecs: Vec<Level>,
     /// What is missing and why.
     pub missing: Vec<String>,
 }
@@ -55,6 +58,7 @@ impl Abilities {
             pace: said.pace,
             verdicts: said.path_verdicts,
             carry: said.carry,
+            codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }
     }
@@ -98,6 +102,7 @@ impl State {
             tenants: self.settings.tenants.clone(),
             telemetry_interval_ns: interval,
             path_verdicts_per_second: super::verdicts::MOST_A_SECOND,
+            budgets: true,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

@@ -2,6 +2,7 @@
 
 mod carried;
 mod closed_loop;
+mod coding;
 mod fabric;
 mod noise;
 mod operator;

@@ -29,6 +29,8 @@ struct Running {
     change: Option<v1::Recipe>,
     /// To be said again in a new session.
     left: Vec<v1::Leave>,
+    /// By rank: the budget that it wanted last, likewise.
+    budgets: BTreeMap<u32, v1::SetBudget>,
     /// The last word about it, while control has not heard it.
     last: Option<from_agent::Message>,
 }
@@ -58,11 +60,13 @@ impl Ledger {
         })
     }
 
-    /// The session is open: what must be said again.
-    pub(super) fn connected(&mut self) -> Vec<from_agent::Message> {
+    /// The session is open: what must be said again, budgets only to a control that takes them.
+    pub(super) fn connected(&mut self, budgets: bool) -> Vec<from_agent::Message> {
         self.away = None;
         let mut messages = Vec::new();
         for running in self.running.values() {
+            let wanted = running.budgets.values().filter(|_| budgets);
+            messages.extend(wanted.map(|wanted| from_agent::Message::SetBudget(wanted.clone())));
             messages.extend(running.left.iter().map(|leave| from_agent::Message::Leave(*leave)));
             messages.extend(running.last.clone());
         }
@@ -89,6 +93,11 @@ impl Ledger {
             Message::Leave(leave) => {
                 if let Some(running) = self.running.get_mut(&leave.communicator) {
                     running.left.push(*leave);
+                }
+            }
+            Message::SetBudget(wanted) => {
+                if let Some(running) = self.running.get_mut(&wanted.communicator) {
+                    running.budgets.insert(wanted.rank, wanted.clone());
                 }
             }
             Message::Switched(switched) => {
@@ -126,8 +135,9 @@ impl Ledger {
                 for local in &recipe.local {
                     self.joins.remove(&local.request);
                 }
+                let (recipe_in_use, budgets) = (stripped(&recipe), BTreeMap::new());
                 let running =
-                    Running { recipe: stripped(&recipe), change: None, left: Vec::new(), last: None };
+                    Running { recipe: recipe_in_use, change: None, left: Vec::new(), budgets, last: None };
                 self.running.insert(recipe.communicator, running);
                 Some(Event::Form(recipe))
             }
@@ -199,7 +209,7 @@ mod tests {
 
     fn join(request: u64) -> Message {
         let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-        Message::Join(v1::Join { request, tenant, communicator, rank: 0, ranks: 2, timeout_ns: 0 })
+        Message::Join(v1::Join { request, tenant, communicator, rank: 0, ranks: 2, ..v1::Join::default() })
     }
 
     fn recipe(communicator: u64, epoch: u64) -> v1::Recipe {
@@ -223,17 +233,17 @@ mod tests {
             ledger.outgoing(now, Message::Leave(v1::Leave { request: 8, ..v1::Leave::default() })),
             None
         );
-        assert_eq!(ledger.connected(), [join(7)]);
+        assert_eq!(ledger.connected(true), [join(7)]);
         assert_eq!(ledger.outgoing(now, join(9)), Some(join(9)));
         assert!(ledger.incoming(to_agent::Message::Form(recipe(1, 1))).is_some());
         ledger.disconnected(now);
-        assert_eq!(ledger.connected(), [join(9)]);
+        assert_eq!(ledger.connected(true), [join(9)]);
     }
 
     #[test]
     fn joins_do_not_wait_for_ever() {
         let (mut ledger, start) = (ledger(), Instant::now());
-        ledger.connected();
+        ledger.connected(true);
         ledger.outgoing(start, join(7));
         assert_eq!(ledger.deadline(), None);
         let away = start + Duration::from_secs(100);
@@ -243,13 +253,13 @@ mod tests {
         let refused = ledger.expire(away + PATIENCE);
         let [Event::JoinRefused(refused)] = refused.as_slice() else { panic!("{refused:?}") };
         assert_eq!((refused.request, refused.kind()), (7, v1::JoinRefusedKind::Unavailable));
-        assert_eq!(ledger.connected(), [join(8)]);
+        assert_eq!(ledger.connected(true), [join(8)]);
     }
 
     #[test]
     fn communicators_outlive_sessions() {
         let (mut ledger, now) = (ledger(), Instant::now());
-        ledger.connected();
+        ledger.connected(true);
         for id in [1, 2, 3] {
             ledger.incoming(to_agent::Message::Form(recipe(id, 1)));
         }
@@ -264,8 +274,18 @@ mod tests {
         assert_eq!(ledger.outgoing(now, leave.clone()), None);
         assert_eq!(ledger.outgoing(now, closed(3)), None);
         assert_eq!(running(&ledger), [(2, 2), (3, 1)]);
-        assert_eq!(ledger.connected(), [leave, closed(3)]);
+        assert_eq!(ledger.connected(true), [leave.clone(), closed(3)]);
         assert_eq!(running(&ledger), [(2, 2)]);
+        let want = Message::SetBudget(v1::SetBudget { communicator: 2, rank: 0, budget: None });
+        assert_eq!(ledger.outgoing(now, want.clone()), Some(want.clone()));
+        ledger.disconnected(now);
+        assert_eq!(
+            ledger.connected(false),
+            std::slice::from_ref(&leave),
+            "an older control knows no budgets"
+        );
+        ledger.disconnected(now);
+        assert_eq!(ledger.connected(true), [want, leave]);
         let dissolved = |communicator| v1::Dissolved { communicator, ..v1::Dissolved::default() };
         assert_eq!(ledger.incoming(to_agent::Message::Dissolve(dissolved(3))), None);
         assert!(ledger.incoming(to_agent::Message::Dissolve(dissolved(2))).is_some());

@@ -5,7 +5,8 @@ use super::tenant::Tenant;
 use super::{AttachmentId, SessionRequest};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    Answer, Bounded, JoinRefusal, JoinRefused, MAX_NAME, MessageError, Request, decode, encode, length,
+    Answer, Bounded, Budget, JoinRefusal, JoinRefused, MAX_NAME, MessageError, Request, decode, encode,
+    length,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -87,8 +88,8 @@ impl Attached {
     async fn request(&mut self, request: Request) -> Result<Option<Answer>, String> {
         let attachment = self.attachment;
         let (passed_on, answer) = match request {
-            Request::Join { id, name, rank, ranks, timeout_ns } => {
-                if let Err(refused) = self.check_join(&name, rank, ranks) {
+            Request::Join { id, name, rank, ranks, timeout_ns, budget } => {
+                if let Err(refused) = self.check_join(&name, rank, ranks, &budget) {
                     return Ok(Some(Answer::JoinRefused { id, refused }));
                 }
                 let (reply, answer) = oneshot::channel::<Result<u32, JoinRefused>>();
@@ -101,7 +102,7 @@ impl Attached {
                     }
                 });
                 let timeout = Duration::from_nanos(timeout_ns);
-                (Some(SessionRequest::Join { attachment, name, rank, ranks, timeout, reply }), None)
+                (Some(SessionRequest::Join { attachment, name, rank, ranks, timeout, budget, reply }), None)
             }
             Request::Leave { id, communicator } => {
                 let known = self.joined.remove(&communicator);
@@ -116,6 +117,17 @@ impl Attached {
                 (Some(SessionRequest::Detail { attachment, communicator, reply }), None)
             }
             Request::Detail { id, .. } => (None, Some(Answer::Detail { id, detail: None })),
+            Request::SetBudget { id, communicator, budget } => {
+                let known = self.joined.contains(&communicator);
+                let unknown = || "no such communicator on this attachment".to_owned();
+                let refused = nonsense(&budget).or_else(|| (!known).then(unknown));
+                let passed_on = refused.is_none();
+                let set = SessionRequest::SetBudget { attachment, communicator, budget };
+                (
+                    passed_on.then_some(set),
+                    Some(Answer::BudgetSet { id, refused: refused.map(Bounded::bounded) }),
+                )
+            }
         };
         if let Some(request) = passed_on {
             self.requests.send(request).await.map_err(|_| "the agent goes down".to_owned())?;
@@ -123,7 +135,7 @@ impl Attached {
         Ok(answer)
     }
 
-    fn check_join(&self, name: &str, rank: Rank, ranks: u32) -> Result<(), JoinRefused> {
+    fn check_join(&self, name: &str, rank: Rank, ranks: u32, budget: &Budget) -> Result<(), JoinRefused> {
         let quota = self.tenant.rules.quota;
         let refused = |kind, text| Err(JoinRefused { kind, text, ranks: Vec::new() });
         if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
@@ -142,8 +154,16 @@ impl Attached {
                 format!("this attachment is in {} communicators, as many as it may be", quota.communicators);
             return refused(JoinRefusal::Quota, text);
         }
-        Ok(())
+        match nonsense(budget) {
+            Some(text) => refused(JoinRefusal::Budget, text),
+            None => Ok(()),
+        }
     }
+}
+
+/// Why a budget makes no sense, if it does not.
+fn nonsense(budget: &Budget) -> Option<String> {
+    harmonaize_codec::Budget::try_from(budget).err().map(|error| error.to_string())
 }
 
 fn dropped() -> JoinRefused {

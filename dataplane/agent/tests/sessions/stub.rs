@@ -256,6 +256,9 @@ impl Engine {
                 let _ = reply.send(answer);
             }
             SessionRequest::Leave { communicator, .. } => self.knobs.say(format!("left {communicator}")),
+            SessionRequest::SetBudget { communicator, budget, .. } => {
+                self.knobs.say(format!("budget of {communicator}: {budget:?}"));
+            }
             SessionRequest::Detail { reply, .. } => {
                 let detail = FailureDetail {
                     status: Status::Mismatch,

@@ -2,8 +2,8 @@
 
 use crate::stub::{LIMIT, Stub};
 use harmonaize_client::{
-    Access, AttachOptions, Client, Communicator, Dtype, Error, JoinRefusal, Rank, ReduceOp, RefusalKind,
-    Status, Tensor,
+    Access, AttachOptions, Budget, Client, Communicator, Dtype, Error, JoinOptions, JoinRefusal, Rank,
+    ReduceOp, RefusalKind, Status, Tensor,
 };
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -229,6 +229,28 @@ fn joining_fails_with_reasons() {
     drop(second);
     client.join("third", Rank(0), 1, LIMIT).unwrap();
     drop(first);
+}
+
+#[test]
+fn budgets_are_looked_at_before_anybody_hears_of_them() {
+    let stub = Stub::start();
+    let (client, comm) = attach(&stub, Access::Mapped);
+    let join = |budget| client.join_with("other", Rank(0), 1, &JoinOptions { timeout: LIMIT, budget });
+    for (budget, words) in [
+        (Budget::Vnmse(f64::NAN), "a bound of NaN"),
+        (Budget::Vnmse(2.0), "a bound of 2 on vNMSE"),
+        (Budget::Codecs(vec!["int9".to_owned()]), "no codec is called \"int9\""),
+    ] {
+        let error = join(budget.clone()).unwrap_err();
+        assert!(
+            matches!(&error, Error::Join { kind: JoinRefusal::Budget, text, .. } if text.contains(words))
+        );
+        let error = comm.set_budget(&budget).unwrap_err();
+        assert!(matches!(&error, Error::Budget(text) if text.contains(words)), "{error}");
+    }
+    join(Budget::MatchBf16).unwrap();
+    comm.set_budget(&Budget::Vnmse(1e-3)).unwrap();
+    stub.knobs.expect("budget of 1: Vnmse(0.001)");
 }
 
 #[test]

@@ -45,6 +45,7 @@ pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
         most_communicators: 8,
         telemetry_interval: Duration::from_secs(1),
         replan: true,
+        compression: true,
     };
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {

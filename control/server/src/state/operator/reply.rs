@@ -199,6 +199,9 @@ impl State {
             hops: hops.collect(),
             pinned: known.pinned,
             since_ns: since,
+            budget: known.coding.current.budget.to_string(),
+            codec: known.coding.current.codec.name().to_owned(),
+            codec_reason: known.coding.current.reason.clone(),
             ..v1::PlanStatus::default()
         };
         match &known.plan {

@@ -2,9 +2,10 @@
 //! tell what holds them up, each after a while of its own.
 
 use super::world::{SECOND, settings_of};
-use crate::state::{Fact, Output, SessionId, State};
+use crate::state::{Fact, Output, SessionId, Settings, State};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
+use harmonaize_codec::Codec;
 use harmonaize_planner::{DirectedLink, HostId, LinkId, Node, Path, SwitchId, Topology};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -74,6 +75,7 @@ pub(super) struct Fabric {
     pub traced: u64,
     pub traced_over: BTreeMap<LinkId, u64>,
     salt: u64,
+    coding: u64,
 }
 
 /// Two racks of four hosts, two spines, 2:1: hosts at 1 Gbit/s, each leaf's uplinks at 1 Gbit/s.
@@ -103,7 +105,11 @@ pub(super) fn two_by_two() -> String {
 impl Fabric {
     /// Everything whole and idle, agents connected. Links of communicators have `paths` connections each.
     pub(super) fn new(seed: u64, paths: u32) -> Self {
-        let mut settings = settings_of(&two_by_two());
+        Self::of(settings_of(&two_by_two()), seed, paths, 0)
+    }
+
+    /// The same with these settings, and agents that code so many bytes a second (0: they have not measured).
+    pub(super) fn of(mut settings: Settings, seed: u64, paths: u32, coding: u64) -> Self {
         settings.paths = paths;
         settings.source_ports = Some((20000, 29999));
         settings.telemetry_interval = Duration::ZERO;
@@ -129,6 +135,7 @@ impl Fabric {
             traced: 0,
             traced_over: BTreeMap::new(),
             salt: seed,
+            coding,
             topology,
         };
         for host in 0..fabric.agents.len() {
@@ -162,6 +169,9 @@ impl Fabric {
         self.sessions += 1;
         let session = SessionId(self.sessions);
         let listen = format!("10.0.0.{}:4000", host + 1);
+        let (encode, decode) = (self.coding, self.coding);
+        let codecs = Codec::NAMED.iter();
+        let codecs = codecs.map(|(name, _)| v1::CodecSpeed { codec: (*name).to_owned(), encode, decode });
         let abilities = v1::Abilities {
             trace: true,
             probe: true,
@@ -171,6 +181,7 @@ impl Fabric {
             path_verdicts: true,
             carry: true,
             missing: Vec::new(),
+            codecs: codecs.collect(),
         };
         self.agents[host] = Agent { session: Some(session), ..Agent::default() };
         let hello = v1::Hello {
@@ -204,6 +215,17 @@ impl Fabric {
 
     /// One rank on each host joins; the communicator's id.
     pub(super) fn form(&mut self, tenant: &str, name: &str, hosts: &[usize]) -> u64 {
+        self.form_within(tenant, name, hosts, None)
+    }
+
+    /// The same with what may be lost.
+    pub(super) fn form_within(
+        &mut self,
+        tenant: &str,
+        name: &str,
+        hosts: &[usize],
+        budget: Option<v1::Budget>,
+    ) -> u64 {
         let before: BTreeSet<u64> = self.ids();
         for (rank, host) in hosts.iter().enumerate() {
             let join = v1::Join {
@@ -213,11 +235,17 @@ impl Fabric {
                 rank: rank as u32,
                 ranks: hosts.len() as u32,
                 timeout_ns: 0,
+                budget: budget.clone(),
             };
             let session = self.agents[*host].session.unwrap();
             self.say(session, from_agent::Message::Join(join));
         }
         *self.ids().difference(&before).next().expect("a communicator formed")
+    }
+
+    /// The newest recipe that an agent has of a communicator.
+    pub(super) fn recipe_of(&self, host: usize, id: u64) -> v1::Recipe {
+        self.agents[host].parts[&id].recipes.values().next_back().unwrap().clone()
     }
 
     pub(super) fn ids(&self) -> BTreeSet<u64> {

@@ -21,6 +21,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
         path_verdicts: true,
         carry: true,
         missing: vec!["nothing".to_owned(); 20],
+        codecs: Vec::new(),
     };
     let hello = v1::Hello {
         listen: format!("10.0.0.{}:4000", host + 1),

@@ -93,6 +93,7 @@ impl Play {
             rank: self.rng.random_range(0..most),
             ranks,
             timeout_ns: if self.rng.random_bool(0.2) { self.rng.random_range(1..30_000_000_000) } else { 0 },
+            budget: None,
         };
         agent.open.insert(self.request);
         self.world.say(agent.session, from_agent::Message::Join(join));

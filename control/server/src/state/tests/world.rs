@@ -46,6 +46,7 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         most_communicators: 6,
         telemetry_interval: SECOND,
         replan: true,
+        compression: true,
     }
 }
 
@@ -123,7 +124,14 @@ impl World {
         let request = request(&tenant, name, rank);
         self.say(
             session,
-            from_agent::Message::Join(v1::Join { request, tenant, communicator, rank, ranks, timeout_ns: 0 }),
+            from_agent::Message::Join(v1::Join {
+                request,
+                tenant,
+                communicator,
+                rank,
+                ranks,
+                ..v1::Join::default()
+            }),
         );
     }
 

@@ -1,0 +1,413 @@
+//! In which codec a communicator's tensors travel: what its ranks let be lost, and what control chooses within that.
+//!
+//! The choice is made anew for every epoch, and whenever control plans: where it is another than that of the epoch in use, a new
+//! epoch follows that goes on with all links.
+
+use super::communicator::Communicator;
+use super::decisions::{Changed, Trigger};
+use super::form::Proposal;
+use super::replan::{Planned, changed};
+use super::{SessionId, State};
+use harmonaize_abi::session::Budget as Said;
+use harmonaize_api::v1::{self, budget::Lets};
+use harmonaize_codec::{Budget, BudgetError, Choice, Codec, GAIN, Level, Outlook, choose};
+use harmonaize_planner::{DirectedLink, HostId, exchange_rate, exchange_usage, line_rate};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// A change that no budget asks for comes no sooner after the last.
+const DWELL: Duration = Duration::from_secs(5);
+
+/// For how long a change makes the next one dearer: each doubles what it must gain.
+const RECENT: Duration = Duration::from_secs(60);
+const MOST_RECENT: usize = 5;
+
+/// Bytes of an operation where agents have told of none.
+const TYPICAL: u64 = 16 << 20;
+
+/// Larger groups stay exact: each host would send to very many at once.
+const MOST_HOSTS: usize = 64;
+
+/// Most codecs of an agent that are looked at.
+const MOST_CODECS: usize = 32;
+
+/// How the tensors of an epoch travel, and within which budget.
+#[derive(Clone, Debug)]
+pub(super) struct Chosen {
+    pub codec: Codec,
+    pub budget: Budget,
+    /// In words.
+    pub reason: String,
+}
+
+impl Chosen {
+    /// Nothing is lost, for that is what ranks want.
+    pub(super) fn exact() -> Self {
+        Self { codec: Codec::EXACT, budget: Budget::Exact, reason: String::new() }
+    }
+
+    /// Whether agents are told the same of both.
+    fn same(&self, other: &Self) -> bool {
+        self.codec == other.codec && self.budget == other.budget
+    }
+
+    /// For recipes; none where tensors travel as they are.
+    pub(super) fn coding(&self) -> Option<v1::Coding> {
+        let coded = self.codec != Codec::EXACT;
+        coded.then(|| v1::Coding {
+            codec: self.codec.name().to_owned(),
+            most: self.budget.most_by(self.codec),
+        })
+    }
+
+    /// For recipes, so that agents tell it after a restart of control; none where nothing may be lost.
+    pub(super) fn budget(&self) -> Option<v1::Budget> {
+        let lets = match Said::from(&self.budget) {
+            Said::Exact => return None,
+            Said::Vnmse(most) => Lets::Vnmse(most),
+            Said::Codecs(names) => Lets::Codecs(v1::CodecNames { names }),
+            Said::MatchBf16 => Lets::MatchBf16(true),
+        };
+        Some(v1::Budget { lets: Some(lets) })
+    }
+
+    /// As an agent's recipe says it.
+    fn told(recipe: &v1::Recipe) -> Self {
+        let codec = recipe.coding.as_ref().and_then(|coding| Codec::named(&coding.codec));
+        let budget = budget(recipe.budget.as_ref()).unwrap_or(Budget::Exact);
+        Self {
+            codec: codec.unwrap_or(Codec::EXACT),
+            budget,
+            reason: "as before control restarted".to_owned(),
+        }
+    }
+}
+
+/// What a message lets be lost.
+///
+/// # Errors
+/// Where it makes no sense.
+pub(super) fn budget(said: Option<&v1::Budget>) -> Result<Budget, BudgetError> {
+    let said = match said.and_then(|said| said.lets.as_ref()) {
+        None | Some(Lets::MatchBf16(false)) => Said::Exact,
+        Some(Lets::Vnmse(most)) => Said::Vnmse(*most),
+        Some(Lets::Codecs(codecs)) => Said::Codecs(codecs.names.clone()),
+        Some(Lets::MatchBf16(true)) => Said::MatchBf16,
+    };
+    Budget::try_from(&said)
+}
+
+/// The codecs that an agent says it takes, with what they take there; the first of each.
+pub(super) fn levels(told: &[v1::CodecSpeed]) -> Vec<Level> {
+    let mut levels: Vec<Level> = Vec::new();
+    for told in told.iter().take(MOST_CODECS) {
+        let Some(codec) = Codec::named(&told.codec).filter(|codec| *codec != Codec::EXACT) else { continue };
+        let typical = Level::typical(codec);
+        let speed = |told: u64, typical: f64| if told == 0 { typical } else { told as f64 };
+        let (encode, decode) = (speed(told.encode, typical.encode), speed(told.decode, typical.decode));
+        if levels.iter().all(|known| known.codec != codec) {
+            levels.push(Level { encode, decode, ..typical });
+        }
+    }
+    levels
+}
+
+/// A communicator's budget and codec.
+#[derive(Debug)]
+pub(super) struct Coding {
+    /// What all ranks wanted last; the next epoch has it.
+    agreed: Budget,
+    /// What ranks want since, where that is another.
+    wanted: BTreeMap<u32, Budget>,
+    /// Of the epoch in use.
+    pub current: Chosen,
+    /// The part of what a host sends that crosses each link where all send to all.
+    usage: Vec<(DirectedLink, f64)>,
+    /// When the codec changed lately, oldest first.
+    changes: VecDeque<Duration>,
+    /// When a change is looked at again that came too soon.
+    again: Option<Duration>,
+    /// Codecs whose epochs could not be prepared.
+    barred: Vec<Codec>,
+}
+
+impl Coding {
+    /// For a communicator that forms.
+    pub(super) fn new(agreed: Budget) -> Self {
+        Self {
+            agreed,
+            wanted: BTreeMap::new(),
+            current: Chosen::exact(),
+            usage: Vec::new(),
+            changes: VecDeque::new(),
+            again: None,
+            barred: Vec::new(),
+        }
+    }
+
+    /// For one that outlived a restart of control.
+    pub(super) fn recovered(recipe: &v1::Recipe) -> Self {
+        let current = Chosen::told(recipe);
+        Self { current: current.clone(), ..Self::new(current.budget) }
+    }
+
+    /// An agent is in a later epoch than was known.
+    pub(super) fn take_up(&mut self, recipe: &v1::Recipe) {
+        self.current = Chosen::told(recipe);
+        self.agreed = self.current.budget.clone();
+    }
+
+    /// An epoch is in use.
+    pub(super) fn switched(&mut self, now: Duration, chosen: Chosen) {
+        if chosen.codec != self.current.codec {
+            if self.changes.len() == MOST_RECENT {
+                self.changes.pop_front();
+            }
+            self.changes.push_back(now);
+        }
+        self.current = chosen;
+    }
+
+    /// An epoch was given up.
+    pub(super) fn given_up(&mut self, chosen: &Chosen) {
+        if chosen.codec != self.current.codec && chosen.codec != Codec::EXACT {
+            self.barred.push(chosen.codec);
+        }
+    }
+
+    /// What another codec must gain now, and until when that holds.
+    fn gain(&self, now: Duration) -> (f64, Option<Duration>) {
+        let recent = || self.changes.iter().filter(|at| **at + RECENT > now);
+        let gain = GAIN * 2_f64.powi(recent().count() as i32);
+        let until = recent().next().map(|at| *at + RECENT);
+        match self.changes.back().map(|at| *at + DWELL).filter(|at| *at > now) {
+            Some(until) => (1.0, Some(until)),
+            None => (gain, until),
+        }
+    }
+}
+
+impl State {
+    /// A rank wants another budget. An error is a breach of protocol.
+    pub(super) fn set_budget(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        said: &v1::SetBudget,
+    ) -> Result<(), &'static str> {
+        let Ok(budget) = budget(said.budget.as_ref()) else { return Err("a budget that makes no sense") };
+        let Some((known, index)) = self.part(from, said.communicator)? else { return Ok(()) };
+        if !known.members.get(index).is_some_and(|member| member.ranks.contains(&said.rank)) {
+            return Err("a budget for a rank of others");
+        }
+        let (ranks, coding) = (known.ranks, &mut known.coding);
+        if budget == coding.agreed {
+            coding.wanted.remove(&said.rank);
+            return Ok(());
+        }
+        coding.wanted.insert(said.rank, budget.clone());
+        let all =
+            coding.wanted.len() == ranks as usize && coding.wanted.values().all(|other| *other == budget);
+        if all {
+            coding.wanted.clear();
+            coding.agreed = budget;
+            coding.barred.clear();
+            self.learn_usage(said.communicator);
+            self.want_plan(Trigger::Budget);
+            if !self.settings.replan {
+                self.recode_agreed(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at which links a communicator would load, where that will be needed.
+    pub(super) fn learn_usage(&mut self, id: u64) {
+        let Some(known) = self.communicators.get_mut(&id) else { return };
+        if known.coding.agreed != Budget::Exact
+            && known.coding.usage.is_empty()
+            && known.members.len() <= MOST_HOSTS
+        {
+            let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+            known.coding.usage = exchange_usage(&self.settings.topology, &hosts);
+        }
+    }
+
+    /// How the next epoch of a communicator has its tensors travel, by this plan.
+    pub(super) fn choose_coding(&self, now: Duration, id: u64, planned: Option<&Planned>) -> Chosen {
+        let Some(known) = self.communicators.get(&id) else { return Chosen::exact() };
+        let budget = known.coding.agreed.clone();
+        let exact = |reason: &str| (Codec::EXACT, reason.to_owned());
+        let (codec, reason) = if budget == Budget::Exact {
+            exact("")
+        } else if !self.settings.compression {
+            exact("compression is switched off")
+        } else if known.members.len() < 2 {
+            exact("nothing crosses a wire")
+        } else if known.members.len() > MOST_HOSTS {
+            exact("too many hosts to send to each other directly")
+        } else {
+            self.fastest(now, id, known, planned)
+        };
+        Chosen { codec, budget, reason }
+    }
+
+    fn fastest(
+        &self,
+        now: Duration,
+        id: u64,
+        known: &Communicator,
+        planned: Option<&Planned>,
+    ) -> (Codec, String) {
+        let coding = &known.coding;
+        let told = self.rhythms.get(&id).map_or(0, super::rhythms::Operations::bytes);
+        if told > 0 && told <= known.tuning.copy.0 {
+            return (Codec::EXACT, format!("operations of {told} bytes are too small to gain"));
+        }
+        let bytes = if told == 0 { TYPICAL } else { told } as f64;
+        let hosts = known.members.len() as f64;
+        let levels = self.common_levels(known);
+        if levels.is_empty() {
+            return (Codec::EXACT, "no codec that all agents take".to_owned());
+        }
+        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+        let direct = exchange_rate(&coding.usage, &conditions, &self.takers(id)).0 as f64 / 8.0;
+        let members: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+        let line = line_rate(&self.settings.topology, &members).0 as f64 / 8.0;
+        let rate = planned.map_or(direct, |planned| line / planned.slowdown.max(1.0));
+        if rate < 1.0 || direct < 1.0 {
+            return (coding.current.codec, "nothing passes now".to_owned());
+        }
+        let outlook = Outlook {
+            wire: 2.0 * (hosts - 1.0) / hosts * bytes,
+            encoded: bytes,
+            decoded: (2.0 * hosts - 1.0) / hosts * bytes,
+            rate,
+            coded_rate: direct,
+            hidden: 0.0,
+            chunks: bytes / known.tuning.chunk.0.max(1) as f64,
+        };
+        let (gain, _) = coding.gain(now);
+        let current = coding.current.codec;
+        let choice = choose(&coding.agreed, &levels, current, &outlook, gain);
+        (choice.codec, words(choice, bytes))
+    }
+
+    /// What all agents of a communicator take, each as slow as at the slowest; what an operation loses by it, in which each element
+    /// is encoded twice, and where errors of several ranks may be alike.
+    fn common_levels(&self, known: &Communicator) -> Vec<Level> {
+        let session = |session: Option<SessionId>| self.sessions.get(&session?);
+        let mut agents = known.members.iter().map(|member| session(member.session));
+        let Some(first) = agents.next().flatten() else { return Vec::new() };
+        let mut levels = first.abilities.codecs.clone();
+        for agent in agents {
+            let theirs = agent.map_or(&[][..], |agent| &agent.abilities.codecs);
+            levels.retain_mut(|level| {
+                let same = theirs.iter().find(|other| other.codec == level.codec);
+                same.is_some_and(|other| {
+                    (level.encode, level.decode) =
+                        (level.encode.min(other.encode), level.decode.min(other.decode));
+                    true
+                })
+            });
+        }
+        levels.retain(|level| !known.coding.barred.contains(&level.codec));
+        for level in &mut levels {
+            level.loss *= if level.codec.is_unbiased() { 2.0 } else { known.members.len() as f64 + 1.0 };
+        }
+        levels
+    }
+
+    /// How many other communicators use each link along their rings.
+    fn takers(&self, id: u64) -> BTreeMap<DirectedLink, u32> {
+        let mut takers = BTreeMap::new();
+        for (_, known) in self.communicators.iter().filter(|(other, _)| **other != id) {
+            let hops = self.hops(known, &known.order, &known.links);
+            let links = hops.iter().filter_map(|hop| hop.paths.first()).flat_map(|path| path.links());
+            for link in links {
+                *takers.entry(*link).or_default() += 1;
+            }
+        }
+        takers
+    }
+
+    /// Has communicators whose codec is not the best any more, or whose ranks agreed on another budget, go on by another epoch with
+    /// the links that they have.
+    pub(super) fn recode(&mut self, now: Duration, number: u64, changes: &mut Vec<Changed>) {
+        for id in self.coded() {
+            let Some(known) = self.communicators.get(&id) else { continue };
+            let chosen = self.choose_coding(now, id, known.plan.as_ref());
+            let (_, until) = known.coding.gain(now);
+            let same = chosen.same(&known.coding.current);
+            let Some(known) = self.communicators.get_mut(&id) else { continue };
+            known.coding.again = until.filter(|_| same);
+            if same {
+                known.coding.current.reason = chosen.reason;
+                continue;
+            }
+            let reason = match chosen.budget == known.coding.current.budget {
+                true => format!("{}: {}", chosen.codec.name(), chosen.reason),
+                false => {
+                    format!("the budget is {} now; {}: {}", chosen.budget, chosen.codec.name(), chosen.reason)
+                }
+            };
+            let epoch = self.propose_same(now, id, Some(number));
+            changes.push(changed(id, epoch, &reason, now));
+        }
+    }
+
+    /// The same where control does not plan: for what ranks agreed on alone.
+    pub(super) fn recode_agreed(&mut self, now: Duration) {
+        let due = self.coded().into_iter().filter(|id| {
+            let known = self.communicators.get(id);
+            known.is_some_and(|known| known.coding.agreed != known.coding.current.budget)
+        });
+        for id in due.collect::<Vec<_>>() {
+            self.propose_same(now, id, None);
+        }
+    }
+
+    fn propose_same(&mut self, now: Duration, id: u64, decision: Option<u64>) -> u64 {
+        let Some(known) = self.communicators.get(&id) else { return 0 };
+        let (order, plan) = (known.order.clone(), known.plan.clone());
+        let hops = self.hops(known, &order, &known.links);
+        self.propose(now, id, Proposal { order, hops, plan, decision, same_links: true })
+    }
+
+    /// Communicators whose epoch can change now, and whose ranks let something be lost or did.
+    fn coded(&self) -> Vec<u64> {
+        let can = |known: &Communicator| {
+            let budgets = [&known.coding.agreed, &known.coding.current.budget];
+            known.phase() == v1::Phase::Running
+                && known.held_off.is_none()
+                && budgets.into_iter().any(|budget| *budget != Budget::Exact)
+        };
+        self.communicators.iter().filter(|(_, known)| can(known)).map(|(id, _)| *id).collect()
+    }
+
+    /// When changes are looked at again that came too soon.
+    pub(super) fn coding_deadline(&self) -> Option<Duration> {
+        self.communicators.values().filter_map(|known| known.coding.again).min()
+    }
+
+    /// Looks at them again.
+    pub(super) fn expire_codings(&mut self, now: Duration) {
+        let mut due = false;
+        for known in self.communicators.values_mut() {
+            due |= known.coding.again.take_if(|at| *at <= now).is_some();
+        }
+        if due {
+            self.want_plan(Trigger::Settled);
+        }
+    }
+}
+
+/// Why a codec, in words.
+fn words(choice: Choice, bytes: f64) -> String {
+    let Choice { codec, time, exact } = choice;
+    let (time, exact, bytes) = (time * 1e3, exact * 1e3, bytes / f64::from(1 << 20));
+    match codec {
+        Codec::EXACT => format!("nothing within the budget is faster than {exact:.3} ms for {bytes:.1} MiB"),
+        _ => format!("{time:.3} ms for {bytes:.1} MiB, which take {exact:.3} ms exact"),
+    }
+}

@@ -1,0 +1,297 @@
+//! Budgets and codecs: what ranks must agree on, what control chooses, and that it does not change its mind all the time.
+
+use super::fabric::{Fabric, MS, Stranger, two_by_two};
+use super::world::{SECOND, World, hello, settings, settings_of};
+use crate::state::SessionId;
+use harmonaize_api::v1::{self, JoinRefusedKind, budget::Lets, from_agent, to_agent};
+use harmonaize_codec::Codec;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+fn bound(most: f64) -> Option<v1::Budget> {
+    Some(v1::Budget { lets: Some(Lets::Vnmse(most)) })
+}
+
+fn listed(names: &[&str]) -> Option<v1::Budget> {
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
+    Some(v1::Budget { lets: Some(Lets::Codecs(v1::CodecNames { names })) })
+}
+
+/// A fabric of which everything is known.
+fn fabric(seed: u64) -> Fabric {
+    let mut fabric = Fabric::new(seed, 1);
+    fabric.run(SECOND * 3);
+    fabric
+}
+
+/// The codec of the epoch in use, and its number.
+fn runs(fabric: &Fabric, id: u64) -> (&'static str, u64) {
+    let known = &fabric.state.communicators[&id];
+    (known.coding.current.codec.name(), known.epoch)
+}
+
+fn say(fabric: &mut Fabric, id: u64, rank: u32, budget: Option<v1::Budget>) {
+    let known = &fabric.state.communicators[&id];
+    let member = known.members.iter().find(|member| member.ranks.contains(&rank)).unwrap();
+    let session = member.session.unwrap();
+    let said = v1::SetBudget { communicator: id, rank, budget };
+    fabric.state.message(fabric.now, session, from_agent::Message::SetBudget(said).into());
+    fabric.settle();
+}
+
+fn plan(fabric: &Fabric, id: u64) -> v1::PlanStatus {
+    fabric.state.plans_reply(id).unwrap().plans.remove(0)
+}
+
+#[test]
+fn a_slow_fabric_is_coded_within_the_budget_and_who_has_none_stays_exact() {
+    for (budget, codec, most) in [
+        (None, "exact", None),
+        (bound(1e-6), "fp16", Some(1e-6)),
+        (bound(0.01), "int8", Some(0.01)),
+        (bound(0.05), "rotated 4", Some(0.05)),
+        (bound(0.5), "rotated 2", Some(0.5)),
+        (listed(&["exact", "bf16"]), "bf16", None),
+        (Some(v1::Budget { lets: Some(Lets::MatchBf16(true)) }), "bf16", None),
+    ] {
+        let mut fabric = fabric(1);
+        let beside = fabric.form("b", "beside", &EVERYONE);
+        let id = fabric.form_within("a", "world", &EVERYONE, budget.clone());
+        fabric.run(SECOND * 3);
+        assert_eq!(runs(&fabric, id).0, codec, "{budget:?}: {}", plan(&fabric, id).codec_reason);
+        let recipe = fabric.recipe_of(0, id);
+        let expected = (codec != "exact").then(|| v1::Coding { codec: codec.to_owned(), most });
+        assert_eq!((recipe.coding, recipe.budget), (expected, budget));
+        assert_eq!((plan(&fabric, id).codec, runs(&fabric, beside).0), (codec.to_owned(), "exact"));
+        assert_eq!(fabric.recipe_of(0, beside).coding, None);
+    }
+}
+
+#[test]
+fn ranks_must_name_the_same_budget() {
+    let mut world = World::new(settings(4), 1);
+    let sessions: Vec<SessionId> = (0..4).map(|host| world.agent(host)).collect();
+    let join = |world: &mut World, rank: u32, budget: Option<v1::Budget>| {
+        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+        let request = u64::from(rank) + 1;
+        let join = v1::Join { request, tenant, communicator, rank, ranks: 4, budget, ..v1::Join::default() };
+        world.say(sessions[rank as usize], from_agent::Message::Join(join));
+    };
+    join(&mut world, 0, bound(0.01));
+    join(&mut world, 2, bound(0.01));
+    join(&mut world, 3, None);
+    let refused = world.refusal(sessions[3]);
+    assert_eq!((refused.kind(), refused.ranks), (JoinRefusedKind::Budget, vec![0, 2]));
+    assert_eq!(
+        refused.text,
+        "rank 3 joins with the budget \"exact\", but ranks 0, 2 have joined with \"vNMSE at most 0.01\""
+    );
+    for (budget, text) in [
+        (bound(f64::NAN), "a bound of NaN on vNMSE"),
+        (bound(0.0), "a bound of 0 on vNMSE"),
+        (bound(-1.0), "a bound of -1 on vNMSE"),
+        (bound(1.5), "a bound of 1.5 on vNMSE"),
+        (listed(&["int9"]), "no codec is called \"int9\""),
+        (listed(&[]), "0 codecs are allowed"),
+    ] {
+        join(&mut world, 1, budget);
+        let refused = world.refusal(sessions[1]);
+        assert_eq!(refused.kind(), JoinRefusedKind::Budget);
+        assert!(refused.text.starts_with(text), "{}", refused.text);
+    }
+    // The same codecs in another order are the same budget.
+    let mut world = World::new(settings(4), 2);
+    let sessions: Vec<SessionId> = (0..2).map(|host| world.agent(host)).collect();
+    for (rank, names) in [["int8", "bf16"], ["bf16", "int8"]].iter().enumerate() {
+        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+        let (request, rank, budget) = (rank as u64 + 1, rank as u32, listed(names));
+        let join = v1::Join { request, tenant, communicator, rank, ranks: 2, budget, ..v1::Join::default() };
+        world.say(sessions[rank as usize], from_agent::Message::Join(join));
+    }
+    let recipe = world.recipe(sessions[0]);
+    assert_eq!(
+        (recipe.budget, recipe.coding),
+        (listed(&["bf16", "int8"]), None),
+        "these agents take no codec"
+    );
+}
+
+#[test]
+fn another_budget_is_in_effect_once_all_ranks_have_said_it() {
+    let mut fabric = fabric(2);
+    let id = fabric.form("a", "world", &EVERYONE);
+    fabric.run(SECOND * 3);
+    let (_, epoch) = runs(&fabric, id);
+    let links = fabric.state.communicators[&id].links.clone();
+    for rank in 0..7 {
+        say(&mut fabric, id, rank, bound(0.05));
+    }
+    // One that takes its word back, and another budget meanwhile.
+    say(&mut fabric, id, 3, None);
+    say(&mut fabric, id, 7, bound(0.01));
+    fabric.run(SECOND * 3);
+    assert_eq!(runs(&fabric, id), ("exact", epoch));
+    say(&mut fabric, id, 3, bound(0.05));
+    say(&mut fabric, id, 7, bound(0.05));
+    fabric.run(SECOND);
+    assert_eq!(runs(&fabric, id), ("rotated 4", epoch + 1));
+    assert_eq!(fabric.recipe_of(0, id).budget, bound(0.05));
+    let known = &fabric.state.communicators[&id];
+    assert_eq!(known.links, links, "no connection is made");
+    assert!(fabric.recipe_of(3, id).peers.iter().all(|peer| peer.carried));
+    assert_eq!(known.changes.len(), 0, "no way is dearer for it");
+    let told = fabric.state.decisions().last().unwrap();
+    assert!(
+        told.changes[0].reason.starts_with("the budget is vNMSE at most 0.05 now; rotated 4"),
+        "{told:?}"
+    );
+    // Back to exact, though the codec has changed just before.
+    (0..8).for_each(|rank| say(&mut fabric, id, rank, None));
+    fabric.run(SECOND);
+    assert_eq!(runs(&fabric, id), ("exact", epoch + 2));
+    assert_eq!(fabric.recipe_of(0, id).budget, None);
+}
+
+#[test]
+fn a_budget_is_agreed_on_while_a_change_is_under_way_and_without_planning() {
+    let mut fabric = fabric(3);
+    let id = fabric.form("a", "world", &EVERYONE);
+    fabric.run(SECOND * 3);
+    let order: Vec<String> = [0, 4, 1, 5, 2, 6, 3, 7].iter().map(|host| format!("h{host}")).collect();
+    fabric.state.reorder(fabric.now, id, &order).unwrap();
+    (0..8).for_each(|rank| say(&mut fabric, id, rank, bound(0.05)));
+    fabric.run(SECOND * 2);
+    assert_eq!(runs(&fabric, id).0, "rotated 4", "also where an operator chose the order");
+    assert!(fabric.state.communicators[&id].pinned);
+    let mut fabric = Fabric::new(4, 1);
+    fabric.state.settings.replan = false;
+    fabric.run(SECOND * 3);
+    let id = fabric.form("a", "world", &EVERYONE);
+    fabric.run(SECOND);
+    (0..8).for_each(|rank| say(&mut fabric, id, rank, bound(0.05)));
+    fabric.run(SECOND);
+    assert_eq!(runs(&fabric, id), ("rotated 4", 2));
+    fabric.state.settings.compression = false;
+    (0..8).for_each(|rank| say(&mut fabric, id, rank, bound(0.06)));
+    fabric.run(SECOND);
+    assert_eq!(runs(&fabric, id), ("exact", 3));
+    assert_eq!(plan(&fabric, id).codec_reason, "compression is switched off");
+}
+
+#[test]
+fn a_fast_fabric_stays_exact_until_it_is_slow() {
+    for (rate, codec) in [("100Gbit/s", "exact"), ("1Gbit/s", "rotated 4"), ("100Mbit/s", "rotated 4")] {
+        let topology = two_by_two().replace("1Gbit/s", rate);
+        let mut fabric = Fabric::of(settings_of(&topology), 5, 1, 0);
+        fabric.run(SECOND * 3);
+        let id = fabric.form_within("a", "world", &EVERYONE, bound(0.05));
+        fabric.run(SECOND * 3);
+        assert_eq!(runs(&fabric, id).0, codec, "{rate}: {}", plan(&fabric, id).codec_reason);
+    }
+}
+
+/// Strangers come and go by the minute and by the second, for hours: the codec changes only now and then, and is within the budget.
+#[test]
+fn hours_of_strangers_make_nothing_flap() {
+    for seed in 0..2 {
+        // Agents so slow that an idle fabric is better left exact, and a busy one not.
+        let mut fabric = Fabric::of(settings_of(&two_by_two()), seed, 1, 130_000_000);
+        fabric.run(SECOND * 3);
+        let id = fabric.form_within("a", "world", &EVERYONE, bound(0.05));
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let (mut changes, mut before) = (Vec::new(), "exact");
+        let began = fabric.now;
+        let hours = 1;
+        while fabric.now < began + SECOND * 3600 * hours {
+            for (name, (from, to)) in [("leaf0", "spine0"), ("spine1", "leaf1")].into_iter().enumerate() {
+                let link = fabric.link(from, to);
+                let bits = random.random_range(0..950_000_000);
+                match random.random_bool(0.5) {
+                    true => drop(fabric.strangers.insert(name as u32, Stranger { link, bits })),
+                    false => drop(fabric.strangers.remove(&(name as u32))),
+                }
+            }
+            fabric.look_all();
+            let wait = if random.random_bool(0.5) { 1 } else { random.random_range(5..60) };
+            fabric.run(SECOND * wait + MS);
+            let (codec, _) = runs(&fabric, id);
+            assert!(
+                ["exact", "rotated 4", "int8", "bf16", "fp16", "e4m3", "int8 stochastic"].contains(&codec)
+            );
+            if codec != before {
+                changes.push(fabric.now);
+            }
+            before = codec;
+        }
+        assert!(!changes.is_empty(), "seed {seed}");
+        println!("seed {seed}: {} changes of codec in {hours} h", changes.len());
+        assert!(changes.len() <= 60 * hours as usize, "seed {seed}: {} changes", changes.len());
+        let minute = |at: &std::time::Duration| {
+            changes.iter().filter(|other| *other >= at && **other < *at + SECOND * 60).count()
+        };
+        let most = changes.iter().map(minute).max().unwrap_or(0);
+        assert!(most <= 5, "seed {seed}: {most} changes within a minute");
+    }
+}
+
+#[test]
+fn what_agents_cannot_prepare_is_not_tried_again() {
+    let mut fabric = fabric(6);
+    let id = fabric.form("a", "world", &EVERYONE);
+    fabric.run(SECOND * 3);
+    fabric.deaf(3, true);
+    (0..8).for_each(|rank| say(&mut fabric, id, rank, bound(0.05)));
+    fabric.run(SECOND * 12);
+    fabric.deaf(3, false);
+    fabric.run(SECOND * 120);
+    let (codec, _) = runs(&fabric, id);
+    assert!(codec != "exact" && codec != "rotated 4", "{codec}");
+    assert_eq!(fabric.recipe_of(0, id).budget, bound(0.05));
+}
+
+#[test]
+fn a_restart_finds_budget_and_codec_again() {
+    let mut world = World::new(settings(4), 7);
+    let coded = |host: usize, running: Vec<v1::Recipe>| {
+        let codecs = Codec::NAMED
+            .iter()
+            .map(|(name, _)| v1::CodecSpeed { codec: (*name).to_owned(), ..v1::CodecSpeed::default() });
+        let abilities = v1::Abilities { codecs: codecs.collect(), carry: true, ..v1::Abilities::default() };
+        v1::Hello { abilities: Some(abilities), ..hello(host, running) }
+    };
+    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(coded(host, vec![]))).collect();
+    for (rank, session) in sessions.iter().enumerate() {
+        world.heard(*session);
+        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+        let (request, rank, budget) = (rank as u64 + 1, rank as u32, bound(0.05));
+        let join = v1::Join { request, tenant, communicator, rank, ranks: 2, budget, ..v1::Join::default() };
+        world.say(*session, from_agent::Message::Join(join));
+    }
+    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    assert_eq!(recipes[0].coding.as_ref().unwrap().codec, "rotated 4");
+    let mut world = World::new(settings(4), 8);
+    let running = |recipe: &v1::Recipe| vec![v1::Recipe { peers: vec![], ..recipe.clone() }];
+    let sessions: Vec<SessionId> =
+        recipes.iter().enumerate().map(|(host, recipe)| world.hello(coded(host, running(recipe)))).collect();
+    world.wait(SECOND * 30);
+    for session in &sessions {
+        let heard = world.heard(*session);
+        let calm = |message: &to_agent::Message| {
+            matches!(message, to_agent::Message::Welcome(_) | to_agent::Message::Ready(_))
+        };
+        assert!(heard.iter().all(calm), "nothing is disturbed: {heard:?}");
+    }
+    // What one rank says again after the restart changes nothing; what both say anew does.
+    let id = recipes[0].communicator;
+    for (budget, heard) in [(bound(0.05), 0), (None, 1)] {
+        for (rank, session) in sessions.iter().enumerate() {
+            let said = v1::SetBudget { communicator: id, rank: rank as u32, budget: budget.clone() };
+            world.say(*session, from_agent::Message::SetBudget(said));
+        }
+        for session in &sessions {
+            assert_eq!(world.heard(*session).len(), heard);
+        }
+    }
+}
