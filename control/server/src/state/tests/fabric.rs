@@ -113,7 +113,6 @@ impl Fabric {
         settings.paths = paths;
         settings.source_ports = Some((20000, 29999));
         settings.telemetry_interval = Duration::ZERO;
-        settings.join_timeout = SECOND * 60;
         let topology = settings.topology.clone();
         let mut fabric = Self {
             state: State::new(settings, [seed as u8; 32]),
@@ -169,9 +168,8 @@ impl Fabric {
         self.sessions += 1;
         let session = SessionId(self.sessions);
         let listen = format!("10.0.0.{}:4000", host + 1);
-        let (encode, decode) = (self.coding, self.coding);
-        let codecs = Codec::NAMED.iter();
-        let codecs = codecs.map(|(name, _)| v1::CodecSpeed { codec: (*name).to_owned(), encode, decode });
+        let speed = self.coding;
+        let told = |name: &str| v1::CodecSpeed { codec: name.to_owned(), encode: speed, decode: speed };
         let abilities = v1::Abilities {
             trace: true,
             probe: true,
@@ -181,7 +179,7 @@ impl Fabric {
             path_verdicts: true,
             carry: true,
             missing: Vec::new(),
-            codecs: codecs.collect(),
+            codecs: Codec::NAMED.iter().map(|(name, _)| told(name)).collect(),
         };
         self.agents[host] = Agent { session: Some(session), ..Agent::default() };
         let hello = v1::Hello {
@@ -245,7 +243,7 @@ impl Fabric {
 
     /// The newest recipe that an agent has of a communicator.
     pub(super) fn recipe_of(&self, host: usize, id: u64) -> v1::Recipe {
-        self.agents[host].parts[&id].recipes.values().next_back().unwrap().clone()
+        self.agents[host].parts[&id].recipes.last_key_value().unwrap().1.clone()
     }
 
     pub(super) fn ids(&self) -> BTreeSet<u64> {
