@@ -250,7 +250,7 @@ fn budgets_are_looked_at_before_anybody_hears_of_them() {
     }
     join(Budget::MatchBf16).unwrap();
     comm.set_budget(&Budget::Vnmse(1e-3)).unwrap();
-    stub.knobs.expect("budget of 1: Vnmse(0.001)");
+    stub.knobs.expect("budget of 2: Vnmse(0.001)");
 }
 
 #[test]
