@@ -50,7 +50,8 @@ const STAGES: &[(&str, Stage)] = &[
     // Whether all of it runs; nothing is timed.
     ("bench", |args| {
         task(args, &["bench", "telemetry", "--smoke"])?;
-        task(args, &["bench", "control", "--smoke"])
+        task(args, &["bench", "control", "--smoke"])?;
+        task(args, &["bench", "compression", "--smoke"])
     }),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];

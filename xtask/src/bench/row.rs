@@ -139,6 +139,7 @@ fn figure(value: Option<f64>) -> String {
         None => "-".to_owned(),
         Some(value) if value.abs() >= 1e6 => format!("{value:.2e}"),
         Some(value) if value.abs() >= 100.0 => format!("{value:.1}"),
+        Some(value) if value != 0.0 && value.abs() < 0.01 => format!("{value:.2e}"),
         Some(value) => format!("{value:.3}"),
     }
 }

@@ -1,0 +1,171 @@
+//! Budgets for errors, end to end: real agents and control on slow links; what a tenant lets be lost, its receipts tell, and nobody
+//! else's tensors lose anything.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use anyhow::{Result, ensure};
+use harmonaize_client::{
+    Access, Algorithm, Budget, Client, Error, JoinOptions, JoinRefusal, Rank, Receipt, ReduceOp,
+};
+use harmonaize_tests::job::{Worker, deploy, options, sockets};
+use harmonaize_tests::{STEP, star};
+use std::path::PathBuf;
+
+const HOSTS: u32 = 3;
+/// Elements of a rank's tensor; no multiple of any block's length.
+const ELEMENTS: usize = (1 << 18) + 3;
+const BOUND: f64 = 0.01;
+
+/// A thread per host, joined within the budget; what each came to.
+fn ranks<T: Send>(
+    sockets: &[PathBuf],
+    job: &str,
+    budget: &Budget,
+    work: impl Fn(&Worker) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let one = |rank: u32, socket: &PathBuf| {
+        let client = Client::attach(socket, options(Access::Mapped, 64))?;
+        let within = JoinOptions { timeout: STEP, budget: budget.clone() };
+        let communicator = client.join_with(job, Rank(rank), sockets.len() as u32, &within)?;
+        work(&Worker { client, communicator, rank, ranks: sockets.len() as u32 })
+    };
+    std::thread::scope(|scope| {
+        let one = &one;
+        let threads: Vec<_> =
+            (0..).zip(sockets).map(|(rank, socket)| scope.spawn(move || one(rank, socket))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn right<T>(results: Vec<Result<T>>) -> Vec<T> {
+    (0..).zip(results).map(|(rank, r): (u32, _)| r.unwrap_or_else(|e| panic!("rank {rank}: {e:#}"))).collect()
+}
+
+/// What a rank contributes: heavy tails, as gradients have.
+fn heavy(rank: u32, salt: u64) -> Vec<f32> {
+    let unit = |bits: u64| (bits >> 40) as f32 / (1 << 24) as f32;
+    let words = Worker::input(rank, salt, 2 * ELEMENTS);
+    words.chunks_exact(2).map(|two| (unit(two[0]) - 0.5) / (unit(two[1]) + 2e-3).sqrt()).collect()
+}
+
+/// Whole numbers, whose sums are exact in whatever order.
+fn whole(rank: u32, salt: u64) -> Vec<f32> {
+    Worker::input(rank, salt, ELEMENTS).into_iter().map(|word| (word >> 48) as f32 - 32_768.0).collect()
+}
+
+fn sums(input: impl Fn(u32) -> Vec<f32>) -> Vec<f64> {
+    let mut sums = vec![0_f64; ELEMENTS];
+    for rank in 0..HOSTS {
+        sums.iter_mut().zip(input(rank)).for_each(|(sum, value)| *sum += f64::from(value));
+    }
+    sums
+}
+
+/// An AllReduce of those values.
+fn reduce(worker: &Worker, values: &[f32]) -> Result<(Vec<f32>, Receipt)> {
+    let input = worker.client.tensor(harmonaize_client::Dtype::F32, values.len() as u64)?;
+    input.write(0, values)?;
+    let output = worker.client.tensor(harmonaize_client::Dtype::F32, values.len() as u64)?;
+    let receipt = worker.communicator.all_reduce(&input, &output, ReduceOp::Sum)?.wait(STEP)?;
+    let mut found = vec![0_f32; values.len()];
+    output.read(0, &mut found)?;
+    Ok((found, receipt))
+}
+
+/// An AllReduce whose result must be off by no more than the receipt says, and that by no more than the budget.
+fn coded(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
+    let (found, receipt) = reduce(worker, &heavy(worker.rank, salt))?;
+    ensure!(receipt.algorithm == Algorithm::DirectCoded, "{receipt:?}");
+    ensure!(receipt.bits_per_element > 0.0 && receipt.bits_per_element < 32.0, "{receipt:?}");
+    ensure!(receipt.error > 0.0 && f64::from(receipt.error) <= BOUND, "{receipt:?}");
+    let right = sums(|rank| heavy(rank, salt));
+    let lost: f64 = found.iter().zip(&right).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
+    let signal: f64 = (0..HOSTS).flat_map(|rank| heavy(rank, salt)).map(|x| f64::from(x).powi(2)).sum();
+    // The receipt is a rounded f32.
+    ensure!(lost / signal <= f64::from(receipt.error) * 1.000_01, "{} is off: {receipt:?}", lost / signal);
+    ensure!(lost > 0.0, "nothing was lost, against {receipt:?}");
+    Ok(found.iter().map(|value| value.to_bits()).collect())
+}
+
+/// An AllReduce that loses nothing.
+fn exact(worker: &Worker, salt: u64) -> Result<()> {
+    let (found, receipt) = reduce(worker, &whole(worker.rank, salt))?;
+    ensure!(receipt.algorithm == Algorithm::Ring && receipt.error == 0.0, "{receipt:?}");
+    let right = sums(|rank| whole(rank, salt));
+    ensure!(found.iter().zip(&right).all(|(a, b)| f64::from(*a) == *b), "wrong sum of whole numbers");
+    worker.sum(salt, 10_000, true, STEP)
+}
+
+/// AllReduces until one loses nothing: at all ranks the same.
+fn until_exact(worker: &Worker) -> Result<()> {
+    for salt in 0..200 {
+        let (_, receipt) = reduce(worker, &heavy(worker.rank, salt))?;
+        let tensor = worker.tensor(&[u64::from(receipt.error == 0.0)])?;
+        worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?.wait(STEP)?;
+        let agree = worker.contents(&tensor)?;
+        ensure!(agree == [0] || agree == [u64::from(HOSTS)], "{agree:?} ranks were exact");
+        if agree != [0] {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the budget took no effect")
+}
+
+#[test]
+fn who_lets_something_be_lost_gets_it_within_the_budget_and_nobody_else() {
+    let Some(mut deployment) = deploy(&star(HOSTS as usize, "100Mbit/s"), |_| ()) else { return };
+    let (a, b) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
+    let lossy = |worker: &Worker| -> Result<Vec<Vec<u32>>> {
+        let mut found = (0..3).map(|salt| coded(worker, salt)).collect::<Result<Vec<_>>>()?;
+        // One rank alone changes nothing.
+        if worker.rank == 0 {
+            worker.communicator.set_budget(&Budget::Exact)?;
+        }
+        worker.communicator.barrier()?.wait(STEP)?;
+        found.extend((3..6).map(|salt| coded(worker, salt)).collect::<Result<Vec<_>>>()?);
+        if worker.rank != 0 {
+            worker.communicator.set_budget(&Budget::Exact)?;
+        }
+        until_exact(worker)?;
+        exact(worker, 7)?;
+        Ok(found)
+    };
+    let strict = |worker: &Worker| (0..6).try_for_each(|salt| exact(worker, salt));
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| ranks(&b, "job", &Budget::Exact, strict));
+        let found = right(ranks(&a, "job", &Budget::Vnmse(BOUND), lossy));
+        for (rank, theirs) in (0_u32..).zip(&found) {
+            assert!(*theirs == found[0], "rank {rank} has other bits than rank 0");
+        }
+        right(beside.join().unwrap());
+    });
+    deployment.check().unwrap();
+}
+
+/// Whoever comes second is told whom it disagrees with, and joins as soon as it agrees.
+#[test]
+fn a_rank_that_lets_something_else_be_lost_is_told() {
+    let Some(mut deployment) = deploy(&star(2, "100Mbit/s"), |_| ()) else { return };
+    let sockets = sockets(&deployment, "a");
+    let wanted = [Budget::MatchBf16, Budget::Vnmse(BOUND)];
+    let join = &|rank: usize| -> Result<bool> {
+        let client = Client::attach(&sockets[rank], options(Access::Mapped, 64))?;
+        let within = |budget: &Budget| JoinOptions { timeout: STEP, budget: budget.clone() };
+        let join = |budget| client.join_with("job", Rank(rank as u32), 2, &within(budget));
+        let (communicator, told) = match join(&wanted[rank]) {
+            Ok(communicator) => (communicator, false),
+            Err(Error::Join { kind: JoinRefusal::Budget, concerned, .. }) => {
+                ensure!(concerned == [Rank(1 - rank as u32)], "concerned: {concerned:?}");
+                (join(&wanted[1 - rank])?, true)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        communicator.barrier()?.wait(STEP)?;
+        Ok(told)
+    };
+    let told = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+        right(threads.into_iter().map(|thread| thread.join().unwrap()).collect())
+    });
+    assert!(told[0] != told[1], "told: {told:?}");
+    deployment.check().unwrap();
+}
