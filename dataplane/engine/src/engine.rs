@@ -4,7 +4,7 @@ use crate::attachment::Attachment;
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, CommunicatorId, Notice};
 use crate::execute::{Context, Deferred, Left, post, run, send_all};
-use crate::marks::{MarkWriter, of_end, of_message};
+use crate::marks::{MarkWriter, of_coded, of_end, of_message};
 use crate::member::{Member, status_of};
 use crate::table::{Key, Table};
 use crate::validate::check;
@@ -354,6 +354,12 @@ impl Engine {
     fn complete(&mut self, key: Key, rank: Rank, token: u64, receipt: &Receipt) {
         let Some(member) = self.members.get_mut(key) else { return };
         member.completed += 1;
+        // Once for all local ranks, whom all the receipt concerns.
+        if let Some(coded) = &receipt.coded
+            && member.locals.first().is_some_and(|first| first.rank == rank)
+        {
+            self.marks.write(MarkKind::Coded, || of_coded(member, receipt, coded));
+        }
         self.marks.write(MarkKind::Ended, || of_end(member, rank, receipt.operation));
         let Some(call) = member.forget(token) else { return };
         let Some(local) = member.local(rank).copied() else { return };

@@ -11,6 +11,7 @@ use harmonaize_abi::{Collective, Completion, ReduceOp, Status};
 use harmonaize_codec::Codec;
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_events::MarkKind;
 use harmonaize_plan::{Coding, Participant, Tuning};
 use harmonaize_shm::TenantEnd;
 use harmonaize_transport::Transport;
@@ -169,6 +170,26 @@ fn fewer_bits_are_sent_and_the_receipt_says_how_many() {
     }
 }
 
+/// Marks of coded operations that an engine has written: bytes saved, and whether chunks went exact.
+fn saved(world: &World, engine: usize) -> Vec<(u64, u32)> {
+    let marks = std::iter::from_fn(|| world.marks[engine].read());
+    marks.filter(|mark| mark.kind == MarkKind::Coded as u32).map(|mark| (mark.bytes, mark.channel)).collect()
+}
+
+#[test]
+fn marks_tell_once_a_host_what_was_saved() {
+    let (groups, count) = (vec![vec![0, 1], vec![2], vec![3], vec![4]], 1 << 16);
+    let mut exact = world(loopback(4), &groups, None);
+    let ring = run(&mut exact, ReduceOp::Sum, count, OUTPUT);
+    let mut coded = world(loopback(4), &groups, coding("int8", None));
+    let done = run(&mut coded, ReduceOp::Sum, count, OUTPUT);
+    for (engine, ranks) in groups.iter().enumerate() {
+        let rank = ranks[0] as usize;
+        assert_eq!(saved(&exact, engine), []);
+        assert_eq!(saved(&coded, engine), [(ring[rank].wire_bytes - done[rank].wire_bytes, 0)]);
+    }
+}
+
 #[test]
 fn what_is_not_a_large_sum_of_floats_stays_exact() {
     let mut world = world(loopback(3), &hosts(3), coding("rotated 1", None));
@@ -196,6 +217,7 @@ fn a_nan_and_an_infinity_come_through() {
     for done in world.completions() {
         assert_eq!((done.status, done.algorithm, done.fallback), (0, 6, 1));
     }
+    assert!((0..3).all(|engine| matches!(*saved(&world, engine), [(1.., 1)])));
     for rank in 0..3 {
         let result = read(&world, rank, OUTPUT, count);
         let odd: Vec<usize> = (0..count).filter(|at| !result[*at].is_finite()).collect();

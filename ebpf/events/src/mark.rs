@@ -18,6 +18,9 @@ pub enum MarkKind {
     Ended = 5,
     /// It has ended with an error for a local rank.
     Failed = 6,
+    /// An operation that travelled in fewer bits has ended well, once for all local ranks. `bytes` are those that this participant sent
+    /// less than an exact one sends; `channel` is 1 if chunks went exact against the plan.
+    Coded = 7,
 }
 
 impl MarkKind {
@@ -30,6 +33,7 @@ impl MarkKind {
             4 => Self::Received,
             5 => Self::Ended,
             6 => Self::Failed,
+            7 => Self::Coded,
             _ => return None,
         })
     }
@@ -44,11 +48,11 @@ shared! {
         pub communicator: u64,
         /// The operation's number on the communicator, from 0.
         pub operation: u64,
-        /// The segment's number on the communicator, from 0; 0 for `Called`, `Ended` and `Failed`.
+        /// The segment's number on the communicator, from 0; 0 for `Called`, `Ended`, `Failed` and `Coded`.
         pub segment: u64,
         /// Depends on the kind; else 0.
         pub bytes: u64,
-        /// The epoch that the segment runs by; 0 for `Called`, `Ended` and `Failed`.
+        /// The epoch that the segment runs by; 0 for `Called`, `Ended`, `Failed` and `Coded`.
         pub epoch: u32,
         /// Which participant of the communicator this agent is.
         pub participant: u32,
@@ -58,7 +62,7 @@ shared! {
         pub peer: u32,
         /// A [`MarkKind`], by its number.
         pub kind: u32,
-        /// The channel that the segment runs on; 0 for `Called`, `Ended` and `Failed`.
+        /// The channel that the segment runs on; 0 for `Called`, `Ended` and `Failed`; see `Coded`.
         pub channel: u32,
     }
 }

@@ -47,7 +47,7 @@ impl Labels {
 /// A reading as metrics, in the text format of OpenMetrics.
 pub(crate) fn text(reading: Arc<Reading>, labels: &Labels) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("harmonaize");
-    let mut communicators: BTreeMap<String, [u64; 5]> = BTreeMap::new();
+    let mut communicators: BTreeMap<String, Sums> = BTreeMap::new();
     for traffic in reading.communicators.values() {
         let sums = communicators.entry(labels.of(&traffic.tenant, &traffic.name)).or_default();
         let values = [
@@ -56,6 +56,9 @@ pub(crate) fn text(reading: Arc<Reading>, labels: &Labels) -> Result<String, std
             traffic.sent_bytes,
             traffic.received_bytes,
             traffic.median_ns(),
+            traffic.coded,
+            traffic.refused,
+            traffic.saved_bytes,
         ];
         for (sum, value) in sums.iter_mut().zip(values) {
             *sum = sum.saturating_add(value);
@@ -71,8 +74,11 @@ pub(crate) fn text(reading: Arc<Reading>, labels: &Labels) -> Result<String, std
 #[derive(Debug)]
 struct Told {
     reading: Arc<Reading>,
-    communicators: BTreeMap<String, [u64; 5]>,
+    communicators: BTreeMap<String, Sums>,
 }
+
+/// What a communicator's series tell, in their order.
+type Sums = [u64; 8];
 
 type Series = Vec<(Vec<(&'static str, String)>, u64)>;
 
@@ -196,9 +202,12 @@ impl Told {
                 "operation_median_nanoseconds",
                 "Median of the last 64 operations' durations; summed in other",
             ),
+            (Kind::Counter, "operations_coded", "Operations that travelled in fewer bits"),
+            (Kind::Counter, "operations_coded_refused", "Of those, the ones of which chunks went exact"),
+            (Kind::Counter, "tensor_bytes_saved", "Tensor bytes that those sent less than exact ones would"),
         ];
         for (at, (kind, name, help)) in told.iter().enumerate() {
-            let one = |(label, sums): (&String, &[u64; 5])| {
+            let one = |(label, sums): (&String, &Sums)| {
                 (vec![("communicator", label.clone())], sums.get(at).copied().unwrap_or(0))
             };
             family(encoder, kind, name, help, &self.communicators.iter().map(one).collect())?;
@@ -252,6 +261,8 @@ mod tests {
                 tenant: "a".into(),
                 name: format!("job \"{name}\"\n"),
                 operations: 1,
+                coded: 1,
+                saved_bytes: 5,
                 ..Traffic::default()
             };
             let communicators = names.map(|name| (name, traffic(name))).collect();
@@ -261,6 +272,15 @@ mod tests {
             let lines = text.lines().filter(|line| line.starts_with("harmonaize_operations_total{"));
             lines.map(str::to_owned).collect()
         };
+        let other = |series: &str| format!("\nharmonaize_{series}{{communicator=\"other\"}} ");
+        let told = scrape(0..60);
+        for (series, sum) in [
+            ("operations_coded_total", 10),
+            ("operations_coded_refused_total", 0),
+            ("tensor_bytes_saved_total", 50),
+        ] {
+            assert!(told.contains(&format!("{}{sum}\n", other(series))), "{series}: {told}");
+        }
         let first = operations(&scrape(0..60));
         assert_eq!(first.len(), COMMUNICATORS + 1, "{first:?}");
         assert!(

@@ -49,6 +49,12 @@ pub struct Traffic {
     pub sent_bytes: u64,
     /// Arrived.
     pub received_bytes: u64,
+    /// Operations that travelled in fewer bits.
+    pub coded: u64,
+    /// Of those, the ones of which chunks went exact, for the budget.
+    pub refused: u64,
+    /// What they sent less than exact ones would have.
+    pub saved_bytes: u64,
     /// How long each of the last operations took.
     pub lately_ns: VecDeque<u64>,
 }
@@ -151,6 +157,11 @@ impl Own {
         match MarkKind::from_number(mark.kind) {
             Some(MarkKind::Sent) => traffic.sent_bytes += mark.bytes,
             Some(MarkKind::Received) => traffic.received_bytes += mark.bytes,
+            Some(MarkKind::Coded) => {
+                traffic.coded += 1;
+                traffic.refused += u64::from(mark.channel != 0);
+                traffic.saved_bytes += mark.bytes;
+            }
             _ => {}
         }
     }
@@ -305,6 +316,12 @@ mod tests {
         }
         let traffic = &own.communicators()[&7];
         assert_eq!((traffic.sent_bytes, traffic.received_bytes, traffic.median_ns()), (5, 7, 0));
+        for channel in [0, 1, 0] {
+            let kind = MarkKind::Coded as u32;
+            own.mark(&Mark { communicator: 7, kind, bytes: 11, channel, ..Mark::default() });
+        }
+        let traffic = &own.communicators()[&7];
+        assert_eq!((traffic.coded, traffic.refused, traffic.saved_bytes), (3, 1, 33));
         assert_eq!(own.communicators().len(), 1);
     }
 }

@@ -336,6 +336,7 @@ impl Operation {
                     edge.received.add(mark);
                 }
             }
+            MarkKind::Coded => {}
         }
         self.ranks.len()
     }
