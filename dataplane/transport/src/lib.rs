@@ -9,6 +9,7 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod datagram;
 pub mod loopback;
 pub mod paths;
 mod rings;

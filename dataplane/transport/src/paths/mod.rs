@@ -10,7 +10,7 @@
 mod answer;
 mod packet;
 mod probe;
-mod sys;
+pub(crate) mod sys;
 mod trace;
 mod tracer;
 mod train;

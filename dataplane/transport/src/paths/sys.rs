@@ -28,12 +28,12 @@ pub(super) fn send_in_pieces(socket: impl AsFd, bytes: u16) -> io::Result<()> {
 }
 
 /// Makes room for what waits to leave; with the privilege beyond what everybody gets. Less is no fault.
-pub(super) fn make_room_to_send(socket: impl AsFd, bytes: u32) {
+pub(crate) fn make_room_to_send(socket: impl AsFd, bytes: u32) {
     make_room(socket, [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF], bytes);
 }
 
 /// The same for what came in and waits to be read.
-pub(super) fn make_room_to_receive(socket: impl AsFd, bytes: u32) {
+pub(crate) fn make_room_to_receive(socket: impl AsFd, bytes: u32) {
     make_room(socket, [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF], bytes);
 }
 

@@ -1,0 +1,282 @@
+//! Datagrams over UDP in batches: what aggregation on the way sends and receives, at both of its ends.
+//!
+//! One socket, without threads or queues of its own but a batch to be sent. Neighbours in the batch of the same length to the same
+//! address leave as one message that the kernel or the device cuts (UDP_SEGMENT), and what arrives together is taken in together
+//! (UDP_GRO); where the kernel has neither, they go one by one. Nothing is allocated after [`Datagrams::bind`]. Datagrams are lost,
+//! doubled and overtaken as in any network, and no error of one of them is the socket's end.
+
+mod sys;
+
+use crate::paths::sys::{make_room_to_receive, make_room_to_send};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use sys::{Arrival, Calls};
+
+/// Most bytes of a datagram here, the headers of IP and UDP not counted: those of a frame of 9,000 bytes.
+pub const MAX_DATAGRAM: usize = 8972;
+/// Most bytes that leave as one message.
+const MESSAGE_BYTES: usize = 65_000;
+/// Bytes of a message that came, before it is cut into datagrams: the most that UDP has.
+const ARRIVAL_BYTES: usize = 1 << 16;
+/// Messages that are taken in by one call.
+const ARRIVALS: usize = 16;
+
+/// How an endpoint is made.
+#[derive(Clone, Copy, Debug)]
+pub struct DatagramConfig {
+    /// Most bytes of a datagram, at most [`MAX_DATAGRAM`].
+    pub bytes: usize,
+    /// Datagrams that wait to be sent, at most.
+    pub batch: usize,
+    /// Datagrams that leave as one message, at most 64; 1 leaves cutting to nobody. A queue on the way that is full drops a
+    /// message whole.
+    pub together: usize,
+    /// Bytes that the kernel keeps in each direction; less is no fault.
+    pub room: u32,
+}
+
+impl Default for DatagramConfig {
+    fn default() -> Self {
+        Self { bytes: 1472, batch: 64, together: 16, room: 4 << 20 }
+    }
+}
+
+/// What has gone through an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatagramCounters {
+    /// Datagrams that the kernel took.
+    pub sent: u64,
+    /// Datagrams that it refused: no way to the address, a firewall, no memory, too long.
+    pub unsent: u64,
+    /// Datagrams that arrived.
+    pub received: u64,
+    /// Messages that arrived and were dropped by the kernel because nobody took them in.
+    pub overrun: u64,
+    /// Datagrams that were longer than [`DatagramConfig::bytes`], or of no known sender: dropped.
+    pub strange: u64,
+    /// Calls into the kernel, to send and to receive, that did something.
+    pub calls: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    to: SocketAddr,
+    bytes: usize,
+}
+
+/// An endpoint. It never blocks.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: Socket,
+    address: SocketAddr,
+    config: DatagramConfig,
+    /// Of each datagram that waits, in order; its bytes lie in `out` at its place times the most bytes.
+    waiting: Vec<Waiting>,
+    /// Of these, how many are sent.
+    done: usize,
+    out: Box<[u8]>,
+    /// Cut by the kernel: whether it can.
+    cuts: bool,
+    arrived: Box<[u8]>,
+    calls: Calls,
+    counters: DatagramCounters,
+    /// What the kernel last said it had dropped.
+    overrun: u32,
+}
+
+impl Datagrams {
+    /// Binds an address; port 0 is any.
+    ///
+    /// # Errors
+    /// If the kernel refuses the socket or the address.
+    pub fn bind(address: SocketAddr, config: DatagramConfig) -> io::Result<Self> {
+        let bytes = config.bytes.clamp(1, MAX_DATAGRAM);
+        let config = DatagramConfig {
+            bytes,
+            batch: config.batch.max(1),
+            together: config.together.clamp(1, 64).min(MESSAGE_BYTES / bytes),
+            ..config
+        };
+        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+        socket.set_nonblocking(true)?;
+        make_room_to_send(&socket, config.room);
+        make_room_to_receive(&socket, config.room);
+        socket.bind(&address.into())?;
+        let address = socket.local_addr()?.as_socket().unwrap_or(address);
+        sys::tell_overruns(&socket);
+        sys::take_together(&socket);
+        Ok(Self {
+            cuts: config.together > 1 && sys::cuts(&socket),
+            socket,
+            address,
+            waiting: Vec::with_capacity(config.batch),
+            done: 0,
+            out: vec![0; config.batch * bytes].into_boxed_slice(),
+            arrived: vec![0; ARRIVALS * ARRIVAL_BYTES].into_boxed_slice(),
+            calls: Calls::new(config.batch, ARRIVALS),
+            counters: DatagramCounters::default(),
+            overrun: 0,
+            config,
+        })
+    }
+
+    /// An address of the family of `peer` from which it can be reached, with any port.
+    pub fn any_for(peer: SocketAddr) -> SocketAddr {
+        let any: IpAddr = match peer {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        SocketAddr::new(any, 0)
+    }
+
+    /// Where it is bound.
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether the kernel cuts messages into datagrams.
+    pub fn cuts(&self) -> bool {
+        self.cuts
+    }
+
+    /// What has gone through it.
+    pub fn counters(&self) -> DatagramCounters {
+        self.counters
+    }
+
+    /// Datagrams that wait to be sent.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len() - self.done
+    }
+
+    /// Has `write` write a datagram, of [`DatagramConfig::bytes`] at most, and say its length and where it goes; it waits for
+    /// [`Datagrams::flush`]. `None` of `write` leaves things as they were. False if there is no room for more, or nothing was written.
+    pub fn push(&mut self, write: impl FnOnce(&mut [u8]) -> Option<(SocketAddr, usize)>) -> bool {
+        if self.waiting.len() == self.config.batch && !self.flush() {
+            return false;
+        }
+        let at = self.waiting.len() * self.config.bytes;
+        let Some(room) = self.out.get_mut(at..at + self.config.bytes) else { return false };
+        match write(room) {
+            Some((to, bytes)) if bytes <= self.config.bytes => {
+                self.waiting.push(Waiting { to, bytes });
+                true
+            }
+            Some(_) => {
+                self.counters.unsent += 1;
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Hands everything that waits to the kernel; false if it takes no more now, and something waits still.
+    pub fn flush(&mut self) -> bool {
+        while self.done < self.waiting.len() {
+            self.gather();
+            match self.calls.send(self.socket.as_fd()) {
+                Ok(messages) => {
+                    self.counters.calls += 1;
+                    let datagrams: usize = self.calls.datagrams(messages);
+                    self.counters.sent += datagrams as u64;
+                    self.done += datagrams;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) => self.refused(&error),
+            }
+        }
+        self.waiting.clear();
+        self.done = 0;
+        true
+    }
+
+    /// Describes what waits to the kernel: a message for each run of datagrams that can leave together.
+    fn gather(&mut self) {
+        self.calls.clear();
+        let bytes = self.config.bytes;
+        let mut run: Option<(Waiting, usize)> = None;
+        for (at, one) in self.waiting.iter().enumerate().skip(self.done) {
+            let Some(piece) = self.out.get(at * bytes..at * bytes + one.bytes) else { return };
+            // The last of a message may be shorter than the others.
+            let joins = run.filter(|(first, count)| {
+                self.cuts
+                    && first.to == one.to
+                    && one.bytes <= first.bytes
+                    && one.bytes > 0
+                    && *count < self.config.together
+            });
+            run = match joins {
+                Some((first, count)) => {
+                    self.calls.join(piece, first.bytes);
+                    // Nothing follows a shorter one.
+                    (one.bytes == first.bytes).then_some((first, count + 1))
+                }
+                None => {
+                    self.calls.begin(piece, one.to);
+                    Some((*one, 1))
+                }
+            };
+        }
+    }
+
+    /// The first message that waits was refused: it is dropped, unless cutting may be the reason, which one by one will tell.
+    fn refused(&mut self, error: &io::Error) {
+        let datagrams = self.calls.datagrams(1);
+        // A device without checksums cannot cut (EIO), and no piece may be longer than a frame (udp(7)).
+        let cutting = [libc::EIO, libc::EINVAL, libc::EMSGSIZE].map(Some).contains(&error.raw_os_error());
+        if datagrams > 1 && cutting {
+            self.cuts = false;
+            return;
+        }
+        self.counters.unsent += datagrams as u64;
+        self.done += datagrams.max(1);
+    }
+
+    /// Takes in what has arrived, one call's worth, and shows `sink` each datagram with its sender. How many there were; 0: no more.
+    pub fn receive(&mut self, sink: &mut dyn FnMut(SocketAddr, &[u8])) -> usize {
+        let messages = match self.calls.receive(self.socket.as_fd(), &mut self.arrived, ARRIVAL_BYTES) {
+            Ok(messages) => messages,
+            // Nothing there; or an earlier datagram's error (an ICMP message), which is told once, and is not the socket's.
+            Err(_) => return 0,
+        };
+        self.counters.calls += 1;
+        let mut taken = 0;
+        for at in 0..messages {
+            let Some(Arrival { from, bytes, cut, overrun, whole }) = self.calls.arrival(at) else { continue };
+            if let Some(overrun) = overrun {
+                self.counters.overrun += u64::from(overrun.wrapping_sub(self.overrun));
+                self.overrun = overrun;
+            }
+            let start = at * ARRIVAL_BYTES;
+            let message = self.arrived.get(start..start + bytes).unwrap_or_default();
+            let (Some(from), true) = (from, whole) else {
+                self.counters.strange += 1;
+                taken += 1;
+                continue;
+            };
+            let mut left = message;
+            loop {
+                let (datagram, rest) = left.split_at(cut.unwrap_or(left.len()).min(left.len()));
+                taken += 1;
+                self.counters.received += 1;
+                if datagram.len() > self.config.bytes {
+                    self.counters.strange += 1;
+                } else {
+                    sink(from, datagram);
+                }
+                left = rest;
+                if left.is_empty() {
+                    break;
+                }
+            }
+        }
+        taken
+    }
+
+    /// Readable when something has arrived; the same descriptor is writable when the kernel takes datagrams.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
