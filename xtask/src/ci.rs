@@ -3,8 +3,10 @@
 use crate::packages::{self, Consent};
 use crate::workspace::{self, Binaries, Profile};
 use crate::{aarch64, ebpf, test, tidy};
-use anyhow::{Result, bail};
-use std::process::Command;
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The time that one run may take on two cores.
@@ -56,25 +58,41 @@ const STAGES: &[(&str, Stage)] = &[
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];
 
-/// Runs the task: every stage, even after one has failed.
+/// Runs the task: every stage, even after one has failed, each as a process of its own, so that what a failed one said can be
+/// said again at the end: of a long run, its end alone is read.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(unknown) = args.only.iter().find(|name| STAGES.iter().all(|(stage, _)| stage != name)) {
         bail!("there is no stage named {unknown}; `cargo xtask ci --help` lists them");
     }
     let chosen =
         STAGES.iter().filter(|(name, _)| args.only.is_empty() || args.only.iter().any(|only| only == name));
+    let chosen: Vec<&(&str, Stage)> = chosen.collect();
+    if let [(_, stage)] = *chosen.as_slice() {
+        return stage(args);
+    }
+    let folder = workspace::root().join("target/ci");
+    std::fs::create_dir_all(&folder)?;
+    // A copy: the stages build this program anew.
+    let program = folder.join("xtask");
+    std::fs::copy(std::env::current_exe()?, &program).context("cannot copy this program")?;
     let begun = Instant::now();
-    let mut rows = Vec::new();
-    for (name, stage) in chosen {
+    let (mut rows, mut failures) = (Vec::new(), String::new());
+    for (name, _) in chosen {
         println!("== {name}");
         let started = Instant::now();
-        let done = stage(args);
-        if let Err(error) = &done {
-            println!("== {name} FAILED: {error:#}");
+        let log = folder.join(format!("{name}.log"));
+        let mut stage = Command::new(&program);
+        stage.current_dir(workspace::root()).args(["ci", "--only", name]).args(args.yes.then_some("--yes"));
+        let fine = teed(&mut stage, &log)?;
+        if !fine {
+            println!("== {name} FAILED");
+            let said = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
+            failures +=
+                &format!("\n== what failed in {name}; all of it: {}\n{}\n", log.display(), telling(&said));
         }
-        rows.push((*name, started.elapsed(), done.is_ok()));
+        rows.push((*name, started.elapsed(), fine));
     }
-    println!("\n{}", table(&rows, begun.elapsed()));
+    println!("{failures}\n{}", table(&rows, begun.elapsed()));
     let failed: Vec<&str> = rows.iter().filter(|(_, _, fine)| !fine).map(|(name, _, _)| *name).collect();
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
@@ -83,6 +101,46 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("all stages passed, and took longer than the budget");
     }
     Ok(())
+}
+
+/// Runs a command whose output, both streams in one, goes on to this one's and into a file. Whether it ended well.
+fn teed(command: &mut Command, log: &Path) -> Result<bool> {
+    let (output, end) = std::io::pipe()?;
+    let mut child = command.stdout(end.try_clone()?).stderr(end).spawn().context("cannot start a stage")?;
+    // The command holds the pipe's other end; the output would not end while it lives.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut file = std::fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let (mut output, mut line) = (BufReader::new(output), Vec::new());
+    while output.read_until(b'\n', &mut line)? > 0 {
+        std::io::stdout().write_all(&line)?;
+        file.write_all(&line)?;
+        line.clear();
+    }
+    Ok(child.wait()?.success())
+}
+
+/// What of a failed stage's output tells why: what stands around its words of failure, and its end.
+fn telling(said: &str) -> String {
+    const WORDS: &[&str] = &["FAILED", "panicked at", "error:", "error["];
+    const BEFORE: usize = 2;
+    const AFTER: usize = 8;
+    const END: usize = 20;
+    const MOST: usize = 150;
+    let lines: Vec<&str> = said.lines().collect();
+    let mut chosen = vec![false; lines.len()];
+    for (at, line) in lines.iter().enumerate() {
+        if WORDS.iter().any(|word| line.contains(word)) {
+            chosen
+                .iter_mut()
+                .take(at + AFTER)
+                .skip(at.saturating_sub(BEFORE))
+                .for_each(|chosen| *chosen = true);
+        }
+    }
+    chosen.iter_mut().rev().take(END).for_each(|chosen| *chosen = true);
+    let told: Vec<&str> =
+        lines.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(line, _)| *line).collect();
+    told.iter().skip(told.len().saturating_sub(MOST)).fold(String::new(), |text, line| text + line + "\n")
 }
 
 fn table(rows: &[(&str, Duration, bool)], total: Duration) -> String {
@@ -128,6 +186,26 @@ mod tests {
         let expected = "stage     minutes  result\nfmt           0.1  passed\ntest          1.5  FAILED\n\
                         all           1.6  of a budget of 90";
         assert_eq!(table(&rows, Duration::from_secs(96)), expected);
+    }
+
+    #[test]
+    fn what_failed_is_told_and_nothing_else_but_the_end() {
+        let quiet = "fine\n".repeat(100);
+        let said = format!("{quiet}before\ntest a ... FAILED\nbecause\n{quiet}last\n");
+        let told = telling(&said);
+        assert!(told.contains("before\ntest a ... FAILED\nbecause\n") && told.ends_with("last\n"));
+        assert_eq!(told.lines().count(), 2 + 8 + 20, "{told}");
+        assert_eq!(telling("x FAILED\n"), "x FAILED\n");
+    }
+
+    #[test]
+    fn a_stage_is_heard_while_it_runs_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("stage.log");
+        let mut command = Command::new("sh");
+        assert!(!teed(command.args(["-c", "echo one; echo two >&2; exit 3"]), &log).unwrap());
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "one\ntwo\n");
+        assert!(teed(&mut Command::new("true"), &log).unwrap());
     }
 
     #[test]

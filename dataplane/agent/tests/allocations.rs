@@ -2,16 +2,20 @@
 //! TCP in one process, tenants mapped and remote, every allocation of the engines' threads counted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+#[allow(dead_code, reason = "it counts for threads that others run")]
+#[path = "../../transport/tests/counting/mod.rs"]
+mod counting;
 mod whole;
 
+use counting::Counting;
 use harmonaize_client::{Access, AttachOptions, Client, Communicator, Dtype, Rank, ReduceOp, Tensor};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use whole::{Agent, LIMIT, control};
 
-struct Counting;
+#[global_allocator]
+static ALLOCATOR: Counting = Counting(count);
 
 /// The engines' threads, once they are known.
 static COUNTED: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
@@ -25,27 +29,6 @@ fn count() {
         }
     }
 }
-
-// SAFETY: the system's allocator does the work; counting changes nothing about it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on as it came.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 fn engine_threads() -> Vec<i32> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());

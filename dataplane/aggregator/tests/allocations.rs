@@ -1,47 +1,19 @@
 //! Once a communicator is granted, neither side allocates: not for a packet, not for a segment.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+#[path = "../../transport/tests/counting/mod.rs"]
+mod counting;
+
+use counting::Counting;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
     Aggregator, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
 };
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Duration;
 
-struct Counting;
-
-thread_local! {
-    /// Of this thread alone: the test harness allocates in its own when it likes.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that is ending has no counter any more.
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: the system's allocator does the work; counting changes nothing about it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on as it came.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting(counting::here);
 
 const WORKERS: usize = 3;
 const ELEMENTS: usize = 64;
@@ -136,9 +108,9 @@ fn nothing_is_allocated_for_a_packet() {
         let mut steps = 0;
         // The session's begin wakes the communicator, and the pool is divided.
         sum(&mut aggregator, &mut members, 0, 1, &mut steps);
-        let before = ALLOCATIONS.get();
+        let before = counting::so_far();
         sum(&mut aggregator, &mut members, 1, 60, &mut steps);
-        assert_eq!(ALLOCATIONS.get() - before, 0, "ordered: {ordered}");
+        assert_eq!(counting::so_far() - before, 0, "ordered: {ordered}");
         assert!(members.iter().all(|(_, ones)| ones.0 == 60_000));
         assert!(members.iter().any(|(worker, _)| worker.counters().sent_again > 0), "nothing was lost");
     }

@@ -9,41 +9,15 @@ mod hostile;
 mod node;
 #[path = "simulation/scenario.rs"]
 mod scenario;
+#[path = "../../core/tests/simulation/seeds.rs"]
+mod seeds;
 #[path = "simulation/world.rs"]
 mod world;
 
 use scenario::{PATIENCE, RETRY_MOST, Scenario};
-use std::ops::Range;
+use seeds::{Seed, seeds};
 use std::time::Duration;
 use world::{Statistics, World};
-
-/// Says which seed failed.
-struct Seed(&'static str, u64);
-
-impl Drop for Seed {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!(
-                "run again: HARMONAIZE_SEED={} cargo test -p harmonaize-aggregator --test simulation {}",
-                self.1, self.0
-            );
-        }
-    }
-}
-
-fn seeds(usual: u64) -> Range<u64> {
-    let number = |text: &str| text.trim().parse::<u64>().expect("a number");
-    if let Ok(seed) = std::env::var("HARMONAIZE_SEED") {
-        return number(&seed)..number(&seed) + 1;
-    }
-    match std::env::var("HARMONAIZE_SEEDS") {
-        Ok(seeds) => {
-            let (from, to) = seeds.split_once("..").expect("a range like 0..1000");
-            number(from)..number(to)
-        }
-        Err(_) => 0..usual,
-    }
-}
 
 /// Runs a family of scenarios, and returns what they came to together.
 fn family(

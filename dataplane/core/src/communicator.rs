@@ -3,7 +3,7 @@
 use crate::acknowledge::Acknowledgements;
 use crate::channel::{Channel, Segment};
 use crate::departure::Departures;
-use crate::epoch::{Epoch, EpochPlan, MAX_STEP_PEERS, Timeouts, stream};
+use crate::epoch::{Epoch, EpochPlan, Timeouts, stream};
 use crate::hold::Hold;
 use crate::inquiry::Inquiry;
 use crate::message::{Control, Header, Kind, Message, Payload};
@@ -13,7 +13,7 @@ use crate::switch::Switch;
 use crate::{CoreError, Failure, Nanos};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Collective, Rank, Signature};
-use harmonaize_plan::{Access, Group, Participant, PlanError};
+use harmonaize_plan::{Access, Group, MAX_STEP_PEERS, Participant, PlanError};
 use std::collections::VecDeque;
 
 /// What a communicator is made from.

@@ -5,13 +5,10 @@ use crate::switch::Switch;
 use crate::{CoreError, Nanos};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
-    Access, Coding, Local, Operand, Participant, Place, Plan, Program, Request, Retention, Segmentation,
-    Step, StepKind, Tuning, program, retention, segmentation,
+    Access, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Place, Plan, Program, Request, Retention,
+    Segmentation, Step, StepKind, Tuning, program, retention, segmentation,
 };
 use std::sync::Arc;
-
-/// Most peers that one step receives from or sends to.
-pub const MAX_STEP_PEERS: usize = 4;
 
 /// What control decided for a communicator, under an epoch.
 #[derive(Clone, Debug)]

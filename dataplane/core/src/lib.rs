@@ -29,7 +29,7 @@ mod switch;
 
 pub use channel::Segment;
 pub use communicator::{Action, Coded, Communicator, Config, InFlight, PeerMessage, Receipt};
-pub use epoch::{EpochPlan, MAX_STEP_PEERS, Timeouts};
+pub use epoch::{EpochPlan, Timeouts};
 pub use failure::Failure;
 pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};
 pub use operation::Call;

@@ -18,6 +18,8 @@ mod network;
 mod node;
 #[path = "simulation/scenario.rs"]
 mod scenario;
+#[path = "simulation/seeds.rs"]
+mod seeds;
 #[path = "simulation/statistics.rs"]
 mod statistics;
 #[path = "simulation/world.rs"]
@@ -27,38 +29,10 @@ use harmonaize_abi::Rank;
 use harmonaize_core::Failure;
 use node::Outcome;
 use scenario::{Incident, MILLISECOND, SECOND, Scenario};
+use seeds::{Seed, seeds};
 use statistics::Statistics;
 use std::collections::{BTreeSet, HashSet};
-use std::ops::Range;
 use world::World;
-
-/// Says which seed failed.
-struct Seed(&'static str, u64);
-
-impl Drop for Seed {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!(
-                "run again: HARMONAIZE_SEED={} cargo test -p harmonaize-core --test simulation {}",
-                self.1, self.0
-            );
-        }
-    }
-}
-
-fn seeds(usual: u64) -> Range<u64> {
-    let number = |text: &str| text.trim().parse::<u64>().expect("a number");
-    if let Ok(seed) = std::env::var("HARMONAIZE_SEED") {
-        return number(&seed)..number(&seed) + 1;
-    }
-    match std::env::var("HARMONAIZE_SEEDS") {
-        Ok(seeds) => {
-            let (from, to) = seeds.split_once("..").expect("a range like 0..1000");
-            number(from)..number(to)
-        }
-        Err(_) => 0..usual,
-    }
-}
 
 /// Runs a family: builds each seed's scenario, runs it, judges it, and prints what it came to.
 fn family(

@@ -4,8 +4,11 @@
 
 #[allow(dead_code, reason = "other tests need more of it")]
 mod common;
+#[path = "../../transport/tests/counting/mod.rs"]
+mod counting;
 
 use common::{World, call, reduce};
+use counting::Counting;
 use harmonaize_abi::{Collective, ReduceOp, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_plan::{Coding, Tuning};
@@ -13,45 +16,17 @@ use harmonaize_shm::TenantEnd;
 use harmonaize_transport::verbs::{Config, VerbsTransport};
 use harmonaize_transport::{Transport, tcp};
 use harmonaize_verbs::fake::Fabric;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-struct Counting;
+#[global_allocator]
+static ALLOCATOR: Counting = Counting(counting::here);
 
 thread_local! {
-    static COUNTED: Cell<bool> = const { Cell::new(false) };
+    /// Within the engines' turns.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
-
-fn count() {
-    // A thread that is ending has no counter any more.
-    if COUNTED.try_with(Cell::get).unwrap_or(false) {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-    }
-}
-
-// SAFETY: the system's allocator does the work; counting changes nothing about it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on as it came.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const RANKS: usize = 3;
 const LARGE: u64 = 60_000;
@@ -78,11 +53,11 @@ fn operation(world: &mut World, submission: Submission) {
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut done = [false; RANKS];
     while !done.iter().all(|done| *done) {
-        COUNTED.set(true);
+        let before = counting::so_far();
         world.engines.iter_mut().for_each(|engine| {
             engine.progress(64);
         });
-        COUNTED.set(false);
+        ALLOCATIONS.set(ALLOCATIONS.get() + counting::so_far() - before);
         for (tenant, done) in world.tenants.iter_mut().zip(&mut done) {
             if let Some(completion) = tenant.end.completion().unwrap() {
                 assert_eq!(completion.status, 0);

@@ -11,14 +11,11 @@
 use crate::allreduce::Landing;
 use crate::builder::{Builder, Contributions, Rotation, coded, coded_peer, staged};
 use crate::plan::{Local, Plan, PlanError};
-use crate::program::{Operand, Part, Participant, Program, Retention, Slot, Stage, StepKind};
+use crate::program::{MAX_STEP_PEERS, Operand, Part, Participant, Program, Retention, Slot, Stage, StepKind};
 use harmonaize_abi::Rank;
 
 /// Contributions that are encoded before the first is received.
 const AHEAD: u32 = 3;
-
-/// Peers to which a step sends.
-const PEERS: usize = 4;
 
 struct Direct<'a> {
     builder: Builder,
@@ -114,7 +111,7 @@ impl Direct<'_> {
         let result = coded(self.result, sum.part, Stage::Result);
         let peers = (1..self.plan.participants()).map(|round| self.plan.at(self.position, round));
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
-        for (index, some) in peers.chunks(PEERS).enumerate() {
+        for (index, some) in peers.chunks(MAX_STEP_PEERS).enumerate() {
             let sent = some.iter().map(|peer| coded_peer(*peer, sum.part, Stage::Result));
             let (from, kept) = if index == 0 { (sum, Some(result)) } else { (result, None) };
             self.builder.copy(from, kept.into_iter().chain(sent).collect());

@@ -160,6 +160,9 @@ pub struct Program {
     pub copying: u32,
 }
 
+/// Most peers that one step receives from or sends to.
+pub const MAX_STEP_PEERS: usize = 4;
+
 /// Most sources of a [`StepKind::Reduce`].
 pub const MAX_SOURCES: usize = 8;
 

@@ -1,45 +1,16 @@
 //! Once a link is up, neither end allocates: not per frame, not per byte.
 
+mod counting;
+
+use counting::Counting;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-struct Counting;
-
-thread_local! {
-    /// Of this thread alone, which drives both ends: the test harness allocates in its own when it likes.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that is ending has no counter any more.
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: the system's allocator does the work; counting changes nothing about it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on as it came.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting(counting::here);
 
 const FRAMES: u32 = 10_000;
 const SLOTS: u32 = 64;
@@ -113,7 +84,7 @@ fn ten_thousand_frames_allocate_nothing() {
         b.progress(8, &mut |_, event| up += usize::from(matches!(event, Event::Up)));
     }
     assert_eq!(up, 2);
-    let before = ALLOCATIONS.get();
+    let before = counting::so_far();
     assert!(before > 0, "the counter counts");
     let arrived = traffic(&mut a, &mut b, links, &source);
     // Idle for some ticks: signs of life allocate nothing either.
@@ -123,6 +94,6 @@ fn ten_thousand_frames_allocate_nothing() {
             end.progress(8, &mut |_, event| panic!("{event:?}"));
         }
     }
-    let allocations = ALLOCATIONS.get() - before;
+    let allocations = counting::so_far() - before;
     assert_eq!((arrived, allocations), ((FRAMES, 0), 0), "((frames, wrong events), allocations)");
 }

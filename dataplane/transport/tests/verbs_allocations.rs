@@ -2,49 +2,19 @@
 //! it goes to sleep.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+mod counting;
+
+use counting::Counting;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp;
 use harmonaize_transport::verbs::{Config, VerbsTransport};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use harmonaize_verbs::fake::Fabric;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-struct Counting;
-
-thread_local! {
-    /// Of this thread alone, which drives both ends and the fake devices: the test harness allocates in its own when it
-    /// likes.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that is ending has no counter any more.
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: the system's allocator does the work; counting changes nothing about it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on as it came.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: passed on as it came.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting(counting::here);
 
 const FRAMES: u32 = 10_000;
 const SLOTS: u32 = 64;
@@ -166,10 +136,10 @@ fn ten_thousand_frames_allocate_nothing() {
     let mut pair = Pair::new();
     // The first frames from a mapping register it, and each queue grows to what it needs.
     assert_eq!(pair.traffic(), (FRAMES, 0), "(frames, wrong events)");
-    let before = ALLOCATIONS.get();
+    let before = counting::so_far();
     assert!(before > 0, "the counter counts");
     let arrived = pair.traffic();
     pair.idle();
-    let allocations = ALLOCATIONS.get() - before;
+    let allocations = counting::so_far() - before;
     assert_eq!((arrived, allocations), ((FRAMES, 0), 0), "((frames, wrong events), allocations)");
 }

@@ -5,7 +5,7 @@ use super::lab::Lab;
 use super::part::{self, Outcome, Part};
 use super::row::{Better, Case, Row, median};
 use crate::workspace::Binaries;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Deserialize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -78,16 +78,7 @@ impl Suite {
         let arguments = ["--bytes", &bytes, "--budgets", &budgets, "--warmup", "2", "--iterations", &rounds];
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let hosts: Vec<usize> = (0..RANKS).collect();
-        let mut job = lab.start("coded", &hosts, &arguments)?;
-        job.wait(LIMIT, || lab.check())?;
-        let log = job.logs().first().cloned().context("no rank")?;
-        let printed = std::fs::read_to_string(&log)?;
-        let lines = printed.lines().filter(|line| line.starts_with('{'));
-        let figures: Vec<Figures> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
-        ensure!(!figures.is_empty(), "no figures in: {printed}");
-        for log in job.logs() {
-            std::fs::remove_file(log)?;
-        }
+        let figures: Vec<Figures> = lab.figures("coded", &hosts, &arguments, LIMIT)?;
         for found in &figures {
             eprintln!(
                 "{rate}, {}: {:.1} ms, {}, {:.2} bits an element, vNMSE {:.3e} claimed and {:.3e} measured{}",
@@ -134,15 +125,15 @@ fn speed(suite: &Suite) -> Result<Vec<Row>> {
 /// 100 Mbit/s: something is chosen within a bound, and it is faster.
 fn slow(suite: &Suite) -> Result<Vec<Row>> {
     let rounds = suite.effort.rounds.min(3);
-    chosen(suite, "100Mbit/s", rounds, Better::More, 3.0)
+    chosen(suite, "100Mbit/s", rounds, 3.0)
 }
 
 /// 10 Gbit/s: whatever is chosen is at most a fiftieth slower than exact.
 fn fast(suite: &Suite) -> Result<Vec<Row>> {
-    chosen(suite, "10Gbit/s", suite.effort.rounds, Better::More, 1.0 / 1.02)
+    chosen(suite, "10Gbit/s", suite.effort.rounds, 1.0 / 1.02)
 }
 
-fn chosen(suite: &Suite, rate: &str, rounds: usize, better: Better, bar: f64) -> Result<Vec<Row>> {
+fn chosen(suite: &Suite, rate: &str, rounds: usize, bar: f64) -> Result<Vec<Row>> {
     const BOUND: &str = "0.01";
     let figures = suite.figures(rate, &["exact", BOUND], rounds)?;
     let [exact, found] = figures.as_slice() else {
@@ -153,7 +144,7 @@ fn chosen(suite: &Suite, rate: &str, rounds: usize, better: Better, bar: f64) ->
     let kept = suite.case(format!("vNMSE at {rate}"), Better::Less, 1.0);
     let bound: f64 = BOUND.parse()?;
     Ok(vec![
-        suite.case(case, better, bar).compare(&ours, &exact, "the same exact"),
+        suite.case(case, Better::More, bar).compare(&ours, &exact, "the same exact"),
         kept.limit(&[found.measured], bound),
     ])
 }

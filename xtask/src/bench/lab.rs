@@ -8,6 +8,7 @@ use crate::topology::{self, Topology};
 use crate::workspace::{self, Binaries};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -38,9 +39,10 @@ pub struct Lab {
     jobs: usize,
 }
 
-fn measured(printed: &str) -> Result<Vec<Measured>> {
+/// What a measuring program prints: a line of JSON for each figure.
+fn measured<T: DeserializeOwned>(printed: &str) -> Result<Vec<T>> {
     let lines = printed.lines().filter(|line| line.starts_with('{'));
-    let measured: Vec<Measured> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let measured: Vec<T> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
     ensure!(!measured.is_empty(), "no figures in: {printed}");
     Ok(measured)
 }
@@ -130,8 +132,19 @@ impl Lab {
     pub fn ours(&mut self, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
         let mut arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         arguments.push("--json".to_owned());
-        let mut job = self.start("collective", hosts, &arguments)?;
-        job.wait(LIMIT, || self.check())?;
+        self.figures("collective", hosts, &arguments, LIMIT)
+    }
+
+    /// Runs a measuring program, a rank per entry of `hosts`, for at most `limit`; what rank 0 measured.
+    pub fn figures<T: DeserializeOwned>(
+        &mut self,
+        program: &str,
+        hosts: &[usize],
+        arguments: &[String],
+        limit: Duration,
+    ) -> Result<Vec<T>> {
+        let mut job = self.start(program, hosts, arguments)?;
+        job.wait(limit, || self.check())?;
         let log = job.logs().first().cloned().context("no rank")?;
         let figures = measured(&std::fs::read_to_string(&log)?)?;
         for log in job.logs() {
@@ -187,8 +200,8 @@ mod tests {
     #[test]
     fn printed_figures_are_read() {
         let text = "{\"bytes\":8,\"times_us\":[1.0,2.5],\"wrong\":0,\"wire_bytes\":3}\n";
-        assert_eq!(measured(text).unwrap(), [Measured { bytes: 8, times_us: vec![1.0, 2.5] }]);
-        assert!(measured("nothing\n").is_err() && measured("{\"bytes\":8}").is_err());
+        assert_eq!(measured::<Measured>(text).unwrap(), [Measured { bytes: 8, times_us: vec![1.0, 2.5] }]);
+        assert!(measured::<Measured>("nothing\n").is_err() && measured::<Measured>("{\"bytes\":8}").is_err());
         assert_eq!(goodput("10.0.0.1:4\n{\"bytes_per_second\":119000000.5}\n").unwrap(), 119_000_000.5);
         assert!(goodput("10.0.0.1:4\n").is_err());
     }
