@@ -3,11 +3,20 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(
-        ["coding.proto", "operator.proto", "paths.proto", "provider.proto", "telemetry.proto"]
-            .map(|file| format!("harmonaize/provider/v1/{file}")),
+        [
+            "aggregation.proto",
+            "coding.proto",
+            "operator.proto",
+            "paths.proto",
+            "provider.proto",
+            "telemetry.proto",
+        ]
+        .map(|file| format!("harmonaize/provider/v1/{file}")),
         ["proto"],
     )?;
-    // `Peer` holds a secret; it shows itself in src/lib.rs.
-    tonic_prost_build::configure().skip_debug(["harmonaize.provider.v1.Peer"]).compile_fds(descriptors)?;
+    // These hold secrets; they show themselves in src/lib.rs.
+    let secret =
+        ["Peer", "Aggregation", "GrantAggregation"].map(|name| format!("harmonaize.provider.v1.{name}"));
+    tonic_prost_build::configure().skip_debug(secret).compile_fds(descriptors)?;
     Ok(())
 }

@@ -43,6 +43,41 @@ impl std::fmt::Debug for v1::Peer {
     }
 }
 
+/// All but the worker's key.
+impl std::fmt::Debug for v1::Aggregation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Aggregation")
+            .field("address", &self.address)
+            .field("communicator", &self.communicator)
+            .field("worker", &self.worker)
+            .field("workers", &self.workers)
+            .field("chunk_elements", &self.chunk_elements)
+            .field("window", &self.window)
+            .field("least_bytes", &self.least_bytes)
+            .field("partial", &self.partial)
+            .field("form", &self.form)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All but the secret.
+impl std::fmt::Debug for v1::GrantAggregation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrantAggregation")
+            .field("communicator", &self.communicator)
+            .field("workers", &self.workers)
+            .field("form", &self.form)
+            .field("chunk_elements", &self.chunk_elements)
+            .field("ordered", &self.ordered)
+            .field("partial", &self.partial)
+            .field("tenant", &self.tenant)
+            .field("weight", &self.weight)
+            .field("guaranteed", &self.guaranteed)
+            .field("most", &self.most)
+            .finish_non_exhaustive()
+    }
+}
+
 impl From<v1::from_agent::Message> for v1::FromAgent {
     fn from(message: v1::from_agent::Message) -> Self {
         Self { message: Some(message) }
@@ -63,9 +98,17 @@ mod tests {
     fn secrets_do_not_show() {
         let peer =
             v1::Peer { secret: vec![171; SECRET_BYTES], link: vec![7; LINK_BYTES], ..v1::Peer::default() };
-        let recipe = v1::Recipe { peers: vec![peer], ..v1::Recipe::default() };
+        let aggregation =
+            Some(v1::Aggregation { window: 9, key: vec![171; SECRET_BYTES], ..v1::Aggregation::default() });
+        let recipe = v1::Recipe { peers: vec![peer], aggregation, ..v1::Recipe::default() };
         let shown = format!("{recipe:?}");
-        assert!(shown.contains("7, 7, 7") && !shown.contains("171"), "{shown}");
+        assert!(
+            shown.contains("7, 7, 7") && shown.contains("window: 9") && !shown.contains("171"),
+            "{shown}"
+        );
+        let grant =
+            v1::GrantAggregation { secret: vec![171; SECRET_BYTES], ..v1::GrantAggregation::default() };
+        assert!(!format!("{grant:?}").contains("171"));
     }
 
     #[test]

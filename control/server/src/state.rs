@@ -253,6 +253,9 @@ impl State {
                 self.prove_waiting(now);
             }
             Message::SetBudget(said) => return self.set_budget(now, from, &said),
+            Message::AggregationGranted(_) | Message::Aggregator(_) => {
+                return Err("a host's agent that speaks as an aggregator");
+            }
         }
         Ok(())
     }

@@ -272,6 +272,8 @@ impl Agent {
                 communicator: CommunicatorId(hold.communicator),
                 hold: Duration::from_nanos(hold.hold_ns),
             }),
+            // Control asks these of aggregators alone.
+            Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
             Event::Connected(welcome) => {
                 let interval = welcome.telemetry_interval_ns;
                 let interval = (interval > 0).then(|| Duration::from_nanos(interval).max(REPORTS));

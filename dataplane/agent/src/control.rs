@@ -45,6 +45,8 @@ pub struct Settings {
     pub join_patience: Duration,
     /// What this agent can do beyond what every agent can.
     pub abilities: v1::Abilities,
+    /// What this is, if no host's agent but an aggregator.
+    pub aggregator: Option<v1::Aggregator>,
 }
 
 impl Settings {
@@ -58,6 +60,7 @@ impl Settings {
             session_timeout: Duration::from_secs(5),
             join_patience: Duration::from_secs(30),
             abilities: v1::Abilities::default(),
+            aggregator: None,
         }
     }
 }
@@ -98,6 +101,13 @@ pub enum Event {
     ProbePath(v1::ProbePath),
     /// Hold the next operation of a communicator back.
     Hold(v1::Hold),
+    /// Serve a communicator: answer with `AggregationGranted`.
+    GrantAggregation(v1::GrantAggregation),
+    /// Serve it no longer.
+    RevokeAggregation {
+        /// Which.
+        communicator: u64,
+    },
     /// Answer with a `Report` of this id.
     ReportRequest {
         /// For the answer.

@@ -72,6 +72,7 @@ impl Paths {
             path_verdicts,
             missing: self.missing.clone(),
             codecs: Vec::new(),
+            aggregation: false,
         }
     }
 

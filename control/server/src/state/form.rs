@@ -177,6 +177,7 @@ impl State {
                 local: local.collect(),
                 budget: coding.budget(),
                 coding: coding.coding(),
+                aggregation: None,
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }

@@ -4,7 +4,7 @@ use super::{Event, Settings};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_disclose::{JoinFailure, disclose_join};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -14,6 +14,10 @@ pub(super) struct Ledger {
     listen: String,
     patience: Duration,
     abilities: v1::Abilities,
+    /// Of an aggregator: what it is, but for what it serves.
+    aggregator: Option<v1::Aggregator>,
+    /// What it serves.
+    granted: BTreeSet<u64>,
     /// Since when control is away; none while it is there.
     away: Option<Instant>,
     /// By request, and since when.
@@ -42,6 +46,8 @@ impl Ledger {
             listen: settings.listen.to_string(),
             patience: settings.join_patience,
             abilities: settings.abilities.clone(),
+            aggregator: settings.aggregator.clone(),
+            granted: BTreeSet::new(),
             away: Some(Instant::now()),
             joins: BTreeMap::new(),
             running: BTreeMap::new(),
@@ -57,6 +63,10 @@ impl Ledger {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             running: self.running.values().map(|running| running.recipe.clone()).collect(),
             abilities: Some(self.abilities.clone()),
+            aggregator: self.aggregator.as_ref().map(|aggregator| v1::Aggregator {
+                granted: self.granted.iter().copied().collect(),
+                ..aggregator.clone()
+            }),
         })
     }
 
@@ -115,7 +125,12 @@ impl Ledger {
                     running.last = Some(message.clone());
                 }
             }
-            Message::Prepared(_)
+            Message::AggregationGranted(answer) if answer.refused.is_empty() => {
+                self.granted.insert(answer.communicator);
+            }
+            Message::AggregationGranted(_)
+            | Message::Aggregator(_)
+            | Message::Prepared(_)
             | Message::PrepareFailed(_)
             | Message::Report(_)
             | Message::Telemetry(_)
@@ -163,6 +178,11 @@ impl Ledger {
             Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
             Message::Hold(hold) => Some(Event::Hold(hold)),
+            Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
+            Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
+                self.granted.remove(&communicator);
+                Some(Event::RevokeAggregation { communicator })
+            }
         }
     }
 
@@ -190,7 +210,8 @@ impl Ledger {
 
 /// A recipe as Hello repeats it.
 fn stripped(recipe: &v1::Recipe) -> v1::Recipe {
-    v1::Recipe { peers: Vec::new(), ..recipe.clone() }
+    let aggregation = recipe.aggregation.clone().map(|told| v1::Aggregation { key: Vec::new(), ..told });
+    v1::Recipe { peers: Vec::new(), aggregation, ..recipe.clone() }
 }
 
 #[cfg(test)]
@@ -215,12 +236,16 @@ mod tests {
     fn recipe(communicator: u64, epoch: u64) -> v1::Recipe {
         let local = vec![v1::LocalRank { rank: 0, request: 7 }];
         let peers = vec![v1::Peer { secret: vec![1; 32], ..v1::Peer::default() }];
-        v1::Recipe { communicator, epoch, local, peers, ..v1::Recipe::default() }
+        let aggregation = Some(v1::Aggregation { key: vec![1; 32], ..v1::Aggregation::default() });
+        v1::Recipe { communicator, epoch, local, peers, aggregation, ..v1::Recipe::default() }
     }
 
     fn running(ledger: &Ledger) -> Vec<(u64, u64)> {
         let Message::Hello(hello) = ledger.hello() else { panic!("no Hello") };
-        assert!(hello.running.iter().all(|recipe| recipe.peers.is_empty()), "secrets stay here");
+        let bare = |recipe: &v1::Recipe| {
+            recipe.peers.is_empty() && recipe.aggregation.as_ref().is_some_and(|told| told.key.is_empty())
+        };
+        assert!(hello.running.iter().all(bare), "secrets stay here");
         hello.running.iter().map(|recipe| (recipe.communicator, recipe.epoch)).collect()
     }
 
@@ -238,6 +263,33 @@ mod tests {
         assert!(ledger.incoming(to_agent::Message::Form(recipe(1, 1))).is_some());
         ledger.disconnected(now);
         assert_eq!(ledger.connected(true), [join(9)]);
+    }
+
+    #[test]
+    fn an_aggregator_says_what_it_serves() {
+        let (mut ledger, now) = (ledger(), Instant::now());
+        let granted = |ledger: &Ledger| {
+            let Message::Hello(hello) = ledger.hello() else { panic!("no Hello") };
+            hello.aggregator.map(|aggregator| aggregator.granted)
+        };
+        let answer = |communicator, refused: &str| {
+            let refused = refused.to_owned();
+            Message::AggregationGranted(v1::AggregationGranted { communicator, refused })
+        };
+        assert_eq!(granted(&ledger), None, "a host's agent is none");
+        ledger.aggregator = Some(v1::Aggregator { units: 4, ..v1::Aggregator::default() });
+        ledger.connected(true);
+        for (communicator, refused) in [(1, ""), (2, "no room"), (3, "")] {
+            let grant = v1::GrantAggregation { communicator, ..v1::GrantAggregation::default() };
+            ledger.incoming(to_agent::Message::GrantAggregation(grant)).unwrap();
+            ledger.outgoing(now, answer(communicator, refused)).unwrap();
+        }
+        assert_eq!(granted(&ledger), Some(vec![1, 3]));
+        ledger.disconnected(now);
+        let revoked = v1::RevokeAggregation { communicator: 1 };
+        let event = ledger.incoming(to_agent::Message::RevokeAggregation(revoked));
+        assert_eq!(event, Some(Event::RevokeAggregation { communicator: 1 }));
+        assert_eq!(granted(&ledger), Some(vec![3]));
     }
 
     #[test]

@@ -57,6 +57,7 @@ impl State {
             hosts: hosts.collect(),
             switches: switches.collect(),
             links: self.link_states(now, &crossings),
+            aggregators: Vec::new(),
         }
     }
 
