@@ -39,15 +39,13 @@ fn a_device_that_disappears_costs_its_communicators_an_error_and_no_other() {
     let provider = Provider::start_with(|_| String::new(), |_| program("harmonaize-agent"));
     let Some(provider) = provider else { return };
     let sockets = provider.sockets();
-    let (ready, started) = std::sync::mpsc::sync_channel::<()>(1);
+    let (ready, started) = std::sync::mpsc::channel::<()>();
     let over = AtomicBool::new(false);
     let mut broken = std::thread::scope(|scope| {
         let lost = scope.spawn(|| {
             job(&sockets, "all", |worker| {
                 worker.sum(1, 1000, false, PATIENCE)?;
-                if worker.rank == 0 {
-                    ready.send(())?;
-                }
+                ready.send(())?;
                 until_a_rank_is_lost(worker)
             })
         });
@@ -70,7 +68,8 @@ fn a_device_that_disappears_costs_its_communicators_an_error_and_no_other() {
                 }
             })
         });
-        started.recv_timeout(PATIENCE).unwrap();
+        // All of them: one rank may be done before another has heard of it.
+        (0..HOSTS).for_each(|_| started.recv_timeout(PATIENCE).unwrap());
         let broken = Host(3).remove_device();
         let lost = lost.join().unwrap();
         over.store(true, Ordering::Relaxed);
