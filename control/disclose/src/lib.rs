@@ -5,9 +5,11 @@
 //! operator come in beside the facts and are dropped, never quoted.
 #![forbid(unsafe_code)]
 
+mod events;
 mod failure;
 mod join;
 mod ranks;
 
+pub use events::{Batch, Cursor, CursorError, Event, Fact, Feed, Level, Limits, Term, What};
 pub use failure::{Failure, TenantError, disclose};
 pub use join::{JoinFailure, TenantRefusal, disclose_join};

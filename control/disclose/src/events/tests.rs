@@ -1,0 +1,222 @@
+//! Feeds as their tenants see them: coarse, whole, in order, and silent about the rest.
+
+use super::*;
+use proptest::prelude::*;
+
+const TICK: Duration = Duration::from_secs(1);
+
+fn seconds(time: f64) -> Duration {
+    Duration::from_secs_f64(time)
+}
+
+fn feed() -> Feed {
+    Feed::new(7, Limits { tick: TICK, burst: 4, kept: 8 })
+}
+
+fn all(feed: &Feed) -> Vec<(String, What)> {
+    let batch = feed.read(Cursor { feed: 7, next: 0 }, usize::MAX).unwrap();
+    assert_eq!(batch.missed, 0);
+    batch.events.into_iter().map(|event| (event.communicator.clone(), event.what.clone())).collect()
+}
+
+fn congestion(share: f64) -> Fact {
+    Fact::Congestion { share }
+}
+
+#[test]
+fn a_level_is_told_when_it_changes_at_a_tick_and_with_hysteresis() {
+    let mut feed = feed();
+    for (at, share) in
+        [(0.2, 0.95), (1.3, 0.7), (2.1, 0.85), (3.9, 0.4), (4.5, 0.55), (5.5, 0.65), (6.5, 0.91)]
+    {
+        feed.note("job", congestion(share), seconds(at));
+        assert_eq!(feed.due().is_some(), feed.subjects.values().any(|subject| subject.waits.is_some()));
+        // Whatever time within the tick.
+        feed.tick(seconds(at + 1.05));
+        feed.tick(seconds(at + 1.06));
+    }
+    let levels: Vec<What> = all(&feed).into_iter().map(|(_, what)| what).collect();
+    let expected = [Level::Mild, Level::Severe, Level::Mild, Level::None].map(What::Congestion);
+    assert_eq!(levels, expected);
+    let since: Vec<Duration> = feed.events.iter().map(|event| event.since).collect();
+    assert_eq!(since, [1.0, 3.0, 5.0, 6.0].map(seconds));
+}
+
+#[test]
+fn what_is_undone_within_a_tick_is_not_told() {
+    let mut feed = feed();
+    feed.note("job", congestion(0.3), seconds(0.1));
+    feed.note("job", congestion(1.0), seconds(0.5));
+    feed.note("job", Fact::Agreement { term: Term::Latency, kept: false }, seconds(0.5));
+    feed.note("job", Fact::Agreement { term: Term::Latency, kept: true }, seconds(0.6));
+    feed.note("job", Fact::Maintenance { ranks: vec![Rank(1)], at: seconds(9.0) }, seconds(0.6));
+    feed.note("job", Fact::MaintenanceOver { ranks: vec![Rank(1)] }, seconds(0.6));
+    feed.tick(seconds(1.0));
+    assert_eq!((all(&feed), feed.due()), (vec![], None));
+}
+
+#[test]
+fn ranks_are_told_together_and_once() {
+    let mut feed = feed();
+    let lost = |ranks: &[u32]| Fact::Failure { ranks: ranks.iter().copied().map(Rank).collect() };
+    feed.note("job", lost(&[5, 2]), seconds(0.1));
+    feed.note("job", lost(&[2, 3]), seconds(0.2));
+    feed.tick(seconds(1.0));
+    feed.note("job", lost(&[3]), seconds(1.1));
+    feed.tick(seconds(2.0));
+    let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect::<Vec<_>>();
+    assert_eq!(all(&feed), [("job".to_owned(), What::Failure(ranks(&[2, 3, 5])))]);
+
+    feed.note("job", Fact::Maintenance { ranks: ranks(&[4]), at: seconds(99.7) }, seconds(2.5));
+    feed.note("job", Fact::Maintenance { ranks: ranks(&[0]), at: seconds(80.2) }, seconds(2.6));
+    feed.tick(seconds(3.0));
+    feed.note("job", Fact::MaintenanceOver { ranks: ranks(&[0, 4]) }, seconds(3.5));
+    feed.tick(seconds(4.0));
+    let told: Vec<What> = all(&feed).into_iter().skip(1).map(|(_, what)| what).collect();
+    let first = What::Maintenance { ranks: ranks(&[0, 4]), at: seconds(80.0) };
+    assert_eq!(told, [first, What::Maintenance { ranks: vec![], at: Duration::ZERO }]);
+}
+
+#[test]
+fn more_than_a_tick_may_tell_waits_in_order_and_none_is_lost() {
+    let mut feed = feed();
+    for job in 0..7 {
+        feed.note(&format!("job{job}"), congestion(0.1), seconds(0.1));
+    }
+    feed.tick(seconds(1.0));
+    assert_eq!(feed.events.len(), 4);
+    // One of those that wait is over before it is told, one more comes.
+    feed.note("job5", congestion(1.0), seconds(1.1));
+    feed.note("job7", Fact::PlanChanged, seconds(1.2));
+    feed.tick(seconds(1.9));
+    assert_eq!((feed.events.len(), feed.due()), (4, Some(seconds(2.0))));
+    feed.tick(seconds(2.0));
+    let names: Vec<String> = all(&feed).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["job0", "job1", "job2", "job3", "job4", "job6", "job7"]);
+}
+
+#[test]
+fn an_ended_communicator_is_forgotten() {
+    let mut feed = feed();
+    feed.note("job", congestion(0.1), seconds(0.1));
+    feed.note("other", congestion(0.1), seconds(0.1));
+    feed.note("job", Fact::Ended, seconds(0.2));
+    feed.tick(seconds(1.0));
+    assert_eq!(all(&feed).len(), 1);
+    assert_eq!(feed.subjects.len(), 1);
+}
+
+#[test]
+fn a_late_reader_is_told_how_much_it_missed_and_a_wrong_cursor_is_refused() {
+    let mut feed = feed();
+    let begin = feed.end();
+    for tick in 1..=12_u32 {
+        feed.note("job", Fact::PlanChanged, TICK * tick);
+        feed.tick(TICK * (tick + 1));
+    }
+    let batch = feed.read(begin, 3).unwrap();
+    assert_eq!((batch.missed, batch.events.len(), batch.cursor.next), (4, 3, 7));
+    let batch = feed.read(batch.cursor, usize::MAX).unwrap();
+    assert_eq!((batch.missed, batch.events.len(), batch.cursor), (0, 5, feed.end()));
+    let batch = feed.read(feed.end(), 3).unwrap();
+    assert_eq!((batch.missed, batch.events.len(), batch.cursor), (0, 0, feed.end()));
+    let wrong = |cursor| feed.read(cursor, 1).unwrap_err();
+    assert_eq!(wrong(Cursor { feed: 8, next: 0 }), CursorError::Unknown);
+    let error = wrong(Cursor { feed: 7, next: 13 });
+    assert_eq!(error, CursorError::Ahead { next: 12 });
+    assert!(error.to_string().contains("beyond event 12"));
+}
+
+#[derive(Clone, Debug)]
+enum Move {
+    Share { job: u8, share: f64, capacity: bool },
+    Lost { job: u8, rank: u32 },
+    Plan { job: u8 },
+    Wait { millis: u64 },
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let share = prop_oneof![Just(f64::NAN), Just(f64::NEG_INFINITY), -0.5..1.5];
+    let one = prop_oneof![
+        4 => (0_u8..6, share, any::<bool>()).prop_map(|(job, share, capacity)| Move::Share { job, share, capacity }),
+        1 => (0_u8..6, 0_u32..4).prop_map(|(job, rank)| Move::Lost { job, rank }),
+        1 => (0_u8..6).prop_map(|job| Move::Plan { job }),
+        3 => (0_u64..2500).prop_map(|millis| Move::Wait { millis }),
+    ];
+    proptest::collection::vec(one, 0..120)
+}
+
+/// Runs the moves, with each share changed by `blur`, and reads along; what was read, and the feed.
+fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>, Feed) {
+    let (mut feed, mut now, mut read) = (Feed::new(7, limits), Duration::ZERO, Vec::new());
+    let mut cursor = feed.end();
+    for one in moves {
+        match *one {
+            Move::Share { job, share, capacity } => {
+                let share = blur(share);
+                let fact = if capacity { Fact::Capacity { share } } else { Fact::Congestion { share } };
+                feed.note(&job.to_string(), fact, now);
+            }
+            Move::Lost { job, rank } => {
+                feed.note(&job.to_string(), Fact::Failure { ranks: vec![Rank(rank)] }, now);
+            }
+            Move::Plan { job } => feed.note(&job.to_string(), Fact::PlanChanged, now),
+            Move::Wait { millis } => {
+                for _ in 0..millis.div_ceil(100) {
+                    now += Duration::from_millis(100);
+                    feed.tick(now);
+                    let batch = feed.read(cursor, usize::MAX).unwrap();
+                    assert_eq!(batch.missed, 0);
+                    read.extend(batch.events.into_iter().cloned());
+                    cursor = batch.cursor;
+                }
+            }
+        }
+    }
+    for _ in 0..30 {
+        now += TICK;
+        feed.tick(now);
+        let batch = feed.read(cursor, usize::MAX).unwrap();
+        read.extend(batch.events.into_iter().cloned());
+        cursor = batch.cursor;
+    }
+    (read, feed)
+}
+
+proptest! {
+    /// Whoever reads along has every event once, in order; the last that was told of each subject is what holds; and a tick has no
+    /// more events than it may, nor two of one kind and communicator.
+    #[test]
+    fn what_was_told_last_is_what_holds(moves in moves(), burst in 1_usize..5) {
+        let (events, feed) = run(&moves, Limits { tick: TICK, burst, kept: 64 }, |share| share);
+        prop_assert!(events.iter().enumerate().all(|(at, event)| event.number == at as u64));
+        prop_assert_eq!(feed.due(), None);
+        for ((name, kind), subject) in &feed.subjects {
+            let last = |wanted: fn(&What) -> bool| {
+                events.iter().rfind(|event| event.communicator == *name && wanted(&event.what)).map(|event| &event.what)
+            };
+            match kind {
+                Kind::Congestion => {
+                    let told = last(|what| matches!(what, What::Congestion(_)));
+                    prop_assert_eq!(told.unwrap_or(&What::Congestion(Level::None)), &What::Congestion(subject.level));
+                }
+                Kind::Failure => {
+                    let ranks = subject.ranks.keys().copied().collect();
+                    prop_assert_eq!(last(|what| matches!(what, What::Failure(_))), Some(&What::Failure(ranks)));
+                }
+                _ => {}
+            }
+        }
+        prop_assert!(events.iter().all(|event| event.since.subsec_nanos() == 0));
+    }
+
+    /// Shares that differ within a level make no difference that a tenant could see.
+    #[test]
+    fn what_is_below_a_level_does_not_pass(moves in moves()) {
+        // All thresholds stand at whole tenths.
+        let coarse = |share: f64| if share.is_finite() { (share * 10.0).floor() / 10.0 + 0.05 } else { share };
+        let fine = |share: f64| if share.is_finite() { (share * 10.0).floor() / 10.0 + 0.01 } else { share };
+        let limits = Limits { tick: TICK, burst: 3, kept: 64 };
+        prop_assert_eq!(run(&moves, limits, coarse).0, run(&moves, limits, fine).0);
+    }
+}
