@@ -13,7 +13,8 @@
 //! - A tenant has at most so many events a tick; the rest waits, merged, and none is lost.
 
 use harmonaize_abi::Rank;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Below this share of the expected rate a communicator is [`Level::Mild`]ly slowed; from [`MILD_END`] on no more.
@@ -25,48 +26,22 @@ const SEVERE: f64 = 0.5;
 /// See [`SEVERE`].
 const SEVERE_END: f64 = 0.6;
 
-/// How much of the expected rate is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// Nothing worth telling.
-    #[default]
-    None,
-    /// Up to half of it.
-    Mild,
-    /// More than half.
-    Severe,
-}
-
-impl Level {
-    /// The level of a share of the expected rate (1 is all of it), after this one. What is no number changes nothing.
-    fn after(self, share: f64) -> Self {
-        let (severe, mild) = match self {
-            Self::Severe => (SEVERE_END, MILD_END),
-            Self::Mild => (SEVERE, MILD_END),
-            Self::None => (SEVERE, MILD),
-        };
-        match share {
-            share if share.is_nan() => self,
-            share if share < severe => Self::Severe,
-            share if share < mild => Self::Mild,
-            _ => Self::None,
-        }
+/// The level of a share of the expected rate (1 is all of it), after `before`. What is no number changes nothing.
+fn level(before: Level, share: f64) -> Level {
+    let (severe, mild) = match before {
+        Level::Severe => (SEVERE_END, MILD_END),
+        Level::Mild => (SEVERE, MILD_END),
+        Level::None => (SEVERE, MILD),
+    };
+    match share {
+        share if share.is_nan() => before,
+        share if share < severe => Level::Severe,
+        share if share < mild => Level::Mild,
+        _ => Level::None,
     }
 }
 
-/// What an agreement is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Term {
-    /// The rate that was promised.
-    Bandwidth,
-    /// The time within which an operation was promised to end.
-    Latency,
-    /// The time within which an iteration was.
-    Iteration,
-}
-
-/// Something that the provider knows of one communicator of the tenant. Nothing here names a host, link or switch, and it
-/// could not: there is no room for it.
+/// Something that the provider knows of one communicator of the tenant. It has no room for the name of a host, link or switch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
     /// Others' traffic leaves it this share of its expected rate.
@@ -84,69 +59,15 @@ pub enum Fact {
         /// Of the communicator.
         ranks: Vec<Rank>,
     },
-    /// The hosts of these ranks will be taken away.
+    /// The hosts of these ranks, and of no others, will be taken away, or are: when each is, on the clock of `now`.
     Maintenance {
         /// Of the communicator.
-        ranks: Vec<Rank>,
-        /// When, on the clock of `now`.
-        at: Duration,
-    },
-    /// The maintenance of these ranks is called off, or over.
-    MaintenanceOver {
-        /// Of the communicator.
-        ranks: Vec<Rank>,
+        ranks: BTreeMap<Rank, Duration>,
     },
     /// Its operations take another way.
     PlanChanged,
-    /// What was agreed on does not hold (any more), or holds again.
-    Agreement {
-        /// Which.
-        term: Term,
-        /// Whether it holds.
-        kept: bool,
-    },
-    /// The communicator has ended: nothing more is told of it.
+    /// The communicator has ended: nothing more is told of it but what ranks were lost.
     Ended,
-}
-
-/// What an event says.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum What {
-    /// Others' traffic slows it this much now.
-    Congestion(Level),
-    /// The provider can give this much less now.
-    Capacity(Level),
-    /// These ranks are lost; ascending.
-    Failure(Vec<Rank>),
-    /// These ranks, ascending, and no others, will lose their hosts.
-    Maintenance {
-        /// None: it is called off, or over.
-        ranks: Vec<Rank>,
-        /// When the first does, rounded down to a tick; zero if none does.
-        at: Duration,
-    },
-    /// Its operations take another way since.
-    PlanChanged,
-    /// This does not hold (any more), or holds again.
-    Agreement {
-        /// Which.
-        term: Term,
-        /// Whether it holds.
-        kept: bool,
-    },
-}
-
-/// An event.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Event {
-    /// Its number in the tenant's feed, from 0, without gaps.
-    pub number: u64,
-    /// The communicator, by the name that the tenant gave it.
-    pub communicator: String,
-    /// What it says.
-    pub what: What,
-    /// Since when, rounded down to a tick, on the clock of `now`.
-    pub since: Duration,
 }
 
 /// How coarse a feed is, and how much it keeps.
@@ -165,15 +86,6 @@ impl Default for Limits {
     fn default() -> Self {
         Self { tick: Duration::from_secs(1), burst: 64, kept: 4096 }
     }
-}
-
-/// Where a reader stands in a feed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Cursor {
-    /// The feed's own number: another tenant's cursor, or one of a feed that is no more, is known by it.
-    pub feed: u64,
-    /// The next event.
-    pub next: u64,
 }
 
 /// Why a cursor is refused.
@@ -201,23 +113,11 @@ impl std::fmt::Display for CursorError {
 
 impl std::error::Error for CursorError {}
 
-/// What a reader gets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch<'a> {
-    /// Events that it comes too late for.
-    pub missed: u64,
-    /// The events, in order.
-    pub events: Vec<&'a Event>,
-    /// Where it stands then.
-    pub cursor: Cursor,
-}
-
 /// What events of one communicator are about; of each there is at most one a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Failure,
     Maintenance,
-    Agreement(Term),
     Capacity,
     Congestion,
     PlanChanged,
@@ -228,12 +128,14 @@ enum Kind {
 struct Subject {
     level: Level,
     ranks: BTreeMap<Rank, Duration>,
-    /// Of an agreement: whether it is broken.
-    broken: bool,
+    /// The communicator's name.
+    name: String,
+    /// Whether the communicator is no more.
+    ended: bool,
     /// Since when it is as it is.
     since: Duration,
     /// What has last been told, if anything.
-    told: Option<What>,
+    told: Option<EventKind>,
     /// Whether there may be something to tell; and, of all that wait, which waits longest.
     waits: Option<u64>,
 }
@@ -243,7 +145,8 @@ struct Subject {
 pub struct Feed {
     limits: Limits,
     number: u64,
-    subjects: BTreeMap<(String, Kind), Subject>,
+    /// By communicator; one that ended and its successor of the same name are two.
+    subjects: BTreeMap<(u64, Kind), Subject>,
     events: VecDeque<Event>,
     /// The next event's number.
     next: u64,
@@ -262,25 +165,31 @@ impl Feed {
         Self { limits, number, subjects, events, next: 0, order: 0, ticked: 0 }
     }
 
-    /// Takes a fact of the tenant's communicator; at most a tick later an event may follow.
-    pub fn note(&mut self, communicator: &str, fact: Fact, now: Duration) {
+    /// Takes a fact of the tenant's communicator `id`, named `name`; at most a tick later an event may follow.
+    pub fn note(&mut self, (id, name): (u64, &str), fact: Fact, now: Duration) {
         let kind = match &fact {
             Fact::Congestion { .. } => Kind::Congestion,
             Fact::Capacity { .. } => Kind::Capacity,
             Fact::Failure { .. } => Kind::Failure,
-            Fact::Maintenance { .. } | Fact::MaintenanceOver { .. } => Kind::Maintenance,
+            Fact::Maintenance { .. } => Kind::Maintenance,
             Fact::PlanChanged => Kind::PlanChanged,
-            Fact::Agreement { term, .. } => Kind::Agreement(*term),
             Fact::Ended => {
-                self.subjects.retain(|(name, _), _| name != communicator);
+                let lost = |kind: Kind, subject: &Subject| kind == Kind::Failure && subject.waits.is_some();
+                self.subjects.retain(|(of, kind), subject| {
+                    subject.ended |= *of == id;
+                    *of != id || lost(*kind, subject)
+                });
                 return;
             }
         };
         let order = self.order;
-        let subject = self.subjects.entry((communicator.to_owned(), kind)).or_default();
+        let subject = self.subjects.entry((id, kind)).or_default();
+        if subject.name.is_empty() {
+            name.clone_into(&mut subject.name);
+        }
         let changed = match fact {
             Fact::Congestion { share } | Fact::Capacity { share } => {
-                let level = subject.level.after(share);
+                let level = level(subject.level, share);
                 std::mem::replace(&mut subject.level, level) != level
             }
             Fact::Failure { ranks } => {
@@ -289,17 +198,7 @@ impl Feed {
                 subject.ranks.extend(ranks.into_iter().map(|rank| (rank, now)));
                 subject.ranks.len() > before
             }
-            Fact::Maintenance { ranks, at } => {
-                let before = subject.ranks.clone();
-                subject.ranks.extend(ranks.into_iter().map(|rank| (rank, at)));
-                subject.ranks != before
-            }
-            Fact::MaintenanceOver { ranks } => {
-                let (before, over) = (subject.ranks.len(), BTreeSet::from_iter(ranks));
-                subject.ranks.retain(|rank, _| !over.contains(rank));
-                subject.ranks.len() < before
-            }
-            Fact::Agreement { kept, .. } => std::mem::replace(&mut subject.broken, !kept) == kept,
+            Fact::Maintenance { ranks } => std::mem::replace(&mut subject.ranks, ranks) != subject.ranks,
             Fact::PlanChanged => true,
             Fact::Ended => false,
         };
@@ -319,10 +218,10 @@ impl Feed {
             return;
         }
         self.ticked = tick;
-        let mut waiting: Vec<(u64, (String, Kind))> = self
+        let mut waiting: Vec<(u64, (u64, Kind))> = self
             .subjects
             .iter()
-            .filter_map(|(key, subject)| subject.waits.map(|order| (order, key.clone())))
+            .filter_map(|(key, subject)| subject.waits.map(|order| (order, *key)))
             .collect();
         waiting.sort();
         let mut left = self.limits.burst;
@@ -332,17 +231,22 @@ impl Feed {
             }
             let Some(subject) = self.subjects.get_mut(&key) else { continue };
             subject.waits = None;
-            let since = floor(subject.since, self.limits.tick);
-            let what = subject.what(key.1, self.limits.tick);
+            let subject_since = subject.since;
+            let kind = subject.kind(key.1, self.limits.tick);
             // A change that was undone before anybody heard of it, or that only shows below a tick.
-            if subject.told.as_ref() == what.as_ref() || (subject.told.is_none() && what == usual(key.1)) {
+            if subject.told.as_ref() == kind.as_ref() || (subject.told.is_none() && kind == usual(key.1)) {
                 continue;
             }
-            let Some(what) = what else { continue };
+            let Some(kind) = kind else { continue };
             if key.1 != Kind::PlanChanged {
-                subject.told = Some(what.clone());
+                subject.told = Some(kind.clone());
             }
-            self.events.push_back(Event { number: self.next, communicator: key.0, what, since });
+            let communicator = subject.name.clone();
+            if subject.ended {
+                self.subjects.remove(&key);
+            }
+            let (number, since_ns) = (self.next, floor(subject_since, self.limits.tick));
+            self.events.push_back(Event { number, communicator, kind, since_ns });
             self.next += 1;
             left -= 1;
             if self.events.len() > self.limits.kept {
@@ -359,12 +263,15 @@ impl Feed {
     }
 
     /// Where a reader stands who wants nothing of what has been.
-    pub fn end(&self) -> Cursor {
-        Cursor { feed: self.number, next: self.next }
+    pub fn end(&self) -> EventCursor {
+        EventCursor { feed: self.number, next: self.next }
     }
 
-    /// At most `most` events from a cursor on.
-    pub fn read(&self, from: Cursor, most: usize) -> Result<Batch<'_>, CursorError> {
+    /// Up to [`MAX_EVENTS`] events from a cursor on.
+    ///
+    /// # Errors
+    /// Where the cursor is none of this feed's.
+    pub fn read(&self, from: EventCursor) -> Result<EventBatch, CursorError> {
         if from.feed != self.number {
             return Err(CursorError::Unknown);
         }
@@ -374,46 +281,44 @@ impl Feed {
         let first = self.events.front().map_or(self.next, |event| event.number);
         let missed = first.saturating_sub(from.next);
         let begin = usize::try_from(from.next.saturating_sub(first)).unwrap_or(usize::MAX);
-        let events: Vec<&Event> = self.events.iter().skip(begin).take(most).collect();
+        let events: Vec<Event> = self.events.iter().skip(begin).take(MAX_EVENTS).cloned().collect();
         let next = events.last().map_or(from.next.max(first), |event| event.number + 1);
-        Ok(Batch { missed, events, cursor: Cursor { feed: self.number, next } })
+        Ok(EventBatch { missed, events, cursor: EventCursor { feed: self.number, next } })
     }
 }
 
 impl Subject {
     /// What is to be told of it as it is; `None` if there is nothing to tell.
-    fn what(&self, kind: Kind, tick: Duration) -> Option<What> {
+    fn kind(&self, kind: Kind, tick: Duration) -> Option<EventKind> {
         let ranks = || self.ranks.keys().copied().collect();
         match kind {
             Kind::Failure if self.ranks.is_empty() => None,
-            Kind::Failure => Some(What::Failure(ranks())),
+            Kind::Failure => Some(EventKind::Failure { ranks: ranks() }),
             Kind::Maintenance => {
                 let first = self.ranks.values().min().copied().unwrap_or_default();
-                Some(What::Maintenance { ranks: ranks(), at: floor(first, tick) })
+                Some(EventKind::Maintenance { ranks: ranks(), at_ns: floor(first, tick) })
             }
-            Kind::Agreement(term) => Some(What::Agreement { term, kept: !self.broken }),
-            Kind::Capacity => Some(What::Capacity(self.level)),
-            Kind::Congestion => Some(What::Congestion(self.level)),
-            Kind::PlanChanged => Some(What::PlanChanged),
+            Kind::Capacity => Some(EventKind::Capacity(self.level)),
+            Kind::Congestion => Some(EventKind::Congestion(self.level)),
+            Kind::PlanChanged => Some(EventKind::PlanChanged),
         }
     }
 }
 
 /// What holds of a communicator of which nothing has been told.
-fn usual(kind: Kind) -> Option<What> {
+fn usual(kind: Kind) -> Option<EventKind> {
     match kind {
         Kind::Failure | Kind::PlanChanged => None,
-        Kind::Maintenance => Some(What::Maintenance { ranks: Vec::new(), at: Duration::ZERO }),
-        Kind::Agreement(term) => Some(What::Agreement { term, kept: true }),
-        Kind::Capacity => Some(What::Capacity(Level::None)),
-        Kind::Congestion => Some(What::Congestion(Level::None)),
+        Kind::Maintenance => Some(EventKind::Maintenance { ranks: Vec::new(), at_ns: 0 }),
+        Kind::Capacity => Some(EventKind::Capacity(Level::None)),
+        Kind::Congestion => Some(EventKind::Congestion(Level::None)),
     }
 }
 
-/// Rounded down to a whole tick.
-fn floor(time: Duration, tick: Duration) -> Duration {
+/// Nanoseconds, rounded down to a whole tick.
+fn floor(time: Duration, tick: Duration) -> u64 {
     let below = time.as_nanos() % tick.as_nanos().max(1);
-    time.saturating_sub(Duration::from_nanos(u64::try_from(below).unwrap_or_default()))
+    u64::try_from(time.as_nanos() - below).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -10,6 +10,6 @@ mod failure;
 mod join;
 mod ranks;
 
-pub use events::{Batch, Cursor, CursorError, Event, Fact, Feed, Level, Limits, Term, What};
+pub use events::{CursorError, Fact, Feed, Limits};
 pub use failure::{Failure, TenantError, disclose};
 pub use join::{JoinFailure, TenantRefusal, disclose_join};

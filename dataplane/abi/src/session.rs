@@ -12,10 +12,12 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 mod budget;
+mod event;
 mod offer;
 mod proof;
 
 pub use budget::Budget;
+pub use event::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
 pub use offer::{Offer, PairEnd, Registered};
 pub use proof::{Challenge, Knock, MIN_SECRET, Proven, Response, Secret};
 
@@ -150,6 +152,15 @@ pub enum Request {
         /// What may be lost.
         budget: Budget,
     },
+    /// The tenant's events. Answered once there is one, or the wait is over; one such request at a time.
+    Events {
+        /// Comes back.
+        id: u64,
+        /// Where the reader stands; what comes from now on if it stands nowhere.
+        from: Option<EventCursor>,
+        /// How long to wait for the first, in nanoseconds.
+        wait_ns: u64,
+    },
 }
 
 /// The agent's answer to the request with the same `id`. Answers come in any order.
@@ -188,6 +199,13 @@ pub enum Answer {
         /// For people.
         refused: Option<String>,
     },
+    /// Events, or why there are none to be had.
+    Events {
+        /// Of the request.
+        id: u64,
+        /// Or for people.
+        read: Result<EventBatch, String>,
+    },
 }
 
 impl Answer {
@@ -198,7 +216,8 @@ impl Answer {
             | Self::JoinRefused { id, .. }
             | Self::Left { id }
             | Self::Detail { id, .. }
-            | Self::BudgetSet { id, .. } => *id,
+            | Self::BudgetSet { id, .. }
+            | Self::Events { id, .. } => *id,
         }
     }
 }
@@ -282,6 +301,22 @@ impl Bounded for FailureDetail {
         self.ranks.truncate(MAX_LISTED);
         self.calls.truncate(MAX_LISTED);
         self.text = self.text.bounded();
+        self
+    }
+}
+
+impl Bounded for EventBatch {
+    fn bounded(mut self) -> Self {
+        for event in &mut self.events {
+            event.communicator.truncate(event.communicator.floor_char_boundary(MAX_NAME));
+            match &mut event.kind {
+                EventKind::Failure { ranks } | EventKind::Maintenance { ranks, .. } => {
+                    ranks.truncate(MAX_LISTED);
+                }
+                EventKind::Congestion(_) | EventKind::Capacity(_) | EventKind::PlanChanged => {}
+            }
+        }
+        self.events.truncate(MAX_EVENTS);
         self
     }
 }
@@ -403,6 +438,17 @@ mod tests {
         let bytes = encode(&answer).unwrap();
         assert_eq!(length(*bytes.first_chunk().unwrap()).unwrap(), bytes.len() - 4);
         assert_eq!(decode::<Answer>(&bytes[4..]).unwrap(), answer);
+    }
+
+    #[test]
+    fn the_largest_batch_of_events_fits_a_message() {
+        let kind = EventKind::Maintenance { ranks: vec![Rank(u32::MAX); 5000], at_ns: u64::MAX };
+        let communicator = "ü".repeat(200);
+        let event = Event { number: u64::MAX, communicator, kind, since_ns: u64::MAX };
+        let cursor = EventCursor { feed: u64::MAX, next: u64::MAX };
+        let read = Ok(EventBatch { missed: u64::MAX, events: vec![event; 50], cursor }.bounded());
+        let answer = Answer::Events { id: u64::MAX, read };
+        assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[4..]).unwrap(), answer);
     }
 
     #[test]

@@ -13,14 +13,17 @@ fn feed() -> Feed {
     Feed::new(7, Limits { tick: TICK, burst: 4, kept: 8 })
 }
 
-fn all(feed: &Feed) -> Vec<(String, What)> {
-    let batch = feed.read(Cursor { feed: 7, next: 0 }, usize::MAX).unwrap();
-    assert_eq!(batch.missed, 0);
-    batch.events.into_iter().map(|event| (event.communicator.clone(), event.what.clone())).collect()
+fn all(feed: &Feed) -> Vec<(String, EventKind)> {
+    assert!(feed.read(EventCursor { feed: 7, next: 0 }).is_ok_and(|batch| batch.missed == 0));
+    feed.events.iter().map(|event| (event.communicator.clone(), event.kind.clone())).collect()
 }
 
 fn congestion(share: f64) -> Fact {
     Fact::Congestion { share }
+}
+
+fn maintenance(ranks: &[(u32, f64)]) -> Fact {
+    Fact::Maintenance { ranks: ranks.iter().map(|(rank, at)| (Rank(*rank), seconds(*at))).collect() }
 }
 
 #[test]
@@ -29,28 +32,26 @@ fn a_level_is_told_when_it_changes_at_a_tick_and_with_hysteresis() {
     for (at, share) in
         [(0.2, 0.95), (1.3, 0.7), (2.1, 0.85), (3.9, 0.4), (4.5, 0.55), (5.5, 0.65), (6.5, 0.91)]
     {
-        feed.note("job", congestion(share), seconds(at));
+        feed.note((1, "job"), congestion(share), seconds(at));
         assert_eq!(feed.due().is_some(), feed.subjects.values().any(|subject| subject.waits.is_some()));
         // Whatever time within the tick.
         feed.tick(seconds(at + 1.05));
         feed.tick(seconds(at + 1.06));
     }
-    let levels: Vec<What> = all(&feed).into_iter().map(|(_, what)| what).collect();
-    let expected = [Level::Mild, Level::Severe, Level::Mild, Level::None].map(What::Congestion);
+    let levels: Vec<EventKind> = all(&feed).into_iter().map(|(_, what)| what).collect();
+    let expected = [Level::Mild, Level::Severe, Level::Mild, Level::None].map(EventKind::Congestion);
     assert_eq!(levels, expected);
-    let since: Vec<Duration> = feed.events.iter().map(|event| event.since).collect();
-    assert_eq!(since, [1.0, 3.0, 5.0, 6.0].map(seconds));
+    let since: Vec<u64> = feed.events.iter().map(|event| event.since_ns).collect();
+    assert_eq!(since, [1, 3, 5, 6].map(|at| at * 1_000_000_000));
 }
 
 #[test]
 fn what_is_undone_within_a_tick_is_not_told() {
     let mut feed = feed();
-    feed.note("job", congestion(0.3), seconds(0.1));
-    feed.note("job", congestion(1.0), seconds(0.5));
-    feed.note("job", Fact::Agreement { term: Term::Latency, kept: false }, seconds(0.5));
-    feed.note("job", Fact::Agreement { term: Term::Latency, kept: true }, seconds(0.6));
-    feed.note("job", Fact::Maintenance { ranks: vec![Rank(1)], at: seconds(9.0) }, seconds(0.6));
-    feed.note("job", Fact::MaintenanceOver { ranks: vec![Rank(1)] }, seconds(0.6));
+    feed.note((1, "job"), congestion(0.3), seconds(0.1));
+    feed.note((1, "job"), congestion(1.0), seconds(0.5));
+    feed.note((1, "job"), maintenance(&[(1, 9.0)]), seconds(0.6));
+    feed.note((1, "job"), maintenance(&[]), seconds(0.6));
     feed.tick(seconds(1.0));
     assert_eq!((all(&feed), feed.due()), (vec![], None));
 }
@@ -59,35 +60,35 @@ fn what_is_undone_within_a_tick_is_not_told() {
 fn ranks_are_told_together_and_once() {
     let mut feed = feed();
     let lost = |ranks: &[u32]| Fact::Failure { ranks: ranks.iter().copied().map(Rank).collect() };
-    feed.note("job", lost(&[5, 2]), seconds(0.1));
-    feed.note("job", lost(&[2, 3]), seconds(0.2));
+    feed.note((1, "job"), lost(&[5, 2]), seconds(0.1));
+    feed.note((1, "job"), lost(&[2, 3]), seconds(0.2));
     feed.tick(seconds(1.0));
-    feed.note("job", lost(&[3]), seconds(1.1));
+    feed.note((1, "job"), lost(&[3]), seconds(1.1));
     feed.tick(seconds(2.0));
     let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect::<Vec<_>>();
-    assert_eq!(all(&feed), [("job".to_owned(), What::Failure(ranks(&[2, 3, 5])))]);
+    assert_eq!(all(&feed), [("job".to_owned(), EventKind::Failure { ranks: ranks(&[2, 3, 5]) })]);
 
-    feed.note("job", Fact::Maintenance { ranks: ranks(&[4]), at: seconds(99.7) }, seconds(2.5));
-    feed.note("job", Fact::Maintenance { ranks: ranks(&[0]), at: seconds(80.2) }, seconds(2.6));
+    feed.note((1, "job"), maintenance(&[(4, 99.7)]), seconds(2.5));
+    feed.note((1, "job"), maintenance(&[(4, 99.7), (0, 80.2)]), seconds(2.6));
     feed.tick(seconds(3.0));
-    feed.note("job", Fact::MaintenanceOver { ranks: ranks(&[0, 4]) }, seconds(3.5));
+    feed.note((1, "job"), maintenance(&[]), seconds(3.5));
     feed.tick(seconds(4.0));
-    let told: Vec<What> = all(&feed).into_iter().skip(1).map(|(_, what)| what).collect();
-    let first = What::Maintenance { ranks: ranks(&[0, 4]), at: seconds(80.0) };
-    assert_eq!(told, [first, What::Maintenance { ranks: vec![], at: Duration::ZERO }]);
+    let told: Vec<EventKind> = all(&feed).into_iter().skip(1).map(|(_, what)| what).collect();
+    let first = EventKind::Maintenance { ranks: ranks(&[0, 4]), at_ns: 80_000_000_000 };
+    assert_eq!(told, [first, EventKind::Maintenance { ranks: vec![], at_ns: 0 }]);
 }
 
 #[test]
 fn more_than_a_tick_may_tell_waits_in_order_and_none_is_lost() {
     let mut feed = feed();
     for job in 0..7 {
-        feed.note(&format!("job{job}"), congestion(0.1), seconds(0.1));
+        feed.note((job, &format!("job{job}")), congestion(0.1), seconds(0.1));
     }
     feed.tick(seconds(1.0));
     assert_eq!(feed.events.len(), 4);
     // One of those that wait is over before it is told, one more comes.
-    feed.note("job5", congestion(1.0), seconds(1.1));
-    feed.note("job7", Fact::PlanChanged, seconds(1.2));
+    feed.note((5, "job5"), congestion(1.0), seconds(1.1));
+    feed.note((7, "job7"), Fact::PlanChanged, seconds(1.2));
     feed.tick(seconds(1.9));
     assert_eq!((feed.events.len(), feed.due()), (4, Some(seconds(2.0))));
     feed.tick(seconds(2.0));
@@ -96,35 +97,41 @@ fn more_than_a_tick_may_tell_waits_in_order_and_none_is_lost() {
 }
 
 #[test]
-fn an_ended_communicator_is_forgotten() {
+fn an_ended_communicator_is_forgotten_but_for_whom_it_lost() {
     let mut feed = feed();
-    feed.note("job", congestion(0.1), seconds(0.1));
-    feed.note("other", congestion(0.1), seconds(0.1));
-    feed.note("job", Fact::Ended, seconds(0.2));
+    feed.note((1, "job"), congestion(0.1), seconds(0.1));
+    feed.note((2, "other"), congestion(0.1), seconds(0.1));
+    feed.note((1, "job"), Fact::Ended, seconds(0.2));
     feed.tick(seconds(1.0));
-    assert_eq!(all(&feed).len(), 1);
-    assert_eq!(feed.subjects.len(), 1);
+    assert_eq!((all(&feed).len(), feed.subjects.len()), (1, 1));
+    // Whom it lost is told all the same; and of another of its name, anew.
+    for id in [3, 4] {
+        feed.note((id, "job"), Fact::Failure { ranks: vec![Rank(1)] }, seconds(1.1));
+        feed.note((id, "job"), Fact::Ended, seconds(1.1));
+    }
+    feed.tick(seconds(2.0));
+    assert_eq!((all(&feed).len(), feed.subjects.len()), (3, 1));
 }
 
 #[test]
 fn a_late_reader_is_told_how_much_it_missed_and_a_wrong_cursor_is_refused() {
-    let mut feed = feed();
+    let mut feed = Feed::new(7, Limits { tick: TICK, burst: 4, kept: 12 });
     let begin = feed.end();
-    for tick in 1..=12_u32 {
-        feed.note("job", Fact::PlanChanged, TICK * tick);
+    for tick in 1..=16_u32 {
+        feed.note((1, "job"), Fact::PlanChanged, TICK * tick);
         feed.tick(TICK * (tick + 1));
     }
-    let batch = feed.read(begin, 3).unwrap();
-    assert_eq!((batch.missed, batch.events.len(), batch.cursor.next), (4, 3, 7));
-    let batch = feed.read(batch.cursor, usize::MAX).unwrap();
-    assert_eq!((batch.missed, batch.events.len(), batch.cursor), (0, 5, feed.end()));
-    let batch = feed.read(feed.end(), 3).unwrap();
+    let batch = feed.read(begin).unwrap();
+    assert_eq!((batch.missed, batch.events.len(), batch.cursor.next), (4, 8, 12));
+    let batch = feed.read(batch.cursor).unwrap();
+    assert_eq!((batch.missed, batch.events.len(), batch.cursor), (0, 4, feed.end()));
+    let batch = feed.read(feed.end()).unwrap();
     assert_eq!((batch.missed, batch.events.len(), batch.cursor), (0, 0, feed.end()));
-    let wrong = |cursor| feed.read(cursor, 1).unwrap_err();
-    assert_eq!(wrong(Cursor { feed: 8, next: 0 }), CursorError::Unknown);
-    let error = wrong(Cursor { feed: 7, next: 13 });
-    assert_eq!(error, CursorError::Ahead { next: 12 });
-    assert!(error.to_string().contains("beyond event 12"));
+    let wrong = |cursor| feed.read(cursor).unwrap_err();
+    assert_eq!(wrong(EventCursor { feed: 8, next: 0 }), CursorError::Unknown);
+    let error = wrong(EventCursor { feed: 7, next: 17 });
+    assert_eq!(error, CursorError::Ahead { next: 16 });
+    assert!(error.to_string().contains("beyond event 16"));
 }
 
 #[derive(Clone, Debug)]
@@ -155,19 +162,19 @@ fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>
             Move::Share { job, share, capacity } => {
                 let share = blur(share);
                 let fact = if capacity { Fact::Capacity { share } } else { Fact::Congestion { share } };
-                feed.note(&job.to_string(), fact, now);
+                feed.note((job.into(), &job.to_string()), fact, now);
             }
             Move::Lost { job, rank } => {
-                feed.note(&job.to_string(), Fact::Failure { ranks: vec![Rank(rank)] }, now);
+                feed.note((job.into(), &job.to_string()), Fact::Failure { ranks: vec![Rank(rank)] }, now);
             }
-            Move::Plan { job } => feed.note(&job.to_string(), Fact::PlanChanged, now),
+            Move::Plan { job } => feed.note((job.into(), &job.to_string()), Fact::PlanChanged, now),
             Move::Wait { millis } => {
                 for _ in 0..millis.div_ceil(100) {
                     now += Duration::from_millis(100);
                     feed.tick(now);
-                    let batch = feed.read(cursor, usize::MAX).unwrap();
+                    let batch = feed.read(cursor).unwrap();
                     assert_eq!(batch.missed, 0);
-                    read.extend(batch.events.into_iter().cloned());
+                    read.extend(batch.events);
                     cursor = batch.cursor;
                 }
             }
@@ -176,8 +183,8 @@ fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>
     for _ in 0..30 {
         now += TICK;
         feed.tick(now);
-        let batch = feed.read(cursor, usize::MAX).unwrap();
-        read.extend(batch.events.into_iter().cloned());
+        let batch = feed.read(cursor).unwrap();
+        read.extend(batch.events);
         cursor = batch.cursor;
     }
     (read, feed)
@@ -191,23 +198,24 @@ proptest! {
         let (events, feed) = run(&moves, Limits { tick: TICK, burst, kept: 64 }, |share| share);
         prop_assert!(events.iter().enumerate().all(|(at, event)| event.number == at as u64));
         prop_assert_eq!(feed.due(), None);
-        for ((name, kind), subject) in &feed.subjects {
-            let last = |wanted: fn(&What) -> bool| {
-                events.iter().rfind(|event| event.communicator == *name && wanted(&event.what)).map(|event| &event.what)
+        for ((_, kind), subject) in &feed.subjects {
+            let name = &subject.name;
+            let last = |wanted: fn(&EventKind) -> bool| {
+                events.iter().rfind(|event| event.communicator == *name && wanted(&event.kind)).map(|event| &event.kind)
             };
             match kind {
                 Kind::Congestion => {
-                    let told = last(|what| matches!(what, What::Congestion(_)));
-                    prop_assert_eq!(told.unwrap_or(&What::Congestion(Level::None)), &What::Congestion(subject.level));
+                    let told = last(|what| matches!(what, EventKind::Congestion(_)));
+                    prop_assert_eq!(told.unwrap_or(&EventKind::Congestion(Level::None)), &EventKind::Congestion(subject.level));
                 }
                 Kind::Failure => {
                     let ranks = subject.ranks.keys().copied().collect();
-                    prop_assert_eq!(last(|what| matches!(what, What::Failure(_))), Some(&What::Failure(ranks)));
+                    prop_assert_eq!(last(|what| matches!(what, EventKind::Failure { .. })), Some(&EventKind::Failure { ranks }));
                 }
                 _ => {}
             }
         }
-        prop_assert!(events.iter().all(|event| event.since.subsec_nanos() == 0));
+        prop_assert!(events.iter().all(|event| event.since_ns % 1_000_000_000 == 0));
     }
 
     /// Shares that differ within a level make no difference that a tenant could see.

@@ -1,0 +1,77 @@
+//! Events: what a tenant is told of the network while its collectives run.
+
+use crate::Rank;
+use alloc::string::String;
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+/// Most events of one [`EventBatch`]: with all their ranks they fit a message.
+pub const MAX_EVENTS: usize = 8;
+
+/// How much of the expected rate is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Level {
+    /// Nothing worth telling.
+    #[default]
+    None,
+    /// Up to half of it.
+    Mild,
+    /// More than half.
+    Severe,
+}
+
+/// What an event says of its communicator.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum EventKind {
+    /// Others' traffic slows it this much now.
+    Congestion(Level),
+    /// While something of the network is out of use it is slowed this much.
+    Capacity(Level),
+    /// These ranks are lost; ascending.
+    Failure {
+        /// Of the communicator.
+        ranks: Vec<Rank>,
+    },
+    /// The hosts of these ranks, ascending, and of no others, will be taken away; of none: it is called off, or over.
+    Maintenance {
+        /// Of the communicator.
+        ranks: Vec<Rank>,
+        /// When the first is, in nanoseconds since 1970, rounded down; 0 if none is.
+        at_ns: u64,
+    },
+    /// Its operations take another way since.
+    PlanChanged,
+}
+
+/// Something that the provider tells a tenant. Times are rounded down to the provider's tick, a second by default.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Event {
+    /// Its number in the tenant's feed, from 0, without gaps.
+    pub number: u64,
+    /// The communicator, by the name that the tenant gave it.
+    pub communicator: String,
+    /// What it says.
+    pub kind: EventKind,
+    /// Since when, in nanoseconds since 1970.
+    pub since_ns: u64,
+}
+
+/// Where a reader stands in its tenant's feed of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct EventCursor {
+    /// The feed: another tenant's cursor, or one of a feed that is no more, is known by it.
+    pub feed: u64,
+    /// The next event's number.
+    pub next: u64,
+}
+
+/// What a reader gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventBatch {
+    /// Events that it came too late for.
+    pub missed: u64,
+    /// At most [`MAX_EVENTS`], in order; none if nothing came in time.
+    pub events: Vec<Event>,
+    /// Where it stands then.
+    pub cursor: EventCursor,
+}
