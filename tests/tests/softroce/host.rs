@@ -71,6 +71,12 @@ impl Host {
         Broken { host: self, removal: None }
     }
 
+    /// Pulls its cable at the switch: the device's port has no carrier, the host keeps its address and routes.
+    pub(crate) fn unplug(self) -> Broken {
+        run(&format!("ip -n sw link set p{} down", self.0));
+        Broken { host: self, removal: None }
+    }
+
     /// Has its packets of more than `bytes` bytes dropped by the switch.
     pub(crate) fn narrow(self, bytes: u32) -> Broken {
         run(&format!("ip -n sw link set p{} mtu {bytes}", self.0));
@@ -123,7 +129,7 @@ impl Broken {
         if let Some(mut removal) = self.removal.take() {
             until("somebody still has the removed device open", || removal.try_wait().unwrap().is_some());
         }
-        run(&format!("ip -n sw link set p{number} mtu 4200"));
+        run(&format!("ip -n sw link set p{number} mtu 4200 up"));
         run(&format!("ip link set h{number} mtu 4200"));
         run(&format!("ip link set h{number} up"));
         let (address, table) = (self.host.address(), 100 + number);
