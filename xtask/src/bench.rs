@@ -99,6 +99,9 @@ pub struct Args {
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
     #[arg(long, value_name = "FOLDER")]
     pub traces: Option<PathBuf>,
+    /// Suite telemetry: keep the traces and logs of trainings whose verdicts on stragglers are wrong in this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub wrong: Option<PathBuf>,
     /// More runs, and rows that last longer
     #[arg(long)]
     pub full: bool,
@@ -168,7 +171,9 @@ fn telemetry_effort(args: &Args) -> telemetry::Effort {
     const PAIRS: usize = 20;
     const FULL_PAIRS: usize = 60;
     let pairs = args.rounds.unwrap_or(if args.full { FULL_PAIRS } else { PAIRS }).max(1);
-    if args.smoke { telemetry::Effort::smoke() } else { telemetry::Effort::new(pairs, &args.only) }
+    let effort =
+        if args.smoke { telemetry::Effort::smoke() } else { telemetry::Effort::new(pairs, &args.only) };
+    telemetry::Effort { wrong: args.wrong.clone(), ..effort }
 }
 
 fn control_effort(args: &Args) -> control::Effort {

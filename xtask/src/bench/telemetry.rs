@@ -12,7 +12,7 @@ use super::part::{self, Outcome, Part};
 use crate::packages::Consent;
 use crate::workspace::Binaries;
 use anyhow::Result;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -63,6 +63,8 @@ pub struct Effort {
     pub seconds: u64,
     /// Parts alone: packet, busbw, processor, thread, phases, stragglers, congestion; all if empty.
     pub only: Vec<String>,
+    /// Where to keep the traces of trainings whose verdicts are wrong.
+    pub wrong: Option<PathBuf>,
 }
 
 impl Effort {
@@ -76,13 +78,14 @@ impl Effort {
             flows: 10_000,
             seconds: 10,
             only: only.to_vec(),
+            wrong: None,
         }
     }
 
     /// Shows that everything runs, and measures nothing worth a figure.
     pub fn smoke() -> Self {
         let only = ["busbw", "thread", "stragglers", "congestion"].map(str::to_owned).to_vec();
-        Self { pairs: 1, iterations: 12, trainings: 1, bursts: 2, flows: 200, seconds: 1, only }
+        Self { pairs: 1, iterations: 12, trainings: 1, bursts: 2, flows: 200, seconds: 1, only, wrong: None }
     }
 }
 

@@ -140,6 +140,18 @@ impl Truth {
         log.iter().map(|one| Span { began_ns: one.called_ns, ended_ns: one.done_ns }).collect()
     }
 
+    /// By how much longer than the (lower) median rank a rank computed in an iteration, in nanoseconds, by its own log.
+    pub fn late_ns(&self, rank: usize, iteration: usize) -> Option<i64> {
+        let computed = |log: &Vec<Iteration>| {
+            let one = log.get(iteration)?;
+            Some(one.called_ns.saturating_sub(one.began_ns).cast_signed())
+        };
+        let mut all: Vec<i64> = self.ranks.iter().map(computed).collect::<Option<_>>()?;
+        let own = all.get(rank).copied()?;
+        all.sort_unstable();
+        Some(own - all.get((all.len() - 1) / 2)?)
+    }
+
     /// The mean time from one iteration's beginning to the next's, in nanoseconds.
     pub fn period_ns(&self) -> Option<f64> {
         let log = self.ranks.first()?;
@@ -229,6 +241,15 @@ mod tests {
         assert_eq!(phases[1], Span { began_ns: 70_000_000, ended_ns: 91_000_000 });
         assert_eq!(truth.phases_of(0)[1].ended_ns, 90_000_000);
         assert_eq!(truth.period_ns(), Some(50e6));
+    }
+
+    #[test]
+    fn a_rank_is_late_by_what_it_computed_longer() {
+        let mut truth = truth();
+        assert_eq!([0, 1].map(|rank| truth.late_ns(rank, 2)), [Some(0), Some(1_000_000)]);
+        truth.ranks[1][2].began_ns += 3_000_000;
+        assert_eq!([0, 1].map(|rank| truth.late_ns(rank, 2)), [Some(2_000_000), Some(0)]);
+        assert_eq!((truth.late_ns(2, 0), truth.late_ns(0, 3)), (None, None));
     }
 
     #[test]

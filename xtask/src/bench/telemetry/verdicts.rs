@@ -67,18 +67,23 @@ pub(super) fn traces_into(suite: &Suite, folder: &Path) -> Result<()> {
     }
     let fabric = lab.end()?;
     for (name, truth) in truths {
-        let folder = folder.join(name);
-        std::fs::create_dir_all(&folder)?;
-        let span = window(&truth);
-        for (host, trace) in traces(&fabric).iter().enumerate() {
-            let mut cut = Command::new(&program);
-            cut.args(["--from-ns", &span.began_ns.to_string(), "--to-ns", &span.ended_ns.to_string()]);
-            cut.arg("--cut").arg(folder.join(format!("h{host}.trace"))).arg(trace);
-            crate::workspace::run(&mut cut)?;
-        }
-        std::fs::write(folder.join("truth.json"), serde_json::to_string(&truth)? + "\n")?;
-        eprintln!("{}", folder.display());
+        keep(&program, &fabric, &truth, &folder.join(name))?;
     }
+    Ok(())
+}
+
+/// Keeps what the agents recorded of a training beside its log.
+fn keep(program: &Path, fabric: &Fabric, truth: &Truth, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let span = window(truth);
+    for (host, trace) in traces(fabric).iter().enumerate() {
+        let mut cut = Command::new(program);
+        cut.args(["--from-ns", &span.began_ns.to_string(), "--to-ns", &span.ended_ns.to_string()]);
+        cut.arg("--cut").arg(folder.join(format!("h{host}.trace"))).arg(trace);
+        crate::workspace::run(&mut cut)?;
+    }
+    std::fs::write(folder.join("truth.json"), serde_json::to_string(truth)? + "\n")?;
+    eprintln!("{}", folder.display());
     Ok(())
 }
 
@@ -166,6 +171,9 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
         );
         if let Some(right) = right.get_mut(number % 2) {
             *right += usize::from(wrong.is_empty());
+        }
+        if let Some(folder) = suite.effort.wrong.as_ref().filter(|_| !wrong.is_empty()) {
+            keep(&program, &fabric, truth, &folder.join(format!("{number}")))?;
         }
     }
     let of = |library: usize| truths.len().div_ceil(2) - library * (truths.len() % 2);
