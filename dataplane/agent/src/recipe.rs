@@ -93,6 +93,7 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
         channels: channels.ok_or_else(|| error(format!("{} channels", tuning.channels)))?,
         landing_slots: tuning.landing_slots,
         coding: recipe.coding.as_ref().map(coding).transpose().map_err(error)?,
+        aggregation: None,
     };
     let operation = Nanos(tuning.operation_timeout_ns);
     let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(INQUIRY)) };

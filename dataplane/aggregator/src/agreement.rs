@@ -5,10 +5,11 @@
 //! `max(all that is known to be whole everywhere, the least of what is whole at each)`, and from there on everybody
 //! begins anew. A worker that restarted knows nothing, and says 0 and 0.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Who sums from now on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Way {
     /// The aggregator, in the session of the same number.
     Aggregator,
@@ -17,7 +18,7 @@ pub enum Way {
 }
 
 /// Messages between the leader and the workers, of which it is one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Agreement {
     /// To the leader: this worker cannot go on in session `session` (0: it has just started).
     Ask {

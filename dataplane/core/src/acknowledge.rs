@@ -1,5 +1,9 @@
 //! Cumulative acknowledgement of segments, up and down a tree of participants.
+//!
+//! What is done can be undone, together at all (see `aggregation`): each time a generation of acknowledgements begins, and one of
+//! an earlier says nothing any more. A neighbour may be one generation ahead; what it says is kept until this one is there, too.
 
+use crate::message::Header;
 use harmonaize_plan::Participant;
 
 /// Children of a node.
@@ -12,6 +16,10 @@ pub(crate) struct Acknowledgements {
     participants: u32,
     /// By child (in order): all below it have done every segment below this.
     below: Vec<u64>,
+    /// What each child, and the parent, said in the next generation.
+    ahead: Vec<u64>,
+    parent_ahead: u64,
+    generation: u8,
     done: u64,
     everyone: u64,
     told_parent: u64,
@@ -25,6 +33,9 @@ impl Acknowledgements {
             me: me.0,
             participants,
             below: vec![0; children],
+            ahead: vec![0; children],
+            parent_ahead: 0,
+            generation: 0,
             done: 0,
             everyone: 0,
             told_parent: 0,
@@ -62,8 +73,39 @@ impl Acknowledgements {
         self.settle();
     }
 
+    /// Which this is.
+    pub(crate) fn generation(&self) -> u8 {
+        self.generation
+    }
+
+    /// Segments from `from` on are not done any more, anywhere; what everybody has acknowledged is below.
+    pub(crate) fn undo(&mut self, from: u64, generation: u8) {
+        self.generation = generation;
+        self.done = self.done.min(from);
+        // Who was here before this one has not heard what was told in the generation before.
+        self.told_parent = 0;
+        self.told_children.fill(0);
+        for (below, ahead) in self.below.iter_mut().zip(&mut self.ahead) {
+            *below = (*below).min(from).max(std::mem::take(ahead));
+        }
+        self.everyone = self.everyone.max(std::mem::take(&mut self.parent_ahead).min(self.done));
+        self.settle();
+    }
+
     /// What a peer's header says.
-    pub(crate) fn heard(&mut self, peer: Participant, acknowledged: u64) {
+    pub(crate) fn heard(&mut self, peer: Participant, header: &Header) {
+        let acknowledged = header.acknowledged;
+        if header.generation == self.generation.wrapping_add(1) {
+            if self.parent() == Some(peer.0) {
+                self.parent_ahead = self.parent_ahead.max(acknowledged);
+            } else if let Some(ahead) = self.child(peer.0).and_then(|child| self.ahead.get_mut(child)) {
+                *ahead = (*ahead).max(acknowledged);
+            }
+            return;
+        }
+        if header.generation != self.generation {
+            return;
+        }
         if self.parent() == Some(peer.0) {
             self.everyone = self.everyone.max(acknowledged.min(self.done));
         } else if let Some(below) = self.child(peer.0).and_then(|child| self.below.get_mut(child)) {
@@ -75,24 +117,26 @@ impl Acknowledgements {
     /// A peer next to this one in the tree that is gone and took acknowledgements of segments below `begun` with it. Who
     /// leaves in good order has told all it knew, so this one did not.
     pub(crate) fn severed(&self, begun: u64, gone: impl Fn(u32) -> bool) -> Option<Participant> {
-        let children = (self.me * DEGREE + 1..).zip(&self.below);
-        let parent = self.parent().map(|parent| (parent, &self.everyone));
+        // What it said in the next generation holds as soon as this one is there, too.
+        let children = self.below.iter().zip(&self.ahead).map(|(below, ahead)| *below.max(ahead));
+        let children = (self.me * DEGREE + 1..).zip(children);
+        let parent = self.parent().map(|parent| (parent, self.everyone.max(self.parent_ahead)));
         let mut heard = parent.into_iter().chain(children);
-        heard.find(|(peer, heard)| **heard < begun && gone(*peer)).map(|(peer, _)| Participant(peer))
+        heard.find(|(peer, heard)| *heard < begun && gone(*peer)).map(|(peer, _)| Participant(peer))
     }
 
-    /// What a header to this peer shall say; counts as told.
-    pub(crate) fn tell(&mut self, peer: Participant) -> u64 {
+    /// Has a header to this peer say it; counts as told.
+    pub(crate) fn tell(&mut self, peer: Participant, header: &mut Header) {
+        let everyone = self.everyone;
+        header.generation = self.generation;
+        header.acknowledged = 0;
         if self.parent() == Some(peer.0) {
             self.told_parent = self.mine_and_below();
-            return self.told_parent;
-        }
-        let everyone = self.everyone;
-        if let Some(told) = self.child(peer.0).and_then(|child| self.told_children.get_mut(child)) {
+            header.acknowledged = self.told_parent;
+        } else if let Some(told) = self.child(peer.0).and_then(|child| self.told_children.get_mut(child)) {
             *told = everyone;
-            return everyone;
+            header.acknowledged = everyone;
         }
-        0
     }
 
     /// A peer that should hear of an acknowledgement even if no data goes its way.
@@ -110,6 +154,7 @@ impl Acknowledgements {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::Kind;
 
     #[test]
     fn everyone_is_the_minimum_over_the_whole_tree() {
@@ -124,8 +169,9 @@ mod tests {
             while let Some((from, to)) =
                 (0..nodes.len()).find_map(|i| nodes[i].due().map(|to| (i, to.0 as usize)))
             {
-                let value = nodes[from].tell(Participant(to as u32));
-                nodes[to].heard(Participant(from as u32), value);
+                let mut header = Header::new(Kind::Acknowledge, 0);
+                nodes[from].tell(Participant(to as u32), &mut header);
+                nodes[to].heard(Participant(from as u32), &header);
                 messages += 1;
                 assert!(messages < 1000, "acknowledgements never settle");
             }

@@ -24,6 +24,15 @@ pub struct Segment {
     /// How what its program codes is coded.
     pub coding: Option<Coding>,
     pub(crate) retention: Retention,
+    /// Which segment of its session with an aggregator it is, if one sums it; its program waits for it to be left to the hosts.
+    pub aggregated: Option<u64>,
+}
+
+impl Segment {
+    /// Whether outputs wait in staging for everybody's acknowledgement.
+    pub fn holds(&self) -> bool {
+        self.retention == Retention::HoldOutputs
+    }
 }
 
 /// One segment after another, its steps in order.
@@ -39,6 +48,9 @@ pub(crate) struct Channel {
     /// Steps before this one are not committed ones.
     committed: usize,
     uncommitted_left: usize,
+    /// Of an aggregated segment: the sum is there, and is where it belongs.
+    summed: bool,
+    settled: bool,
 }
 
 impl Channel {
@@ -56,12 +68,13 @@ impl Channel {
         self.unfinished = steps.len();
         self.committed = steps.iter().position(|step| step.committed).unwrap_or(steps.len());
         self.uncommitted_left = self.committed;
+        (self.summed, self.settled) = (false, false);
         self.segment = Some(segment);
     }
 
     /// The next step in order if its dependencies have completed; `acknowledged` lets committed ones pass.
     pub(crate) fn ready(&self, acknowledged: bool) -> Option<(u32, &Segment, &Step)> {
-        let segment = self.segment.as_ref()?;
+        let segment = self.segment.as_ref().filter(|segment| segment.aggregated.is_none())?;
         let step = segment.program.steps.get(self.next)?;
         if step.committed && (!acknowledged || self.uncommitted_left > 0) {
             return None;
@@ -100,7 +113,7 @@ impl Channel {
 
     /// The first step from `post` on that is not issued yet and at most `ahead` behind the next to be issued.
     pub(crate) fn postable(&self, ahead: usize) -> Option<(usize, &Segment, &Step)> {
-        let segment = self.segment.as_ref()?;
+        let segment = self.segment.as_ref().filter(|segment| segment.aggregated.is_none())?;
         let at = self.post.max(self.next);
         let step = segment.program.steps.get(at).filter(|_| at < self.next + ahead)?;
         Some((at, segment, step))
@@ -127,11 +140,44 @@ impl Channel {
 
     /// Whether this participant's part in the segment is done but for what waits for the acknowledgement.
     pub(crate) fn done(&self) -> bool {
-        self.uncommitted_left == 0
+        if self.aggregated() { self.summed } else { self.uncommitted_left == 0 }
+    }
+
+    fn aggregated(&self) -> bool {
+        self.segment.as_ref().is_some_and(|segment| segment.aggregated.is_some())
+    }
+
+    /// The aggregator has summed the segment, if it is this one of an epoch's session; its operation then.
+    pub(crate) fn sum(&mut self, epoch: u32, index: u64) -> Option<u64> {
+        let this = |segment: &&Segment| segment.epoch == epoch && segment.aggregated == Some(index);
+        let operation = self.segment.as_ref().filter(this)?.operation;
+        self.summed = true;
+        Some(operation)
+    }
+
+    /// Whether a sum has to be brought where it belongs, now that everybody has acknowledged. Says so once.
+    pub(crate) fn settle(&mut self) -> bool {
+        self.aggregated() && self.summed && !std::mem::replace(&mut self.settled, true) && self.holds()
+    }
+
+    fn holds(&self) -> bool {
+        self.segment.as_ref().is_some_and(Segment::holds)
+    }
+
+    /// Begins an aggregated segment again, by its program; false if it is none.
+    pub(crate) fn by_hosts(&mut self) -> bool {
+        let Some(segment) = self.segment.take_if(|segment| segment.aggregated.is_some()) else {
+            return false;
+        };
+        self.begin(Segment { aggregated: None, ..segment });
+        true
     }
 
     /// Whether nothing at all is left to do, given that everybody has (or has not) acknowledged.
     pub(crate) fn released(&self, acknowledged: bool) -> bool {
+        if self.aggregated() {
+            return acknowledged && self.summed && (self.settled || !self.holds());
+        }
         let kept = self.segment.as_ref().is_some_and(|s| s.retention != Retention::KeepInputs);
         self.segment.is_some() && self.unfinished == 0 && (acknowledged || !kept)
     }

@@ -1,6 +1,7 @@
 //! The communicator: puts calls, streams, channels, acknowledgements, switches and failures together.
 
 use crate::acknowledge::Acknowledgements;
+use crate::aggregation::Aggregated;
 use crate::channel::{Channel, Segment};
 use crate::departure::Departures;
 use crate::epoch::{Epoch, EpochPlan, Timeouts, stream};
@@ -57,6 +58,8 @@ pub struct Receipt {
     pub wire_bytes: u64,
     /// What coding it came to; `None` if nothing was coded.
     pub coded: Option<Coded>,
+    /// What aggregation it came to; `None` if no aggregator was to sum any of it.
+    pub aggregated: Option<Aggregated>,
 }
 
 /// What coding came to.
@@ -104,6 +107,30 @@ pub enum Action {
         peer: Participant,
         /// Its number on the stream.
         sequence: u32,
+    },
+    /// Begin this session with the aggregator of `epoch`; see [`Communicator::aggregated`] and [`Communicator::aggregation_ended`].
+    Join {
+        /// The epoch.
+        epoch: u32,
+        /// The session.
+        session: u64,
+    },
+    /// End the session with the aggregator of `epoch`: from now on nothing is read or written for it.
+    Quit {
+        /// The epoch.
+        epoch: u32,
+    },
+    /// Have the aggregator sum the segment on `channel`, the session's next (see [`Segment::aggregated`]): the local ranks' inputs,
+    /// added up, are this participant's part. The sum goes to their outputs, but if the segment's outputs are held
+    /// ([`Segment::holds`]) to staging.
+    Aggregate {
+        /// Channel.
+        channel: u16,
+    },
+    /// Everybody has the sum of the segment on `channel`: copy it from staging to the local ranks' outputs.
+    Settle {
+        /// Channel.
+        channel: u16,
     },
     /// Send a message without payload, on path 0 of the link of `epoch`.
     Send {
@@ -230,7 +257,7 @@ impl Communicator {
             acknowledgements: Acknowledgements::new(config.me, participants),
             credits: VecDeque::with_capacity(2 * streams),
             outbox: VecDeque::with_capacity(4 * participants as usize),
-            actions: VecDeque::with_capacity(8),
+            actions: VecDeque::with_capacity(8 + usize::from(channels)),
             inquiry: None,
             progress: Nanos(0),
             heard: vec![None; participants as usize],
@@ -345,7 +372,7 @@ impl Communicator {
             return;
         }
         let before = self.acknowledgements.everyone();
-        self.acknowledgements.heard(from, header.acknowledged);
+        self.acknowledgements.heard(from, &header);
         if self.acknowledgements.everyone() > before {
             self.moved(now);
         }
@@ -443,6 +470,9 @@ impl Communicator {
                 return from == self.leader() && self.committed(epoch, segment);
             }
             Control::Withdrawn { epoch } => self.withdrawn(from, epoch),
+            Control::Aggregation { epoch, generation, agreement } => {
+                return self.agree(now, from, epoch, agreement, generation);
+            }
         }
         true
     }
@@ -459,7 +489,7 @@ impl Communicator {
 
     pub(crate) fn tell(&mut self, to: Participant, control: Control) {
         let mut header = Header::new(Kind::Control, self.current.number());
-        header.acknowledged = self.acknowledgements.tell(to);
+        self.acknowledgements.tell(to, &mut header);
         let twice = matches!(
             control,
             Control::Left { .. } | Control::Abort { .. } | Control::Inquire { .. } | Control::Answer { .. }
@@ -514,6 +544,7 @@ impl Communicator {
         if self.failure.is_some() {
             return self.report_failed();
         }
+        self.attend_aggregation(now);
         loop {
             self.settle();
             if let Some(action) = self.report_completed() {
@@ -529,11 +560,11 @@ impl Communicator {
                 break;
             }
         }
-        if self.failure.is_some() {
-            return self.say().or_else(|| self.actions.pop_front());
-        }
-        if let Some(action) = self.actions.pop_front() {
+        if let Some(action) = self.say().or_else(|| self.actions.pop_front()) {
             return Some(action);
+        }
+        if self.failure.is_some() {
+            return None;
         }
         if let Some(action) = self.tell_credit() {
             return Some(action);
@@ -541,7 +572,7 @@ impl Communicator {
         let to = self.acknowledgements.due()?;
         let epoch = self.control_epoch();
         let mut header = Header::new(Kind::Acknowledge, epoch);
-        header.acknowledged = self.acknowledgements.tell(to);
+        self.acknowledgements.tell(to, &mut header);
         Some(Action::Send { to, epoch, message: Message { header, control: None } })
     }
 }

@@ -1,5 +1,6 @@
 //! A plan in force: participants' order, tuning, compiled programs, and the streams that belong to it.
 
+use crate::aggregation::{Aggregation, State};
 use crate::stream::Stream;
 use crate::switch::Switch;
 use crate::{CoreError, Nanos};
@@ -25,6 +26,8 @@ pub struct EpochPlan {
     pub landing_slots: u32,
     /// How large AllReduces of f32 are coded; `None`: not at all.
     pub coding: Option<Coding>,
+    /// What an aggregator on the way sums; `None`: there is none.
+    pub aggregation: Option<Aggregation>,
 }
 
 /// Times a communicator keeps.
@@ -46,6 +49,7 @@ pub(crate) struct Epoch {
     streams: Vec<Stream>,
     /// By participant: the epoch that the link to it was made for; an earlier one than this where it was carried over.
     links: Vec<u32>,
+    pub(crate) aggregation: Option<State>,
 }
 
 impl Epoch {
@@ -61,7 +65,8 @@ impl Epoch {
         let streams = participants * usize::from(decided.channels);
         let streams = (0..streams).map(|_| Stream::new(decided.landing_slots)).collect();
         let links = vec![decided.epoch; participants];
-        Ok(Self { decided, me, access, programs: Vec::new(), streams, links })
+        let aggregation = decided.aggregation.filter(|_| participants > 1).map(State::new);
+        Ok(Self { decided, me, access, programs: Vec::new(), streams, links, aggregation })
     }
 
     /// Goes on with the links that `today` has to these participants. Their streams stay with `today` until [`Epoch::succeed`].
@@ -114,7 +119,14 @@ impl Epoch {
 
     /// How this participant keeps inputs for a second run.
     pub(crate) fn retention(&self, signature: &Signature, in_place: bool) -> Retention {
-        retention(&self.decided.plan, signature, in_place, &self.decided.tuning)
+        let usual = retention(&self.decided.plan, signature, in_place, &self.decided.tuning);
+        let aggregates = self.aggregation.as_ref().is_some_and(|state| state.takes(signature));
+        match usual {
+            // What may be aggregated may have to be begun again.
+            Retention::CopyInputs if aggregates && in_place => Retention::HoldOutputs,
+            Retention::CopyInputs if aggregates => Retention::KeepInputs,
+            usual => usual,
+        }
     }
 
     /// How an operation that keeps its inputs so is coded, if it is. Depends only on what all share: how inputs are kept differs

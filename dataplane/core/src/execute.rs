@@ -1,6 +1,7 @@
 //! Running segments: what is done, what begins next, which step is issued, which credits are due.
 
-use crate::channel::Segment;
+use crate::aggregation::By;
+use crate::channel::{Channel, Segment};
 use crate::communicator::{Action, Communicator, PeerMessage};
 use crate::epoch::{peers, stream};
 use crate::message::{Header, Kind, Message, Payload};
@@ -13,7 +14,7 @@ impl Communicator {
     /// Takes note of segments that are done or released, and of an old plan that nobody needs any more.
     pub(crate) fn settle(&mut self) {
         let count = self.channels.len() as u64;
-        while self.done < self.begun {
+        while self.done < self.begun && !self.frozen() {
             let channel = self.channels.get((self.done % count) as usize);
             match channel.and_then(|channel| Some((channel, channel.segment()?.number))) {
                 Some((channel, number)) if number == self.done && !channel.done() => break,
@@ -55,7 +56,19 @@ impl Communicator {
         if operation.run.is_none() && self.hold.holds(now) {
             return false;
         }
-        let (signature, in_place) = (operation.signature, operation.in_place);
+        let (signature, in_place, run) = (operation.signature, operation.in_place, operation.run);
+        let epoch = match &self.next {
+            Some(switch) if new_plan => &switch.epoch,
+            _ => &self.current,
+        };
+        let retention = run.map_or_else(|| epoch.retention(&signature, in_place), |run: Run| run.retention);
+        let (number, aggregates) = (epoch.number(), epoch.aggregates(&signature, retention));
+        let by = if aggregates { self.run_by(now, number, segment) } else { By::Hosts };
+        let aggregated = match by {
+            By::Unknown => return false,
+            By::Aggregator(index) => Some(index),
+            By::Hosts => None,
+        };
         let epoch = match &mut self.next {
             Some(switch) if new_plan => &mut switch.epoch,
             _ => &mut self.current,
@@ -64,12 +77,12 @@ impl Communicator {
         let run = operation.run.get_or_insert_with(|| Run {
             first_segment: segment,
             cut: epoch.cut(&signature),
-            retention: epoch.retention(&signature, in_place),
+            retention,
             begun: 0,
             finished: 0,
         });
-        let coding = epoch.coding(&signature, run.retention);
-        let Ok(program) = epoch.program(&signature, run.retention) else {
+        let coding = epoch.coding(&signature, retention);
+        let Ok(program) = epoch.program(&signature, retention) else {
             let ranks = self.group.local(self.me).to_vec();
             self.fail(Failure::Internal { ranks });
             return false;
@@ -77,10 +90,16 @@ impl Communicator {
         let (lo, hi) = run.cut.range(segment - run.first_segment);
         run.begun += 1;
         let all_begun = run.begun == run.cut.segments;
-        let (number, epoch, retention) = (segment, epoch.number(), run.retention);
+        if aggregated.is_some() {
+            operation.given += 1;
+            operation.wire_bytes += (hi - lo) * signature.dtype.size() as u64;
+            self.actions.push_back(Action::Aggregate { channel: channel as u16 });
+        }
         if let Some(channel) = self.channels.get_mut(channel) {
-            let operation = self.cursor;
-            channel.begin(Segment { number, operation, epoch, lo, hi, program, coding, retention });
+            let (operation, number, epoch) = (self.cursor, segment, number);
+            let segment =
+                Segment { number, operation, epoch, lo, hi, program, coding, retention, aggregated };
+            channel.begin(segment);
         }
         self.begun += 1;
         self.cursor += u64::from(all_begun);
@@ -103,6 +122,10 @@ impl Communicator {
         }
         for segment in first..self.begun {
             let index = (segment % count) as u16;
+            let channel = self.channels.get_mut(usize::from(index)).filter(|_| segment < everyone);
+            if channel.is_some_and(Channel::settle) {
+                return Some(Action::Settle { channel: index });
+            }
             if let Some(action) = self.post(index) {
                 return Some(action);
             }
@@ -178,7 +201,7 @@ impl Communicator {
             let Some(stream) = stream(plans, epoch, peer, index) else { return Ok(None) };
             header.sequence = stream.send();
             header.credit = stream.tell_credit();
-            header.acknowledged = self.acknowledgements.tell(peer);
+            self.acknowledgements.tell(peer, &mut header);
             let bytes = *expected(operand).end() as u32;
             if operand.form == Form::Exact {
                 operation.wire_bytes += u64::from(bytes);
@@ -205,7 +228,7 @@ impl Communicator {
             let mut header = Header::new(Kind::Credit, number);
             header.channel = channel;
             header.credit = stream.tell_credit();
-            header.acknowledged = self.acknowledgements.tell(peer);
+            self.acknowledgements.tell(peer, &mut header);
             return Some(Action::Send {
                 to: peer,
                 epoch: number,

@@ -82,6 +82,11 @@ impl Communicator {
 
     /// When [`Communicator::timeout`] wants to be called.
     pub fn next_timeout(&self) -> Option<Nanos> {
+        let open = self.failure().is_none();
+        self.inquiry_due().into_iter().chain(self.aggregation_due().filter(|_| open)).min()
+    }
+
+    fn inquiry_due(&self) -> Option<Nanos> {
         if self.failure().is_some() {
             return None;
         }
@@ -93,7 +98,8 @@ impl Communicator {
 
     /// Time has passed.
     pub fn timeout(&mut self, now: Nanos) {
-        if self.next_timeout().is_none_or(|due| now < due) {
+        self.attend_aggregation(now);
+        if self.inquiry_due().is_none_or(|due| now < due) {
             return;
         }
         if let Some(inquiry) = &self.inquiry {

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod acknowledge;
+mod aggregation;
 mod channel;
 mod communicator;
 mod departure;
@@ -27,6 +28,7 @@ mod report;
 mod stream;
 mod switch;
 
+pub use aggregation::{Aggregated, Aggregation};
 pub use channel::Segment;
 pub use communicator::{Action, Coded, Communicator, Config, InFlight, PeerMessage, Receipt};
 pub use epoch::{EpochPlan, Timeouts};

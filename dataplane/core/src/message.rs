@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_aggregator::Agreement;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -57,8 +58,8 @@ pub struct Header {
     pub dtype: u8,
     /// Data: [`Signature::reduce`].
     pub reduce: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// Of `acknowledged`: how often segments were undone before, modulo 256.
+    pub generation: u8,
 }
 
 const _: () = assert!(size_of::<Header>() == 56);
@@ -81,7 +82,7 @@ impl Header {
             collective: 0,
             dtype: 0,
             reduce: 0,
-            reserved: 0,
+            generation: 0,
         }
     }
 
@@ -163,6 +164,15 @@ pub enum Control {
     Abort {
         /// Why.
         failure: Failure,
+    },
+    /// To the leader, or from it: who sums an epoch's segments. Only where the epoch has an aggregator.
+    Aggregation {
+        /// The epoch.
+        epoch: u32,
+        /// Of a Resume: the generation of acknowledgements from here on.
+        generation: u8,
+        /// What.
+        agreement: Agreement,
     },
 }
 

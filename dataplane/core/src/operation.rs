@@ -1,6 +1,6 @@
 //! Operations in flight at one participant: which local rank has called what, and how far each is.
 
-use crate::{Coded, Nanos};
+use crate::{Aggregated, Coded, Nanos};
 use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::{Retention, Segmentation};
 
@@ -30,6 +30,17 @@ pub(crate) struct Operation {
     pub(crate) wire_bytes: u64,
     /// Set when something was coded.
     pub(crate) coded: Option<Coded>,
+    /// Segments given to an aggregator, how many of them the hosts did again, and the fewest participants in a sum.
+    pub(crate) given: u64,
+    pub(crate) again: u64,
+    pub(crate) least: u16,
+}
+
+impl Operation {
+    pub(crate) fn aggregated(&self) -> Option<Aggregated> {
+        let Self { given, again, least, .. } = *self;
+        (given > 0).then_some(Aggregated { segments: given.saturating_sub(again), again, least })
+    }
 }
 
 /// How an operation that has begun runs.
@@ -84,6 +95,9 @@ impl Operations {
             run: None,
             wire_bytes: 0,
             coded: None,
+            given: 0,
+            again: 0,
+            least: u16::MAX,
         };
         Self {
             ring: (0..capacity.max(1)).map(blank).collect(),
@@ -176,6 +190,7 @@ impl Operations {
                 fresh.run = None;
                 fresh.wire_bytes = 0;
                 fresh.coded = None;
+                (fresh.given, fresh.again, fresh.least) = (0, 0, u16::MAX);
             }
             self.next = number + 1;
         }

@@ -74,6 +74,7 @@ impl Communicator {
                     signature: operation.signature,
                     wire_bytes: operation.wire_bytes,
                     coded: operation.coded,
+                    aggregated: operation.aggregated(),
                 };
                 return Some(Action::Complete { rank, token, receipt });
             }

@@ -2,6 +2,8 @@
 //! what can go wrong, each with what must be told of it. `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "simulation/aggregator.rs"]
+mod aggregator;
 #[path = "simulation/coded.rs"]
 mod coded;
 #[path = "simulation/execute.rs"]
@@ -129,6 +131,36 @@ fn coded_change() {
         agreed(world);
     });
     assert!(sum.coded > 0 && sum.switches > 0, "nothing was coded, or no plan changed");
+}
+
+/// An aggregator that dies, comes back and loses sessions at any time.
+#[test]
+fn aggregated() {
+    let build = |seed| match seed % 4 {
+        0 => Scenario::new(seed, 2).aggregating(false),
+        1 => Scenario::new(seed, 2).aggregating(true),
+        2 => Scenario::new(seed, 2).rough().aggregating(true),
+        _ => Scenario::new(seed, 2).changing().carrying().aggregating(true),
+    };
+    let sum = family("aggregated", 600, false, build, |world| {
+        well(world);
+        agreed(world);
+    });
+    assert!(sum.aggregated > 0 && sum.again > 0 && sum.switches > 0, "{sum}");
+}
+
+#[test]
+fn aggregated_death() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).rough();
+        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
+        scenario.killing().aggregating(seed % 3 > 0)
+    };
+    let sum = family("aggregated_death", 300, true, build, |world| {
+        mourned(world);
+        agreed(world);
+    });
+    assert!(sum.aggregated > 0 && sum.failures > 0, "{sum}");
 }
 
 #[test]
@@ -383,7 +415,11 @@ fn hostile_peer() {
         true,
         |seed| {
             let scenario = Scenario::new(seed, 2).hostile().carrying();
-            if seed % 2 == 0 { scenario } else { scenario.coding() }
+            match seed % 3 {
+                0 => scenario,
+                1 => scenario.coding(),
+                _ => scenario.aggregating(true),
+            }
         },
         |world| {
             let timeouts = world.scenario.timeouts;

@@ -302,6 +302,8 @@ impl Engine {
                     member.break_off(&error.to_string());
                 }
             }
+            Action::Join { epoch, .. } => member.core.aggregation_ended(now, epoch),
+            Action::Quit { .. } | Action::Aggregate { .. } | Action::Settle { .. } => {}
             Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),

@@ -11,7 +11,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("plan", &["abi"]),
     ("kernels", &["abi"]),
     ("codec", &["abi", "kernels"]),
-    ("core", &["abi", "plan", "codec"]),
+    ("core", &["abi", "plan", "codec", "aggregator"]),
     ("aggregator", &["abi", "kernels"]),
     ("shm", &["abi"]),
     ("verbs", &["abi", "shm"]),

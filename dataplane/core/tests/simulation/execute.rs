@@ -175,10 +175,18 @@ impl World {
     }
 
     /// Takes note of a segment at its first step.
-    fn begin(&mut self, at: Participant, channel: u16, segment: &Segment, signature: &Signature) {
+    pub(crate) fn begin(&mut self, at: Participant, channel: u16, segment: &Segment, signature: &Signature) {
         self.check_epoch(at, segment);
         let retention = self.retention(at, segment, signature);
         let node = &mut self.nodes[at.0 as usize];
+        if node.aggregated.get(&channel) == Some(&segment.number) && segment.aggregated.is_none() {
+            // Given up to the hosts.
+            node.aggregated.remove(&channel);
+            node.staging[usize::from(channel)].segment = None;
+            node.done = node.done.min(segment.number);
+            self.statistics.again += 1;
+            self.statistics.segments -= 1;
+        }
         let kept = node.kept.entry(segment.operation).or_insert((retention, segment.number));
         kept.1 = kept.1.max(segment.number);
         let staging = &mut node.staging[usize::from(channel)];
@@ -372,12 +380,18 @@ impl World {
         if !segment.program.steps[step as usize].committed {
             node.tracks.get_mut(&segment.number).unwrap().uncommitted -= 1;
         }
+        self.advance(at);
+    }
+
+    /// Counts what is done, from outside.
+    pub(crate) fn advance(&mut self, at: Participant) {
+        let node = &mut self.nodes[at.0 as usize];
         while node.tracks.get(&node.done).is_some_and(|track| track.uncommitted == 0) {
             node.done += 1;
         }
     }
 
-    fn done_by_all(&self) -> u64 {
+    pub(crate) fn done_by_all(&self) -> u64 {
         self.nodes.iter().map(|node| node.done).min().unwrap_or(0)
     }
 

@@ -1,8 +1,8 @@
 //! What may go wrong, as variations of a scenario.
 
-use super::scenario::{Incident, MILLISECOND, Scenario, another_plan, any_signature, generator};
-use harmonaize_abi::{Collective, Rank, ReduceOp, Signature};
-use harmonaize_core::{Nanos, Timeouts};
+use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, another_plan, any_signature, generator};
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_core::{Aggregation, Nanos, Timeouts};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -26,6 +26,44 @@ impl Scenario {
             let plan = another_plan(&mut rng, &self.plan, epoch);
             self.incidents.push((at, Incident::Change(Box::new(plan))));
             at += any_time(&mut rng) / 2;
+        }
+        self
+    }
+
+    /// AllReduces by an aggregator, in this plan and in most of those that follow; a faulty one dies and comes back.
+    pub(crate) fn aggregating(mut self, faulty: bool) -> Self {
+        let mut rng = generator(self.seed, 31);
+        let dtype = [Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..3)];
+        let aggregation = |rng: &mut ChaCha8Rng| Aggregation {
+            dtype,
+            reduce: ReduceOp::Sum,
+            least_bytes: [0, 0, 200][rng.random_range(0..3)],
+            hold: Nanos([100, 2000][rng.random_range(0..2)] * MICROSECOND),
+            most_hold: Nanos(20 * MILLISECOND),
+        };
+        self.plan.aggregation = Some(aggregation(&mut rng));
+        for (_, incident) in &mut self.incidents {
+            if let Incident::Change(plan) = incident {
+                plan.aggregation = rng.random_bool(0.8).then(|| aggregation(&mut rng));
+            }
+        }
+        for at in 0..self.scripts[0].acts.len() {
+            let taken = rng.random_bool(0.7);
+            for script in &mut self.scripts {
+                let Some(act) = script.acts.get_mut(at).filter(|_| taken) else { continue };
+                let bytes = act.signature.count * act.signature.dtype.size() as u64;
+                (act.signature.collective, act.signature.reduce) = (Collective::AllReduce, ReduceOp::Sum);
+                (act.signature.dtype, act.signature.root) = (dtype, Rank(0));
+                act.signature.count = (bytes / dtype.size() as u64).min(600);
+            }
+        }
+        for _ in 0..if faulty { rng.random_range(1..6) } else { 0 } {
+            let at = any_time(&mut rng) / [1, 8][rng.random_range(0..2)];
+            let incident = match rng.random_range(0..3) {
+                0 => Incident::Despair,
+                kind => Incident::Aggregator { dead: kind == 1 },
+            };
+            self.incidents.push((at, incident));
         }
         self
     }

@@ -2,6 +2,7 @@
 
 use super::world::World;
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_aggregator::{Agreement, Way};
 use harmonaize_core::{Control, Failure};
 use rand::RngExt;
 
@@ -29,7 +30,17 @@ impl World {
         let (operation, rank) = (self.any_number(), self.any_rank());
         let epoch = self.any_number() as u32;
         let missing: Vec<Rank> = (0..self.rng.random_range(0..300)).map(|_| self.any_rank()).collect();
-        match self.rng.random_range(0..9) {
+        let (generation, session) = (self.any_number() as u8, self.any_number());
+        let way = if self.rng.random_bool(0.5) { Way::Hosts } else { Way::Aggregator };
+        let agreement = match self.rng.random_range(0..6) {
+            0 => Agreement::Ask { session },
+            1 => Agreement::Stop { session },
+            2 => Agreement::Stopped { session, whole: operation, settled: session },
+            3 => Agreement::Resume { session, from: operation, way },
+            4 => Agreement::Whole { session, below: operation },
+            _ => Agreement::Settled { below: operation },
+        };
+        match self.rng.random_range(0..10) {
             0 => Control::Inquire { operation },
             1 => Control::Answer { operation, missing, call: Some((rank, signature)) },
             2 => Control::Left { rank, operations: operation },
@@ -37,6 +48,7 @@ impl World {
             4 => Control::Propose { epoch },
             5 => Control::Promise { epoch, below: operation },
             6 => Control::Commit { epoch, segment: operation },
+            8 => Control::Aggregation { epoch: epoch % 4, generation, agreement },
             7 => Control::Answer { operation: operation % 4, missing: Vec::new(), call: None },
             _ => Control::Abort { failure: Failure::RanksLost { ranks: missing } },
         }

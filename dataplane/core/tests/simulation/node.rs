@@ -1,5 +1,6 @@
 //! A participant and a rank as the simulator sees them.
 
+use super::aggregator::Joined;
 use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
@@ -51,6 +52,10 @@ pub(crate) struct Node {
     pub(crate) done: u64,
     /// By operation: how its inputs are kept, and its last segment so far.
     pub(crate) kept: HashMap<u64, (Retention, u64)>,
+    /// By epoch: the session with its aggregator.
+    pub(crate) joined: BTreeMap<u32, Joined>,
+    /// By channel: the last segment that was given to an aggregator.
+    pub(crate) aggregated: BTreeMap<u16, u64>,
     /// By operation.
     pub(crate) wire: HashMap<u64, u64>,
 }
@@ -107,6 +112,8 @@ impl Node {
             tracks: BTreeMap::new(),
             done: 0,
             kept: HashMap::new(),
+            joined: BTreeMap::new(),
+            aggregated: BTreeMap::new(),
             wire: HashMap::new(),
         }
     }

@@ -49,6 +49,10 @@ pub(crate) enum Incident {
     RankGone(Rank),
     /// A peer sends what it likes.
     Inject(Participant),
+    /// The aggregator dies, or comes back.
+    Aggregator { dead: bool },
+    /// Somebody gives its sessions with the aggregator up.
+    Despair,
 }
 
 #[derive(Clone, Debug)]
@@ -134,6 +138,7 @@ pub(crate) fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: u32) 
         channels: today.channels,
         landing_slots: 1 << rng.random_range(0..3),
         coding: None,
+        aggregation: None,
     }
 }
 
@@ -196,6 +201,7 @@ impl Scenario {
             channels: rng.random_range(1..=8),
             landing_slots: 1 << rng.random_range(0..3),
             coding: None,
+            aggregation: None,
         };
         let acts: Vec<Signature> =
             (0..rng.random_range(2..=7)).map(|_| any_signature(&mut rng, &plan)).collect();

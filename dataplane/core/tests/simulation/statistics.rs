@@ -17,6 +17,10 @@ pub(crate) struct Statistics {
     pub(crate) cut: u64,
     /// Coded steps.
     pub(crate) coded: u64,
+    /// Segments given to an aggregator, those that hosts did again, and sessions, each seen from one end.
+    pub(crate) aggregated: u64,
+    pub(crate) again: u64,
+    pub(crate) sessions: u64,
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -33,6 +37,9 @@ impl Statistics {
         self.carried += other.carried;
         self.cut += other.cut;
         self.coded += other.coded;
+        self.aggregated += other.aggregated;
+        self.again += other.again;
+        self.sessions += other.sessions;
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -44,10 +51,13 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete, {} segments, {} coded steps, {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete, {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.segments,
             self.coded,
+            self.aggregated,
+            self.sessions,
+            self.again,
             self.frames,
             self.posted,
             self.switches,

@@ -1,5 +1,6 @@
 //! Participants, a clock and a queue of events.
 
+use super::aggregator::{Aggregator, Submitted};
 use super::coded::Books;
 use super::memory::Tensor;
 use super::network::{Direction, Frame, Location};
@@ -30,6 +31,8 @@ pub(crate) enum Event {
     Down { at: Participant, link: u32, peer: Participant },
     Incident(Incident),
     Close(Participant, Vec<(u32, Participant)>),
+    Sum(Submitted),
+    Summed { at: Participant, channel: u16, of: Submitted, sum: Vec<u8> },
 }
 
 /// A fetch or store under way.
@@ -55,6 +58,8 @@ pub(crate) enum Input {
     LinksUp(u32),
     Abandon(u32),
     Left(Rank),
+    Summed(Submitted),
+    SessionEnded { epoch: u32, session: u64 },
 }
 
 pub(crate) struct World {
@@ -70,6 +75,7 @@ pub(crate) struct World {
     opened: HashMap<u32, usize>,
     pub(crate) statistics: Statistics,
     pub(crate) books: Books,
+    pub(crate) aggregator: Aggregator,
     /// Participants may end badly.
     pub(crate) faulty: bool,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
@@ -97,6 +103,7 @@ impl World {
             opened: HashMap::new(),
             statistics: Statistics::default(),
             books: Books::default(),
+            aggregator: Aggregator::default(),
             queue: BinaryHeap::new(),
             events: HashMap::new(),
             lively: 0,
@@ -242,6 +249,8 @@ impl World {
             }
             Event::Incident(incident) => self.befall(incident),
             Event::Close(p, links) => self.close_links(p, &links, NOTICE),
+            Event::Sum(of) => self.sum(of),
+            Event::Summed { at, channel, of, sum } => self.summed(at, channel, of, &sum),
         }
     }
 
@@ -271,6 +280,8 @@ impl World {
                     self.input(self.home(rank), Input::Left(rank));
                 }
             }
+            Incident::Aggregator { dead } => self.aggregator(dead),
+            Incident::Despair => self.despair(),
             Incident::Inject(p) => {
                 if self.nodes[p.0 as usize].alive {
                     self.inject(p);
@@ -365,6 +376,8 @@ impl World {
                 self.ranks[rank.0 as usize].gone = true;
                 node.core.rank_left(rank);
             }
+            Input::Summed(of) => self.take_sum(p, of),
+            Input::SessionEnded { epoch, session } => self.session_ended(p, epoch, session),
         }
     }
 
@@ -487,6 +500,10 @@ impl World {
                 assert!(self.nodes[index].failure.is_none(), "a post after the end");
                 self.post(p, channel, step, peer, sequence);
             }
+            Action::Join { epoch, session } => self.join(p, epoch, session),
+            Action::Quit { epoch } => self.quit(p, epoch),
+            Action::Aggregate { channel } => self.aggregate(p, channel),
+            Action::Settle { channel } => self.settle(p, channel),
             Action::Send { to, epoch, message } => {
                 let node = &self.nodes[index];
                 assert!(node.epochs.contains(&epoch), "a message on links of an epoch that is not there");

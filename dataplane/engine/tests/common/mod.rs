@@ -147,6 +147,7 @@ impl World {
             channels: 4,
             landing_slots: self.landing_slots,
             coding: self.coding,
+            aggregation: None,
         }
     }
 

@@ -1,0 +1,340 @@
+//! Segments that an aggregator on the way sums, and the hosts' own algorithm in its place when it does not.
+//!
+//! What the workers agree on when a session ends is `harmonaize_aggregator`'s; here are the messages that carry it, and what it does to
+//! segments. What is *whole* is what is done here, *settled* what everybody has acknowledged, so that no further messages tell of
+//! either. A segment that is aggregated keeps its channel until everybody has acknowledged it: until then it can be begun again
+//! from its input, and its output, where that is the input, is held in staging.
+//!
+//! From the aggregator to the hosts: all stop, say what is done, and run what is not done everywhere again by their program
+//! (`docs/protocol.md` says why nothing is lost or counted twice). Done segments can be undone by that, so acknowledgements have a
+//! generation, which the leader counts. From the hosts to the aggregator nothing is undone: each says how far it has begun and begins
+//! nothing more, and the aggregator has what follows. An epoch begins like this, so that all know from where on.
+
+use crate::Nanos;
+use crate::communicator::{Action, Communicator};
+use crate::epoch::Epoch;
+use crate::message::{Control, Header, Kind, Message};
+use harmonaize_abi::{Collective, Dtype, ReduceOp, Signature};
+use harmonaize_aggregator::{Agreement, Audience, Leader, Way};
+use harmonaize_plan::{Participant, Retention};
+use std::time::Duration;
+
+/// Which operations an epoch's aggregator sums. All participants are its workers, each by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aggregation {
+    /// Of these elements.
+    pub dtype: Dtype,
+    /// With this reduction.
+    pub reduce: ReduceOp,
+    /// AllReduces of at least so many bytes.
+    pub least_bytes: u64,
+    /// For how long hosts sum after a session with the aggregator failed; twice as long each time,
+    pub hold: Nanos,
+    /// up to this.
+    pub most_hold: Nanos,
+}
+
+/// What aggregation came to in an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aggregated {
+    /// Segments that the aggregator summed and that were not undone.
+    pub segments: u64,
+    /// Segments that it was to sum and the hosts did.
+    pub again: u64,
+    /// Fewest participants whose parts are in a sum: fewer than all only where partial sums are allowed.
+    pub least: u16,
+}
+
+/// By whom a segment is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Hosts,
+    /// As the session's so manieth.
+    Aggregator(u64),
+    /// Nobody yet: it is being agreed on.
+    Unknown,
+}
+
+/// Aggregation in an epoch at this participant.
+#[derive(Debug)]
+pub(crate) struct State {
+    rules: Aggregation,
+    /// At the leading participant, once it has begun.
+    leader: Option<Leader>,
+    /// The leader is wanted.
+    asked: bool,
+    /// The newest session that was heard of.
+    session: u64,
+    /// The next session is being agreed on.
+    stopped: bool,
+    way: Way,
+    /// The first segment that goes the way.
+    from: u64,
+    /// Segments of the session so far.
+    next: u64,
+}
+
+impl State {
+    pub(crate) fn new(rules: Aggregation) -> Self {
+        let way = Way::Hosts;
+        Self { rules, leader: None, asked: false, session: 0, stopped: true, way, from: 0, next: 0 }
+    }
+
+    /// Whether operations like this are aggregated. Depends only on what all participants share.
+    pub(crate) fn takes(&self, signature: &Signature) -> bool {
+        let Aggregation { dtype, reduce, least_bytes, .. } = self.rules;
+        let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
+        signature.collective == Collective::AllReduce
+            && (signature.dtype, signature.reduce) == (dtype, reduce)
+            && bytes >= least_bytes.max(1)
+    }
+
+    /// Whether what is done must stay as it was told.
+    fn frozen(&self) -> bool {
+        self.stopped && self.way == Way::Aggregator
+    }
+
+    fn by(&self, segment: u64) -> By {
+        match self.way {
+            _ if self.stopped => By::Unknown,
+            Way::Aggregator if segment >= self.from => By::Aggregator(self.next),
+            _ => By::Hosts,
+        }
+    }
+}
+
+impl Epoch {
+    /// Whether operations like this may go by the epoch's aggregator. Where inputs are only copied aside they may not: their copy is
+    /// gone once the operation is.
+    pub(crate) fn aggregates(&self, signature: &Signature, retention: Retention) -> bool {
+        let kept = retention != Retention::CopyInputs;
+        kept && self.aggregation.as_ref().is_some_and(|state| state.takes(signature))
+    }
+}
+
+impl Communicator {
+    /// By whom the next segment, one of an operation that may be aggregated, is run in an epoch. A segment for the aggregator counts
+    /// as begun.
+    pub(crate) fn run_by(&mut self, now: Nanos, epoch: u32, segment: u64) -> By {
+        let Some(state) = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_mut()) else {
+            return By::Hosts;
+        };
+        let by = state.by(segment);
+        if let By::Aggregator(_) = by {
+            state.next += 1;
+        }
+        if by == By::Unknown && state.session == 0 && !std::mem::replace(&mut state.asked, true) {
+            self.ask(now, epoch, 0);
+        }
+        by
+    }
+
+    /// Tells the leader that a session is over here; number 0 that one is wanted.
+    fn ask(&mut self, now: Nanos, epoch: u32, session: u64) {
+        let ask = Agreement::Ask { session };
+        if self.leader() == self.me {
+            self.lead_aggregation(now, epoch, self.me, ask);
+        } else {
+            self.tell_agreement(self.leader(), epoch, ask, 0);
+        }
+    }
+
+    fn tell_agreement(&mut self, to: Participant, epoch: u32, agreement: Agreement, generation: u8) {
+        let mut header = Header::new(Kind::Control, self.current.number());
+        self.acknowledgements.tell(to, &mut header);
+        let control = Control::Aggregation { epoch, generation, agreement };
+        self.outbox.push_back((to, Some(epoch), Message { header, control: Some(Box::new(control)) }));
+    }
+
+    /// The leader's part: a message to it, its own among them.
+    fn lead_aggregation(&mut self, now: Nanos, epoch: u32, from: Participant, agreement: Agreement) {
+        // What is over needs no agreement.
+        self.retire_epoch();
+        let participants = self.group.participants();
+        let leads = self.leader() == self.me;
+        // One epoch after another: nothing of the one before can be undone any more.
+        let current = self.current.number() == epoch;
+        let Some(state) = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_mut()).filter(|_| leads)
+        else {
+            return;
+        };
+        let said = match (&mut state.leader, agreement) {
+            (None, Agreement::Ask { .. }) => {
+                state.asked = true;
+                return if current {
+                    self.begin_to_lead(now, epoch, participants)
+                };
+            }
+            // Who asks for a first session has one.
+            (Some(_), Agreement::Ask { session: 0 }) | (None, _) => return,
+            (Some(leader), message) => leader.receive(since(now), from.0 as u16, message),
+        };
+        self.announce(now, epoch, said);
+    }
+
+    fn begin_to_lead(&mut self, now: Nanos, epoch: u32, participants: u32) {
+        let Some(state) = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_mut()) else { return };
+        let Aggregation { hold, most_hold, .. } = state.rules;
+        let mut leader = Leader::new(participants as u16, 1, since(hold), since(most_hold));
+        let said = leader.restart();
+        state.leader = Some(leader);
+        self.announce(now, epoch, Some(said));
+    }
+
+    /// Sends all, itself too, what the leader says.
+    fn announce(&mut self, now: Nanos, epoch: u32, said: Option<(Audience, Agreement)>) {
+        let Some((_, agreement)) = said else { return };
+        let mut generation = self.acknowledgements.generation();
+        let state = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_ref());
+        if matches!(agreement, Agreement::Resume { .. }) && state.is_some_and(State::frozen) {
+            generation = generation.wrapping_add(1);
+        }
+        for peer in (0..self.group.participants()).map(Participant) {
+            if peer != self.me {
+                self.tell_agreement(peer, epoch, agreement, generation);
+            }
+        }
+        self.follow(now, epoch, agreement, generation);
+    }
+
+    /// A message of another participant. False if it may not say this.
+    pub(crate) fn agree(
+        &mut self,
+        now: Nanos,
+        from: Participant,
+        epoch: u32,
+        agreement: Agreement,
+        generation: u8,
+    ) -> bool {
+        match agreement {
+            Agreement::Ask { .. } | Agreement::Stopped { .. } => {
+                self.lead_aggregation(now, epoch, from, agreement);
+                self.leader() == self.me
+            }
+            Agreement::Stop { .. } | Agreement::Resume { .. } => {
+                if from == self.leader() {
+                    self.follow(now, epoch, agreement, generation);
+                }
+                from == self.leader()
+            }
+            Agreement::Whole { .. } | Agreement::Settled { .. } => false,
+        }
+    }
+
+    /// What the leader says, at each participant.
+    fn follow(&mut self, now: Nanos, epoch: u32, agreement: Agreement, generation: u8) {
+        match agreement {
+            Agreement::Stop { session } => self.stop_session(now, epoch, session),
+            Agreement::Resume { session, from, way } => {
+                self.resume_session(epoch, session, from, way, generation);
+            }
+            _ => {}
+        }
+    }
+
+    fn stop_session(&mut self, now: Nanos, epoch: u32, session: u64) {
+        let (done, begun, everyone) = (self.done, self.begun, self.acknowledgements.everyone());
+        let Some(state) = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_mut()) else { return };
+        if session <= state.session {
+            return;
+        }
+        (state.session, state.stopped) = (session, true);
+        let (whole, settled) = match state.way {
+            Way::Aggregator => {
+                self.actions.push_back(Action::Quit { epoch });
+                (done, everyone)
+            }
+            // Nothing that hosts have begun is undone.
+            Way::Hosts => (begun, begun),
+        };
+        let stopped = Agreement::Stopped { session, whole, settled };
+        if self.leader() == self.me {
+            self.lead_aggregation(now, epoch, self.me, stopped);
+        } else {
+            self.tell_agreement(self.leader(), epoch, stopped, 0);
+        }
+    }
+
+    fn resume_session(&mut self, epoch: u32, session: u64, from: u64, way: Way, generation: u8) {
+        if generation != self.acknowledgements.generation() {
+            self.done = self.done.min(from);
+            self.acknowledgements.undo(from, generation);
+        }
+        let Some(state) = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_mut()) else { return };
+        if session != state.session || !state.stopped {
+            return;
+        }
+        (state.stopped, state.way, state.from, state.next) = (false, way, from, 0);
+        for channel in &mut self.channels {
+            let undone = |segment: &&crate::Segment| segment.epoch == epoch && segment.number >= from;
+            if let Some(operation) = channel.segment().filter(undone).map(|segment| segment.operation)
+                && channel.by_hosts()
+                && let Some(operation) = self.operations.get_mut(operation)
+            {
+                operation.again += 1;
+            }
+        }
+        if way == Way::Aggregator {
+            self.actions.push_back(Action::Join { epoch, session });
+        }
+    }
+
+    /// All sums of a session's segment `index` have been written, each of at least `hosts` participants' parts.
+    pub fn aggregated(&mut self, now: Nanos, epoch: u32, index: u64, hosts: u16) {
+        let ended = self.failure.is_some();
+        let state = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_ref());
+        if ended || state.is_none_or(|state| state.stopped) {
+            return;
+        }
+        let summed = self.channels.iter_mut().find_map(|channel| channel.sum(epoch, index));
+        if let Some(operation) = summed.and_then(|operation| self.operations.get_mut(operation)) {
+            operation.least = operation.least.min(hosts);
+        }
+        self.moved(now);
+    }
+
+    /// The session has ended here.
+    pub fn aggregation_ended(&mut self, now: Nanos, epoch: u32) {
+        let state = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_ref());
+        let open = state.filter(|state| !state.stopped && state.way == Way::Aggregator);
+        if let Some(session) = open.map(|state| state.session).filter(|_| self.failure.is_none()) {
+            self.ask(now, epoch, session);
+        }
+    }
+
+    /// Whether what is done here must not grow, because a leader counts with it.
+    pub(crate) fn frozen(&self) -> bool {
+        let next = self.next.as_ref().map(|switch| &switch.epoch);
+        let mut states =
+            [Some(&self.current), next].into_iter().flatten().filter_map(|epoch| epoch.aggregation.as_ref());
+        states.any(State::frozen)
+    }
+
+    /// When hosts have summed for long enough; while there is something to sum.
+    pub(crate) fn aggregation_due(&self) -> Option<Nanos> {
+        self.operations.oldest()?;
+        let due = self.current.aggregation.as_ref()?.leader.as_ref()?.poll_timeout()?;
+        Some(Nanos(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// The leader's timer, and a leader that was wanted before its epoch was the current one.
+    pub(crate) fn attend_aggregation(&mut self, now: Nanos) {
+        let (epoch, participants) = (self.current.number(), self.group.participants());
+        if self.leader() != self.me || self.failure.is_some() {
+            return;
+        }
+        let Some(state) = self.current.aggregation.as_mut() else { return };
+        match &mut state.leader {
+            Some(leader) => {
+                let said = leader.poll(since(now));
+                self.announce(now, epoch, said);
+            }
+            None if state.asked => self.begin_to_lead(now, epoch, participants),
+            None => {}
+        }
+    }
+}
+
+fn since(now: Nanos) -> Duration {
+    Duration::from_nanos(now.0)
+}

@@ -1,0 +1,269 @@
+//! An aggregator as hosts see it: sums that come when all have given their part, to some and not to others when it dies, and
+//! sessions that end. What goes on between packets is simulated where the aggregator is.
+
+use super::execute::Context;
+use super::memory::{self, POISON};
+use super::network::{Location, Place};
+use super::node::Track;
+use super::scenario::{MICROSECOND, MILLISECOND};
+use super::world::{Event, Input, World};
+use harmonaize_core::{Nanos, Segment};
+use harmonaize_plan::Participant;
+use rand::RngExt;
+use std::collections::HashMap;
+
+/// A segment of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Submitted {
+    pub(crate) epoch: u32,
+    pub(crate) session: u64,
+    pub(crate) index: u64,
+}
+
+/// The aggregator; it has no memory of what was before its last death.
+#[derive(Debug, Default)]
+pub(crate) struct Aggregator {
+    pub(crate) dead: bool,
+    parts: HashMap<Submitted, Vec<(Participant, u16)>>,
+}
+
+/// A participant in a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Joined {
+    pub(crate) session: u64,
+    submitted: u64,
+    summed: u64,
+    /// When its last sum comes.
+    last: u64,
+    pub(crate) ended: bool,
+}
+
+impl World {
+    pub(crate) fn join(&mut self, p: Participant, epoch: u32, session: u64) {
+        let joined = Joined { session, submitted: 0, summed: 0, last: 0, ended: false };
+        let before = self.nodes[p.0 as usize].joined.insert(epoch, joined);
+        let grows = before.is_none_or(|before| before.session < session) || self.scenario.hostile.is_some();
+        assert!(grows, "sessions have growing numbers");
+        self.statistics.sessions += 1;
+        if self.aggregator.dead {
+            self.end_session(p, epoch, session);
+        }
+    }
+
+    /// A participant notices some time later that its session is over.
+    fn end_session(&mut self, p: Participant, epoch: u32, session: u64) {
+        let at = self.now + self.rng.random_range(10 * MICROSECOND..3 * MILLISECOND);
+        self.at(at, Event::Input(p, Input::SessionEnded { epoch, session }));
+    }
+
+    /// The aggregator dies, or comes back: either way it knows none of its sessions any more.
+    pub(crate) fn aggregator(&mut self, dead: bool) {
+        self.aggregator = Aggregator { dead, parts: HashMap::new() };
+        for p in (0..self.scenario.group.participants()).map(Participant) {
+            let joined = self.nodes[p.0 as usize].joined.clone();
+            for (epoch, joined) in joined {
+                self.end_session(p, epoch, joined.session);
+            }
+        }
+    }
+
+    /// One participant gives up its sessions.
+    pub(crate) fn despair(&mut self) {
+        let p = Participant(self.rng.random_range(0..self.scenario.group.participants()));
+        for (epoch, joined) in self.nodes[p.0 as usize].joined.clone() {
+            self.end_session(p, epoch, joined.session);
+        }
+    }
+
+    fn sum_place(&self, p: Participant, channel: u16, segment: &Segment) -> Vec<Location> {
+        let signature = self.nodes[p.0 as usize].core.signature(segment.operation).unwrap();
+        let size = signature.dtype.size() as u64;
+        let (start, bytes) = ((segment.lo * size) as usize, ((segment.hi - segment.lo) * size) as usize);
+        let (operation, number) = (segment.operation, segment.number);
+        if segment.holds() {
+            let place = Place::Staging(channel, 0);
+            return vec![Location { place, operation, segment: number, offset: 0, bytes }];
+        }
+        let local = self.scenario.group.local(p).iter();
+        let output = |rank: &harmonaize_abi::Rank| Location {
+            place: Place::Output(rank.0),
+            operation,
+            segment: number,
+            offset: start,
+            bytes,
+        };
+        local.map(output).collect()
+    }
+
+    pub(crate) fn aggregate(&mut self, p: Participant, channel: u16) {
+        let node = &mut self.nodes[p.0 as usize];
+        let segment = node.core.segment(channel).unwrap().clone();
+        let Some(index) = segment.aggregated else { return };
+        let signature = node.core.signature(segment.operation).unwrap();
+        self.begin(p, channel, &segment, &signature);
+        let bytes = (segment.hi - segment.lo) as usize * signature.dtype.size();
+        assert!(bytes > 0, "nothing to sum");
+        let node = &mut self.nodes[p.0 as usize];
+        node.staging[usize::from(channel)].slots = vec![vec![POISON; bytes]];
+        node.tracks.insert(segment.number, Track { uncommitted: 1, parts: HashMap::default() });
+        node.aggregated.insert(channel, segment.number);
+        *node.wire.entry(segment.operation).or_default() += bytes as u64;
+        let Some(joined) = node.joined.get_mut(&segment.epoch) else { return };
+        if self.scenario.hostile.is_some() && joined.submitted != index {
+            return;
+        }
+        assert_eq!(joined.submitted, index, "segments out of order");
+        joined.submitted += 1;
+        let session = joined.session;
+        let submitted = Submitted { epoch: segment.epoch, session, index };
+        self.statistics.aggregated += 1;
+        if self.aggregator.dead {
+            return self.end_session(p, segment.epoch, session);
+        }
+        let parts = self.aggregator.parts.entry(submitted).or_default();
+        parts.push((p, channel));
+        if parts.len() == self.nodes.len() {
+            let wait = self.scenario.weather.wait(&mut self.rng);
+            self.at(self.now + wait, Event::Sum(submitted));
+        }
+    }
+
+    /// The aggregator has all parts, which were read until now.
+    pub(crate) fn sum(&mut self, of: Submitted) {
+        let Some(parts) = self.aggregator.parts.remove(&of) else { return };
+        let (mut contents, mut signatures) = (Vec::new(), Vec::new());
+        for (p, channel) in &parts {
+            let node = &self.nodes[p.0 as usize];
+            let joined = node
+                .joined
+                .get(&of.epoch)
+                .is_some_and(|joined| joined.session == of.session && !joined.ended);
+            let segment =
+                node.core.segment(*channel).filter(|segment| segment.aggregated == Some(of.index)).cloned();
+            let Some(segment) = segment.filter(|_| joined && node.alive && node.failure.is_none()) else {
+                return;
+            };
+            let signature = node.core.signature(segment.operation).unwrap();
+            let size = signature.dtype.size();
+            let (offset, bytes) = (segment.lo as usize * size, (segment.hi - segment.lo) as usize * size);
+            for rank in self.scenario.group.local(*p).to_vec() {
+                let (operation, segment) = (segment.operation, segment.number);
+                let location = Location { place: Place::Input(rank.0), operation, segment, offset, bytes };
+                contents.push(self.read(*p, &location));
+            }
+            signatures.push((signature, segment.number));
+        }
+        let (signature, number) = signatures[0];
+        if self.scenario.hostile.is_some() && signatures.iter().any(|other| *other != (signature, number)) {
+            return;
+        }
+        assert!(
+            signatures.iter().all(|other| *other == (signature, number)),
+            "segments differ: {signatures:?}"
+        );
+        let contents: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
+        let sum = memory::reduce(&signature, &contents, None);
+        for (p, channel) in parts {
+            let wait = self.scenario.weather.wait(&mut self.rng);
+            let joined = self.nodes[p.0 as usize].joined.get_mut(&of.epoch).unwrap();
+            joined.last = (joined.last + 1).max(self.now + wait);
+            let at = joined.last;
+            self.at(at, Event::Summed { at: p, channel, of, sum: sum.clone() });
+        }
+    }
+
+    /// A sum comes, unless the aggregator has died meanwhile: then it may.
+    pub(crate) fn summed(&mut self, p: Participant, channel: u16, of: Submitted, sum: &[u8]) {
+        let lost = self.aggregator.dead && self.rng.random_bool(0.5);
+        let node = &mut self.nodes[p.0 as usize];
+        let open = node.alive && !node.closed && node.failure.is_none() && !lost;
+        let joined = node.joined.get_mut(&of.epoch).filter(|joined| joined.session == of.session && open);
+        let Some(joined) = joined.filter(|joined| !joined.ended) else { return };
+        if joined.summed != of.index {
+            // Segments are done in order.
+            let sum = sum.to_vec();
+            return self.at(self.now + 10 * MICROSECOND, Event::Summed { at: p, channel, of, sum });
+        }
+        let segment =
+            node.core.segment(channel).filter(|segment| segment.aggregated == Some(of.index)).cloned();
+        let Some(segment) = segment else { return };
+        joined.summed += 1;
+        for location in self.sum_place(p, channel, &segment) {
+            self.check_sum_write(&location);
+            self.write(p, &location, sum);
+        }
+        self.input(p, Input::Summed(of));
+    }
+
+    fn check_sum_write(&self, location: &Location) {
+        if let Place::Output(rank) = location.place {
+            let tensor = &self.tensors[&(rank, location.operation)];
+            assert!(tensor.output.is_some(), "an input in place is overwritten before it may be");
+        }
+    }
+
+    pub(crate) fn take_sum(&mut self, p: Participant, of: Submitted) {
+        let all = self.nodes.len() as u16;
+        let node = &mut self.nodes[p.0 as usize];
+        let open =
+            node.joined.get(&of.epoch).is_some_and(|joined| joined.session == of.session && !joined.ended);
+        let segment = (0..node.staging.len() as u16).filter_map(|channel| node.core.segment(channel));
+        let mut segment =
+            segment.filter(|segment| segment.epoch == of.epoch && segment.aggregated == Some(of.index));
+        let Some(number) =
+            segment.next().map(|segment| segment.number).filter(|_| open && node.failure.is_none())
+        else {
+            return;
+        };
+        node.core.aggregated(Nanos(self.now), of.epoch, of.index, all);
+        node.tracks.get_mut(&number).unwrap().uncommitted = 0;
+        self.advance(p);
+    }
+
+    pub(crate) fn session_ended(&mut self, p: Participant, epoch: u32, session: u64) {
+        let node = &mut self.nodes[p.0 as usize];
+        let open = node.joined.get_mut(&epoch).filter(|joined| joined.session == session && !joined.ended);
+        if let Some(joined) = open.filter(|_| node.failure.is_none()) {
+            joined.ended = true;
+            node.core.aggregation_ended(Nanos(self.now), epoch);
+        }
+    }
+
+    /// Nothing is written for the session any more; until now some of a sum may have been.
+    pub(crate) fn quit(&mut self, p: Participant, epoch: u32) {
+        let node = &mut self.nodes[p.0 as usize];
+        node.joined.remove(&epoch);
+        let begun: Vec<_> = node.aggregated.clone().into_iter().collect();
+        for (channel, number) in begun {
+            let node = &self.nodes[p.0 as usize];
+            let segment =
+                node.core.segment(channel).filter(|s| s.number == number && s.epoch == epoch).cloned();
+            let open = node.tracks.get(&number).is_some_and(|track| track.uncommitted == 1);
+            let Some(segment) = segment.filter(|_| open) else { continue };
+            for location in self.sum_place(p, channel, &segment) {
+                let bytes = self.rng.random_range(0..=location.bytes);
+                self.write(p, &Location { bytes, ..location }, &vec![POISON; bytes]);
+            }
+        }
+    }
+
+    /// Held sums go to the outputs.
+    pub(crate) fn settle(&mut self, p: Participant, channel: u16) {
+        let core = &self.nodes[p.0 as usize].core;
+        let segment = core.segment(channel).unwrap().clone();
+        let signature = core.signature(segment.operation).unwrap();
+        assert!(segment.holds() && segment.aggregated.is_some());
+        let (number, operation) = (segment.number, segment.operation);
+        let context = Context { at: p, channel, index: 0, segment, signature };
+        let right = self.done_by_all() > number || self.scenario.hostile.is_some();
+        assert!(right, "settled before everybody is done");
+        let [held] = self.sum_place(p, channel, &context.segment).try_into().unwrap();
+        let sum = self.read(p, &held);
+        let offset = context.segment.lo as usize * signature.dtype.size();
+        for rank in self.scenario.group.local(p).to_vec() {
+            let place = Place::Output(rank.0);
+            let location = Location { place, operation, segment: number, offset, bytes: sum.len() };
+            self.write(p, &location, &sum);
+        }
+    }
+}
