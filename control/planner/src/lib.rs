@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod conditions;
+mod direct;
 mod estimates;
 mod exchange;
 mod order;
@@ -18,6 +19,7 @@ mod tuning;
 mod units;
 
 pub use conditions::{Conditions, Drains, Use};
+pub use direct::{Direct, Reach, delays};
 pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};
 pub use exchange::{exchange_rate, exchange_usage, line_rate};
 pub use order::{order, ring_crossings};

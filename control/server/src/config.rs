@@ -1,8 +1,9 @@
 //! Control's configuration file, and the topology that it names.
 
-use crate::state::Settings;
+use crate::state::{Directly, Settings};
 use harmonaize_planner::{Nanos, Position, TextError, Topology, TopologyError, parse_toml};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -91,6 +92,8 @@ struct File {
     replan: bool,
     #[serde(default = "yes")]
     compression: bool,
+    #[serde(default)]
+    direct: BTreeMap<String, Directly>,
 }
 
 #[derive(Deserialize)]
@@ -138,6 +141,7 @@ impl Config {
     /// telemetry_interval = "1s"     # how often agents report what they measure; "0s" for never
     /// replan = true                 # whether control changes plans while communicators run
     /// compression = true            # whether tensors may travel in fewer bits where tenants let something be lost
+    /// direct = { b = "never" }       # whether a tenant's small operations go straight from each host to all; control decides where absent
     /// [[tenant]]
     /// name = "a"
     /// ```
@@ -208,6 +212,7 @@ impl File {
             telemetry_interval: self.telemetry_interval.into(),
             replan: self.replan,
             compression: self.compression,
+            direct: self.direct,
         };
         Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings, store })
     }

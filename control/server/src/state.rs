@@ -5,6 +5,7 @@ mod change;
 mod coding;
 mod communicator;
 mod decisions;
+mod direct;
 mod failures;
 mod form;
 mod join;
@@ -19,6 +20,8 @@ mod status;
 mod telemetry;
 mod trace;
 mod verdicts;
+
+pub use direct::Directly;
 
 #[cfg(test)]
 mod tests;
@@ -127,6 +130,8 @@ pub struct Settings {
     pub replan: bool,
     /// Whether tensors may travel in fewer bits where tenants let something be lost.
     pub compression: bool,
+    /// How small operations of a tenant go; as control decides where it is absent.
+    pub direct: BTreeMap<String, Directly>,
 }
 
 /// Everything that control knows.

@@ -38,6 +38,7 @@ fn config() -> Config {
         telemetry_interval: Duration::from_secs(1),
         replan: true,
         compression: true,
+        direct: Default::default(),
     };
     let listen = "127.0.0.1:0".parse().unwrap();
     Config { listen, session_timeout: Duration::from_secs(10), settings, store: None }

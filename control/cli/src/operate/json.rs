@@ -105,6 +105,9 @@ fn plan(plan: &v1::PlanStatus) -> Value {
         "budget": plan.budget,
         "codec": plan.codec,
         "codec_reason": plan.codec_reason,
+        "one_shot_bytes": plan.one_shot_bytes,
+        "two_shot_bytes": plan.two_shot_bytes,
+        "direct_reason": plan.direct_reason,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::json::state;
 use crate::table::{row, table};
-use crate::text::{clean, clock, duration, rate, share};
+use crate::text::{bytes, clean, clock, duration, rate, share};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, LinkState, WithdrawalKind};
 use std::time::{Duration, SystemTime};
@@ -158,6 +158,12 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
         let (name, codec, budget) = (name(&plan.tenant, &plan.name), clean(&plan.codec), clean(&plan.budget));
         let why = sentence(&plan.codec_reason);
         page += &format!("\n{name}: tensors travel as {codec} (budget: {budget}): {why}\n");
+    }
+    for plan in plans.iter().filter(|plan| plan.one_shot_bytes > 0 || plan.two_shot_bytes > 0) {
+        let name = name(&plan.tenant, &plan.name);
+        let (one, two) = (bytes(plan.one_shot_bytes), bytes(plan.two_shot_bytes));
+        let why = sentence(&plan.direct_reason);
+        page += &format!("\n{name}: directly in one shot up to {one}, in two up to {two}: {why}\n");
     }
     page
 }

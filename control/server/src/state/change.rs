@@ -106,6 +106,7 @@ impl State {
             communicator.links = pending.links;
             communicator.plan = pending.plan;
             communicator.coding.switched(now, pending.coding);
+            communicator.shots = pending.shots;
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
             self.active_changed();
@@ -155,6 +156,7 @@ impl State {
         communicator.links = pending.links;
         communicator.plan = pending.plan;
         communicator.coding.switched(now, pending.coding);
+        communicator.shots = pending.shots;
         communicator.failures = 0;
         // What changes the codec alone makes no other way dearer.
         if pending.decision.is_some() && moved {

@@ -2,6 +2,7 @@
 
 use super::coding::{Chosen, Coding};
 use super::decisions::Trigger;
+use super::direct::Shots;
 use super::replan::{MOST_RECENT, Planned};
 use super::status::Ended;
 use super::{Fact, SessionId, State};
@@ -25,6 +26,8 @@ pub(super) struct Communicator {
     /// Its participants; indices are the same in every epoch.
     pub members: Vec<Member>,
     pub tuning: Tuning,
+    /// How small operations go.
+    pub shots: Shots,
     /// In use; 0 while the first is prepared.
     pub epoch: u64,
     /// Ring order of the epoch in use.
@@ -77,6 +80,7 @@ pub(super) struct Pending {
     pub links: BTreeMap<(u32, u32), Vec<u16>>,
     pub plan: Option<Planned>,
     pub coding: Chosen,
+    pub shots: Shots,
     /// The decision that it comes from.
     pub decision: Option<u64>,
     pub prepared: BTreeSet<usize>,

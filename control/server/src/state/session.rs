@@ -39,6 +39,7 @@ pub(super) struct Abilities {
     pub pace: bool,
     pub verdicts: bool,
     pub carry: bool,
+    pub direct: bool,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
     /// What is missing and why.
@@ -58,6 +59,7 @@ impl Abilities {
             pace: said.pace,
             verdicts: said.path_verdicts,
             carry: said.carry,
+            direct: said.direct,
             codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }

@@ -3,6 +3,7 @@
 mod carried;
 mod closed_loop;
 mod coding;
+mod direct;
 mod fabric;
 mod noise;
 mod operator;

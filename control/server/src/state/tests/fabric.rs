@@ -178,8 +178,9 @@ impl Fabric {
             pace: true,
             path_verdicts: true,
             carry: true,
-            missing: Vec::new(),
+            direct: true,
             codecs: Codec::NAMED.iter().map(|(name, _)| told(name)).collect(),
+            ..v1::Abilities::default()
         };
         self.agents[host] = Agent { session: Some(session), ..Agent::default() };
         let hello = v1::Hello {
@@ -328,7 +329,7 @@ impl Fabric {
                 self.after(wait, Event::Say(session, Box::new(from_agent::Message::PathProbed(answer))));
             }
             Message::Refused(refused) => panic!("refused: {}", refused.reason),
-            Message::Welcome(_) | Message::JoinRefused(_) | Message::ReportRequest(_) | Message::Hold(_) => {}
+            _ => {}
         }
     }
 

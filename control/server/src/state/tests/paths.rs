@@ -20,8 +20,9 @@ fn able(world: &mut World, host: usize) -> SessionId {
         pace: true,
         path_verdicts: true,
         carry: true,
+        direct: true,
         missing: vec!["nothing".to_owned(); 20],
-        codecs: Vec::new(),
+        ..v1::Abilities::default()
     };
     let hello = v1::Hello {
         listen: format!("10.0.0.{}:4000", host + 1),

@@ -47,6 +47,7 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         telemetry_interval: SECOND,
         replan: true,
         compression: true,
+        direct: BTreeMap::new(),
     }
 }
 
@@ -190,6 +191,6 @@ pub(super) fn hello(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
         listen: format!("10.0.0.{host}:4000"),
         build: "test".to_owned(),
         running,
-        abilities: None,
+        ..v1::Hello::default()
     }
 }
