@@ -5,9 +5,9 @@
 use harmonaize_events::{Direction, FlowKey, RoceCounters};
 use harmonaize_loader::{EndpointOptions, Endpoints, Flows, Hook, Options, Programs};
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// For a guest whose processor is emulated.
@@ -351,4 +351,54 @@ fn sockets_are_known_in_this_kernel_too() {
         let ends: Vec<_> = ends.collect();
         ends.len() == 2 && ends.iter().all(|(_, socket)| socket.state == 1 && socket.congestion_window > 0)
     });
+}
+
+/// Keeps what is logged.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Kept {
+    fn said(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl std::io::Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The programs that were built for diagnosis load in this kernel too, at both places for ingress, and say of a fragment what it is.
+#[test]
+fn programs_for_diagnosis_load_and_tell_why_a_packet_is_of_no_flow() {
+    for early in [false, true] {
+        let options = Options { diagnosis: true, early, ..Options::default() };
+        let Some((mut collector, _alone)) = collector_with(options) else { return };
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        let subscriber = Arc::new(subscriber.finish());
+        // Larger than the links' MTU: the host sends it in two pieces, and the switch passes both on.
+        let sender = UdpSocket::bind("10.0.0.1:0").unwrap();
+        let receiver = UdpSocket::bind("10.0.0.2:0").unwrap();
+        receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+        for (unwatched, reason) in [("h1", "egress 1: a fragment"), ("h0", "egress 0: a fragment")] {
+            collector.detach(unwatched).unwrap();
+            wait(reason, || {
+                sender.send_to(&[7; 6000], receiver.local_addr().unwrap()).unwrap();
+                assert_eq!(receiver.recv(&mut [0; 8000]).unwrap(), 6000);
+                tracing::subscriber::with_default(Arc::clone(&subscriber), || {
+                    while collector.read_events(256, |_| {}).unwrap() > 0 {}
+                });
+                kept.said().contains(reason)
+            });
+            collector.attach(unwatched).unwrap();
+        }
+        println!("{}", kept.said());
+    }
 }

@@ -42,6 +42,25 @@ pub fn tell(why: Why, egress: bool, interface: u32, length: u32, headers: u32) {
     let _ = (why, egress, interface, length, headers);
 }
 
+/// Notes what is found where too little of the stack is left to tell it: functions that call each other have 512
+/// bytes of it together, and Linux 6.1 counts a multiple of 32 for each.
+#[inline(always)]
+pub fn note_full_ring() {
+    #[cfg(feature = "diagnosis")]
+    told::note_full_ring();
+}
+
+/// Tells what was noted.
+#[inline(always)]
+pub fn tell_noted(egress: bool, interface: u32, length: u32, headers: u32) {
+    #[cfg(feature = "diagnosis")]
+    if told::was_noted() {
+        tell(Why::Ring, egress, interface, length, headers);
+    }
+    #[cfg(not(feature = "diagnosis"))]
+    let _ = (Why::Ring, egress, interface, length, headers);
+}
+
 #[cfg(feature = "diagnosis")]
 mod told {
     use super::Why;
@@ -56,6 +75,24 @@ mod told {
     /// When this processor last told something, and how much it has not told since.
     #[map]
     static TOLD: PerCpuArray<[u64; 2]> = PerCpuArray::with_max_entries(1, 0);
+
+    /// Whether the ring of events was full.
+    #[map]
+    static FULL_RING: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
+
+    #[inline(always)]
+    pub fn note_full_ring() {
+        if let Some(full) = FULL_RING.get_ptr_mut(0) {
+            // SAFETY: as below.
+            unsafe { *full = 1 };
+        }
+    }
+
+    #[inline(always)]
+    pub fn was_noted() -> bool {
+        // SAFETY: as below.
+        FULL_RING.get_ptr_mut(0).is_some_and(|full| unsafe { core::mem::take(&mut *full) } != 0)
+    }
 
     /// A global function: the verifier goes through it once.
     #[unsafe(no_mangle)]

@@ -127,6 +127,7 @@ fn settle<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut Seen, to
         totals.unplaced += packets;
         diagnosis::tell(Why::Unplaced, EGRESS, buffer.interface, buffer.length, seen.headers);
     }
+    diagnosis::tell_noted(EGRESS, buffer.interface, buffer.length, seen.headers);
 }
 
 // Global functions, with names of their own, are what the verifier goes through once, whoever calls them. A loop instead of

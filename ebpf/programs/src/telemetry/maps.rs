@@ -5,14 +5,14 @@
 //! interfaces follow nothing, and are per processor.
 //! A full table evicts its least recently used flow; the totals still have its packets.
 
-use crate::diagnosis::{self, Why};
+use crate::diagnosis;
 use crate::key::{Key, Requested, Short};
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{LruHashMap, PerCpuArray, RingBuf};
 use harmonaize_events::{
-    Direction, Event, FoldingSecret, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses, RequestSent,
+    Event, FoldingSecret, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses, RequestSent,
     RoceCounters, RoceEntry, TcpEntry, TcpFlow, Totals,
 };
 
@@ -178,12 +178,6 @@ pub fn requests() -> &'static LruHashMap<Requested, RequestSent> {
 pub fn tell(event: &Event) {
     if EVENTS.output::<Event>(event, 0).is_err() {
         losses(|losses| losses.events += 1);
-        diagnosis::tell(
-            Why::Ring,
-            event.flow.direction == Direction::Egress as u8,
-            event.flow.interface,
-            0,
-            0,
-        );
+        diagnosis::note_full_ring();
     }
 }
