@@ -41,6 +41,8 @@ pub(super) struct Judge {
 struct RankMemory {
     /// When it ended the last unit, and which that was.
     ended: Option<(u64, u64)>,
+    /// When it ended the last unit that overlapped none before it.
+    judged_ns: Option<u64>,
     /// By how much it starts after the median rank: the distance of clocks, where it is not late.
     offset: Usual,
 }
@@ -66,7 +68,7 @@ impl Default for Lately {
 }
 
 impl Lately {
-    /// Whether a value, which is kept, is at least half of what the upper end (of 100, the 97th) was lately.
+    /// Whether a value, which is kept, is at least a third of what the upper end (of 16, the 15th) was lately: rare pauses lie beyond.
     fn large(&mut self, value: i64) -> bool {
         if let Some(place) = self.values.get_mut(self.next) {
             *place = value;
@@ -74,8 +76,8 @@ impl Lately {
         self.next = (self.next + 1) % SIZES;
         self.known = (self.known + 1).min(SIZES);
         let mut values = self.values;
-        let upper = values.get_mut(..self.known).and_then(|values| quantile(values, 97, 100));
-        upper.is_none_or(|upper| value >= upper / 2)
+        let upper = values.get_mut(..self.known).and_then(|values| quantile(values, 15, 16));
+        upper.is_none_or(|upper| value >= upper / 3)
     }
 }
 
@@ -105,12 +107,16 @@ impl Judge {
         let last = observed.edges.iter().filter_map(|edge| edge.arrived_ns.or(edge.last_ns)).max();
         let began_ns = began_ns.or(first).unwrap_or_default();
         let unit = Unit { number: observed.unit, began_ns, ended_ns: ended_ns.or(last).unwrap_or(began_ns) };
-        if self.starts(observed) {
+        let overlaps = self.overlaps(observed);
+        if !overlaps && self.starts(observed) {
             self.judge_ranks(unit, subject, limits, found);
         }
         self.ends(observed);
+        if !overlaps {
+            self.judged();
+        }
         if self.moves(observed, limits) {
-            self.judge_edges(unit, subject, limits, found);
+            self.judge_edges((unit, overlaps), subject, limits, found);
         }
         self.last = Some(observed.unit);
     }
@@ -172,6 +178,21 @@ impl Judge {
         middle
     }
 
+    /// Whether a rank started this unit before it had ended the last one that overlapped none: then both are late for one reason.
+    fn overlaps(&self, observed: &Observed) -> bool {
+        observed.ranks.iter().any(|times| {
+            let judged_ns = self.ranks.get(&times.rank).and_then(|memory| memory.judged_ns);
+            times.start_ns.zip(judged_ns).is_some_and(|(start_ns, judged_ns)| start_ns < judged_ns)
+        })
+    }
+
+    /// The unit that the ranks have ended just now is one that others may overlap.
+    fn judged(&mut self) {
+        for memory in self.ranks.values_mut() {
+            memory.judged_ns = memory.ended.map(|(_, ended_ns)| ended_ns);
+        }
+    }
+
     fn ends(&mut self, observed: &Observed) {
         for RankTimes { rank, end_ns, .. } in &observed.ranks {
             if let Some(end_ns) = end_ns {
@@ -193,7 +214,7 @@ impl Judge {
     ) {
         let floor = limits.least_ns.max((self.usual_ns as f64 * limits.part) as u64).cast_signed();
         let ranks = &mut self.ranks;
-        self.compute.take(unit, &self.of_ranks, floor, limits, |turn| {
+        self.compute.take((unit, false), &self.of_ranks, floor, limits, |turn| {
             if let Some(memory) = ranks.get_mut(&turn.key).filter(|_| turn.late) {
                 memory.offset.discard();
             }
@@ -336,7 +357,7 @@ impl Judge {
 
     fn judge_edges(
         &mut self,
-        unit: Unit,
+        (unit, overlaps): (Unit, bool),
         subject: Subject,
         limits: &Limits,
         found: &mut impl FnMut(Straggler),
@@ -347,7 +368,7 @@ impl Judge {
         let floor = limits.least_ns.max(part as u64).cast_signed();
         let mut turns = std::mem::take(&mut self.turns);
         turns.clear();
-        self.network.take(unit, &self.of_edges, floor, limits, |turn| turns.push(turn));
+        self.network.take((unit, overlaps), &self.of_edges, floor, limits, |turn| turns.push(turn));
         let found_ns = unit.ended_ns.max(unit.began_ns);
         for turn in &turns {
             if turn.late {

@@ -7,7 +7,9 @@
 //! clocks of hosts need not agree; and a rank that got its last bytes late, for the network's sake, is not blamed for starting
 //! late. Its lateness is this time less the (lower) median over the ranks. Where ends are not known, or units overlap, it is the
 //! start itself, less the median over the ranks, less what that is usually for this rank (clocks apart by a constant).
-//! Of several operations in an iteration only those count that begin after a long time (at least half of the 97th of 100).
+//! Of several operations in an iteration only those count that begin after a long time (at least a third of the 15th of 16).
+//! Of units that overlap, until one begins on every rank after the first one's end there, the first alone counts: a single pause makes
+//! all that are under way late. An edge is as late in it as in the one of them in which it is latest.
 //!
 //! **Network.** In a ring a slow edge makes everybody end late, so it matters how long edges are *busy*. The lateness of
 //! an edge is the largest of

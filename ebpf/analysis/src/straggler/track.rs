@@ -82,16 +82,17 @@ impl Late {
 impl<K: Copy + Ord> Track<K> {
     /// Takes the lateness of each thing in a unit, in ascending order of keys, and tells of those that turned.
     ///
-    /// Work for each unit: a selection over the window of each thing. `floor` is the least lateness that counts.
+    /// Work for each unit: a selection over the window of each thing. `floor` is the least lateness that counts. A unit that
+    /// `overlaps` those before it makes the last of them later, if it is, and counts for no further one.
     pub(super) fn take(
         &mut self,
-        unit: Unit,
+        (unit, overlaps): (Unit, bool),
         lateness: &[(K, i64)],
         floor: i64,
         limits: &Limits,
         mut turned: impl FnMut(Turn<K>),
     ) {
-        self.units = self.units.saturating_add(1);
+        self.units = self.units.saturating_add(usize::from(!overlaps));
         self.know(lateness, limits.items);
         let common = self.common();
         let tail = limits.tails * self.tail();
@@ -111,7 +112,7 @@ impl<K: Copy + Ord> Track<K> {
             let own = item.usual.spread().map_or(0, |spread| spread.deviation);
             let noise = limits.deviations * own.max(common) as f64;
             let threshold = noise.max(tail).max(floor as f64).max(1.0);
-            item.take(unit, *value, threshold, warm, &mut turned);
+            item.take((unit, overlaps), *value, (threshold, warm), &mut turned);
         }
         self.items.retain(|item| item.late.is_some() || item.absent <= 2 * limits.forget);
     }
@@ -174,17 +175,31 @@ impl<K: Copy + Ord> Track<K> {
 
 impl<K: Copy> Item<K> {
     /// Late at three in a row of at least 0.6 whose mean is 1; no longer at three in a row below 0.5.
-    fn take(&mut self, unit: Unit, value: i64, threshold: f64, warm: bool, turned: &mut impl FnMut(Turn<K>)) {
+    fn take(
+        &mut self,
+        (unit, overlaps): (Unit, bool),
+        value: i64,
+        (threshold, warm): (f64, bool),
+        turned: &mut impl FnMut(Turn<K>),
+    ) {
         // What was late enough to be found stays so, whatever the noise of the others.
         let threshold = self.late.as_ref().map_or(threshold, |late| threshold.min(late.threshold));
         let score = (value as f64 / threshold).min(MOST);
-        let [_, second, third] = self.scores;
-        self.scores = [second, third, score];
-        let [_, second, third] = self.values;
-        self.values = [second, third, value];
+        if overlaps {
+            let ([.., last], [.., last_value]) = (&mut self.scores, &mut self.values);
+            if score <= *last {
+                return;
+            }
+            (*last, *last_value) = (score, value);
+        } else {
+            let [_, second, third] = self.scores;
+            self.scores = [second, third, score];
+            let [_, second, third] = self.values;
+            self.values = [second, third, value];
+        }
         self.row = if score < 0.6 { None } else { self.row.or(Some(unit)) };
         if let Some(late) = &mut self.late {
-            if score >= 0.5 {
+            if score >= 0.5 && !overlaps {
                 late.push(value, unit);
             }
             if self.scores.iter().all(|score| *score < 0.5) {
@@ -193,7 +208,9 @@ impl<K: Copy> Item<K> {
             }
             return;
         }
-        self.usual.push(value);
+        if !overlaps {
+            self.usual.push(value);
+        }
         let mean = self.scores.iter().sum::<f64>() / WAITING as f64;
         let row = self.row.filter(|_| warm && mean >= 1.0 && self.scores.iter().all(|score| *score >= 0.6));
         if let Some(since) = row {

@@ -6,7 +6,7 @@ mod recorded;
 mod ring;
 
 use clean::{CLEAN, Clean};
-use harmonaize_analysis::straggler::{Detector, Kind, Limits, Straggler, Subject};
+use harmonaize_analysis::straggler::{Detector, Kind, Limits, Observed, RankTimes, Straggler, Subject};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use ring::{Injected, Ring, View};
@@ -160,4 +160,42 @@ fn verdicts_are_right_for_long() {
     let alarms = false_alarms(first..first + 10, 10_000);
     let (right, all) = runs(10 * first..10 * first + 4000);
     assert!(alarms <= most && right * 100 >= all * 99, "{alarms} false alarms, {right} of {all} right");
+}
+
+/// Three operations of an iteration that are under way together; rank 1 is `late` in iterations that `when` names.
+fn overlapping(late_ns: u64, when: impl Fn(u64) -> bool) -> Vec<Straggler> {
+    let (mut detector, mut random) = (Detector::new(Limits::default()), ChaCha8Rng::seed_from_u64(5));
+    let (mut found, mut now_ns) = (Vec::new(), 1_000_000_000);
+    for iteration in 0..40 {
+        let held_ns = if when(iteration) { late_ns } else { 0 };
+        for operation in 0..3 {
+            let begins_ns = now_ns + operation * 2_000_000;
+            let ends_ns = now_ns + held_ns + 10_000_000 + operation * 2_000_000;
+            let ranks = (0..4_u32).map(|rank| {
+                let held_ns = if rank == 1 { held_ns } else { 0 };
+                let noise_ns = random.random_range(0..300_000);
+                RankTimes {
+                    rank,
+                    start_ns: Some(begins_ns + held_ns + noise_ns),
+                    end_ns: Some(ends_ns + noise_ns),
+                }
+            });
+            let unit = 3 * iteration + operation;
+            let observed = Observed { unit, ranks: ranks.collect(), edges: Vec::new() };
+            detector.take(Subject::Communicator(1), &observed);
+            found.extend(std::iter::from_fn(|| detector.poll()));
+        }
+        now_ns += held_ns + 40_000_000;
+    }
+    found
+}
+
+#[test]
+fn a_pause_in_operations_that_overlap_is_one_pause() {
+    let found = overlapping(20_000_000, |iteration| iteration % 7 == 3);
+    assert!(found.is_empty(), "{found:?}");
+    let found = overlapping(20_000_000, |iteration| iteration >= 20);
+    let [one] = found[..] else { panic!("{found:?}") };
+    assert_eq!((one.kind, one.rank, one.since_unit), (Kind::Compute, 1, 60), "{one:?}");
+    assert!(one.found_ns < 1_000_000_000 + 20 * 40_000_000 + 3 * 60_000_000, "{one:?}");
 }
