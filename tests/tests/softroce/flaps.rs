@@ -39,7 +39,7 @@ impl Job {
 
     fn round(&self, worker: &Worker, round: u64) -> Result<bool> {
         let over = self.over.load(Ordering::Relaxed);
-        worker.sum(round, 20_000, round % 2 == 0, PATIENCE)?;
+        worker.sum(round, 20_000, round.is_multiple_of(2), PATIENCE)?;
         // The ranks agree by what they add up.
         let flag = worker.tensor(&[u64::from(over)])?;
         worker.communicator.all_reduce_in_place(&flag, ReduceOp::Sum)?.wait(PATIENCE)?;
