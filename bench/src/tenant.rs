@@ -104,8 +104,6 @@ pub fn word(algorithm: Algorithm) -> &'static str {
         Algorithm::Chain => "chain",
         Algorithm::Dissemination => "dissemination",
         Algorithm::DirectCoded => "direct, coded",
-        Algorithm::OneShot => "one shot",
-        Algorithm::TwoShots => "two shots",
         _ => "other",
     }
 }

@@ -35,7 +35,7 @@ fn config(listen: SocketAddr) -> Config {
         telemetry_interval: Duration::from_secs(1),
         replan: true,
         compression: true,
-        direct: Default::default(),
+        terms: Default::default(),
     };
     Config { listen, session_timeout: LIMIT, settings, store: None }
 }

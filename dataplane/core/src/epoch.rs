@@ -7,7 +7,7 @@ use crate::{CoreError, Nanos};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
     Access, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Place, Plan, Program, Request, Retention,
-    Segmentation, Shots, Step, StepKind, Tuning, program, retention, segmentation, shots,
+    Segmentation, Step, StepKind, Tuning, program, retention, segmentation,
 };
 use std::sync::Arc;
 
@@ -117,11 +117,6 @@ impl Epoch {
         segmentation(&self.decided.plan, signature, &self.decided.tuning)
     }
 
-    /// How an operation goes between participants.
-    pub(crate) fn shots(&self, signature: &Signature) -> Shots {
-        shots(&self.decided.plan, signature, &self.decided.tuning)
-    }
-
     /// How this participant keeps inputs for a second run.
     pub(crate) fn retention(&self, signature: &Signature, in_place: bool) -> Retention {
         let usual = retention(&self.decided.plan, signature, in_place, &self.decided.tuning);
@@ -148,11 +143,9 @@ impl Epoch {
         &mut self,
         signature: &Signature,
         retention: Retention,
-        shots: Shots,
     ) -> Result<Arc<Program>, CoreError> {
         let coded = self.coding(signature, retention).is_some();
-        let shots = if coded { Shots::Many } else { shots };
-        let request = Request { collective: signature.collective, root: signature.root, coded, shots };
+        let request = Request { collective: signature.collective, root: signature.root, coded };
         let known = self.programs.iter().find(|(r, k, _)| *r == request && *k == retention);
         if let Some((_, _, program)) = known {
             return Ok(Arc::clone(program));
