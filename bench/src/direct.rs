@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, View, ViewMut};
 use harmonaize_plan::{
-    Access, Group, Local, Operand, Participant, Place, Plan, Program, Request, Segmentation, Step, StepKind,
-    Tuning, program, retention, segmentation,
+    Access, Group, Local, Operand, Participant, Place, Plan, Program, Request, Segmentation, Shots, Step,
+    StepKind, Tuning, program, retention, segmentation,
 };
 use harmonaize_shm::Memory;
 use std::sync::Arc;
@@ -30,7 +30,12 @@ impl Direct {
         let tuning = Tuning::default();
         let retention = retention(&plan, &signature, false, &tuning);
         let local = Local { access: &|_| Access::Mapped, retention };
-        let program = program(&plan, Request { collective, root, coded: false }, Participant(0), &local)?;
+        let program = program(
+            &plan,
+            Request { collective, root, coded: false, shots: Shots::Many },
+            Participant(0),
+            &local,
+        )?;
         ensure!(program.slots.is_empty(), "a plan within one host that stages");
         let mut tensors = Vec::new();
         for rank in 0..ranks {

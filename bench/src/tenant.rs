@@ -104,6 +104,8 @@ pub fn word(algorithm: Algorithm) -> &'static str {
         Algorithm::Chain => "chain",
         Algorithm::Dissemination => "dissemination",
         Algorithm::DirectCoded => "direct, coded",
+        Algorithm::OneShot => "one shot",
+        Algorithm::TwoShots => "two shots",
         _ => "other",
     }
 }

@@ -57,7 +57,6 @@ pub struct Fabric {
     topology: Topology,
     layout: Layout,
     hosts: Vec<Host>,
-    aggregators: Vec<Host>,
     reaper: Reaper,
     _lock: File,
 }
@@ -81,7 +80,7 @@ impl Fabric {
         let (name, folder, lock) = reserve()?;
         let reaper = Reaper::start(&name, &folder)?;
         let mut hosts = Vec::new();
-        for (position, node) in topology.ends().enumerate() {
+        for (position, node) in topology.hosts().enumerate() {
             let host = topology.nodes.get(node).map(|node| node.name.clone()).unwrap_or_default();
             let folder = folder.join(&host);
             make_folder(&folder)?;
@@ -94,8 +93,7 @@ impl Fabric {
             });
         }
         let topology = topology.clone();
-        let aggregators = hosts.split_off(topology.hosts().count());
-        let fabric = Self { name, folder, topology, layout, hosts, aggregators, reaper, _lock: lock };
+        let fabric = Self { name, folder, topology, layout, hosts, reaper, _lock: lock };
         fabric.wire()?;
         Ok(fabric)
     }
@@ -123,16 +121,6 @@ impl Fabric {
     /// The hosts, in the order of the topology file.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
-    }
-
-    /// The machines of aggregators, in the order of the topology file.
-    pub fn aggregators(&self) -> &[Host] {
-        &self.aggregators
-    }
-
-    /// Hosts, then aggregators.
-    fn ends(&self) -> impl Iterator<Item = &Host> {
-        self.hosts.iter().chain(&self.aggregators)
     }
 
     /// A host by its name.
@@ -302,7 +290,7 @@ impl Fabric {
             let (near, far) = (self.node(a.node), self.node(b.node));
             lines.push(pair((&a.device, near.name()), (&b.device, far.name())));
         }
-        for (position, host) in self.ends().enumerate() {
+        for (position, host) in self.hosts.iter().enumerate() {
             let port = format!("host{position}");
             lines.push(pair(("mgmt0", host.namespace.name()), (&port, self.control().name())));
         }
@@ -330,8 +318,8 @@ impl Fabric {
                 shaping.extend(shape(device, cable.rate, delay));
             }
         }
-        let position = self.topology.ends().position(|end| end == node);
-        if let Some(host) = position.and_then(|position| self.ends().nth(position)) {
+        let position = self.topology.hosts().position(|host| host == node);
+        if let Some(host) = position.and_then(|position| self.hosts.get(position)) {
             lines.push(format!("addr add {}/16 dev mgmt0", host.management));
             lines.push("link set mgmt0 up".to_owned());
         }
@@ -348,7 +336,7 @@ impl Fabric {
             format!("addr add {CONTROL_ADDRESS}/16 dev mgmt0"),
             "link set mgmt0 up".to_owned(),
         ];
-        lines.extend((0..self.ends().count()).map(|host| format!("link set host{host} master mgmt0 up")));
+        lines.extend((0..self.hosts.len()).map(|host| format!("link set host{host} master mgmt0 up")));
         self.control().ip(&lines)
     }
 

@@ -52,12 +52,12 @@ pub fn exchange_rate(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::topology::LinkId;
 
     /// Two racks of `per_rack` hosts at 1 Gbit/s, one spine, uplinks at `uplink`.
-    fn racks(per_rack: usize, uplink: &str) -> (Topology, Vec<HostId>) {
+    pub(crate) fn racks(per_rack: usize, uplink: &str) -> (Topology, Vec<HostId>) {
         let mut text = String::new();
         for switch in ["spine", "leaf0", "leaf1"] {
             text += &format!("[[switch]]\nname = \"{switch}\"\n");

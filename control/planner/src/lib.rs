@@ -4,8 +4,8 @@
 //! Architecture invariant: no clock, socket, thread or file; a topology comes as text, time as a number.
 #![forbid(unsafe_code)]
 
-mod aggregation;
 mod conditions;
+mod direct;
 mod estimates;
 mod exchange;
 mod order;
@@ -18,8 +18,8 @@ mod topology;
 mod tuning;
 mod units;
 
-pub use aggregation::{Aggregated, Aggregation, Offer, aggregation};
 pub use conditions::{Conditions, Drains, Use};
+pub use direct::{Direct, Reach, delays};
 pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};
 pub use exchange::{exchange_rate, exchange_usage, line_rate};
 pub use order::{order, ring_crossings};
@@ -30,9 +30,6 @@ pub use plan::{
 pub use rhythm::{Operation, Rhythm};
 pub use stagger::{Hold, stagger};
 pub use text::{Position, TextError, parse_toml};
-pub use topology::{
-    Aggregator, AggregatorId, Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology,
-    TopologyError,
-};
+pub use topology::{Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
 pub use tuning::{Tuning, tuning};
 pub use units::{Bytes, Nanos, Rate, UnitError};

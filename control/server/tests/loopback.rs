@@ -38,7 +38,7 @@ fn config() -> Config {
         telemetry_interval: Duration::from_secs(1),
         replan: true,
         compression: true,
-        terms: Default::default(),
+        direct: Default::default(),
     };
     let listen = "127.0.0.1:0".parse().unwrap();
     Config { listen, session_timeout: Duration::from_secs(10), settings, store: None }
@@ -104,7 +104,7 @@ impl Agent {
             listen,
             build: String::new(),
             running: vec![],
-            ..v1::Hello::default()
+            abilities: None,
         };
         self.say(from_agent::Message::Hello(hello)).await;
     }

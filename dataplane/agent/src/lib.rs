@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
-pub mod aggregator;
 pub mod coding;
 pub mod config;
 pub mod control;

@@ -68,6 +68,7 @@ impl Paths {
             probe_address: probe_address.unwrap_or_default(),
             hold: true,
             carry: true,
+            direct: true,
             pace,
             path_verdicts,
             missing: self.missing.clone(),

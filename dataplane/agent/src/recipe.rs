@@ -6,7 +6,7 @@ use harmonaize_codec::Codec;
 use harmonaize_core::{EpochPlan, Nanos, Timeouts};
 use harmonaize_engine::Peer;
 use harmonaize_plan::{
-    Access, Coding, Group, Local, Participant, Plan, Request, Retention, Tuning, check, program,
+    Access, Coding, Group, Local, Participant, Plan, Request, Retention, Shots, Tuning, check, program,
 };
 use harmonaize_transport::Introduction;
 use std::collections::VecDeque;
@@ -88,6 +88,8 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
             chunk_bytes: small("chunk", tuning.chunk_bytes)?,
             segment_bytes: small("segment", tuning.segment_bytes)?,
             copy_bytes: tuning.copy_bytes,
+            one_shot_bytes: tuning.one_shot_bytes,
+            two_shot_bytes: tuning.two_shot_bytes,
             ..Tuning::default()
         },
         channels: channels.ok_or_else(|| error(format!("{} channels", tuning.channels)))?,
@@ -113,11 +115,17 @@ fn prove(plan: &EpochPlan) -> Result<(), String> {
                 continue;
             }
             let codes = collective == Collective::AllReduce && retention != Retention::CopyInputs;
-            for access in [Access::Mapped, Access::Remote] {
-                for coded in
-                    [false, true].into_iter().filter(|coded| !coded || codes && plan.coding.is_some())
-                {
-                    let request = Request { collective, root: Rank(0), coded };
+            let exact = |shots| Request { collective, root: Rank(0), coded: false, shots };
+            let coded = Request { coded: true, ..exact(Shots::Many) };
+            // An operation that began in an earlier epoch goes on in as many shots as it began in, whatever this one says.
+            let shots: &[Shots] = match collective {
+                Collective::AllReduce => &[Shots::Many, Shots::One, Shots::Two],
+                Collective::AllToAll => &[Shots::Many],
+                Collective::Broadcast | Collective::Barrier => &[Shots::Many, Shots::One],
+            };
+            let coded = (codes && plan.coding.is_some()).then_some(coded);
+            for request in shots.iter().map(|shots| exact(*shots)).chain(coded) {
+                for access in [Access::Mapped, Access::Remote] {
                     prove_one(plan, request, retention, access)
                         .map_err(|error| format!("{collective}: {error}"))?;
                 }
@@ -202,6 +210,8 @@ mod tests {
                 landing_slots: 2,
                 operation_timeout_ns: 30_000_000_000,
                 peer_timeout_ns: 5_000_000_000,
+                one_shot_bytes: 8192,
+                two_shot_bytes: 262_144,
             }),
             ..Recipe::default()
         }
@@ -213,6 +223,8 @@ mod tests {
             let expanded = expand(&recipe(hosts, per_host), &mut Proved::default()).unwrap();
             assert_eq!(expanded.plan.plan.participants(), hosts);
             assert_eq!(expanded.peers.len() as u32, hosts - 1);
+            let tuning = expanded.plan.tuning;
+            assert_eq!((tuning.one_shot_bytes, tuning.two_shot_bytes), (8192, 262_144));
         }
     }
 

@@ -35,7 +35,7 @@ fn config(listen: SocketAddr) -> Config {
         telemetry_interval: Duration::from_secs(1),
         replan: true,
         compression: true,
-        terms: Default::default(),
+        direct: Default::default(),
     };
     Config { listen, session_timeout: LIMIT, settings, store: None }
 }

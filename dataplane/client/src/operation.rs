@@ -45,6 +45,10 @@ pub enum Algorithm {
     Dissemination,
     /// Direct exchange among hosts, in fewer bits than the tensor has.
     DirectCoded,
+    /// Direct exchange among hosts: everything from each to all.
+    OneShot,
+    /// Direct exchange among hosts: from each to who adds a part up, and from there to all.
+    TwoShots,
     /// Something that this version has no name for.
     Other(u8),
 }
@@ -80,6 +84,8 @@ impl Receipt {
                 4 => Algorithm::Chain,
                 5 => Algorithm::Dissemination,
                 6 => Algorithm::DirectCoded,
+                7 => Algorithm::OneShot,
+                8 => Algorithm::TwoShots,
                 other => Algorithm::Other(other),
             },
             fallback: completion.fallback != 0,

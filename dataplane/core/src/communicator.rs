@@ -14,7 +14,7 @@ use crate::switch::Switch;
 use crate::{CoreError, Failure, Nanos};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Collective, Rank, Signature};
-use harmonaize_plan::{Access, Group, MAX_STEP_PEERS, Participant, PlanError};
+use harmonaize_plan::{Access, Group, MAX_STEP_PEERS, Participant, PlanError, Shots};
 use std::collections::VecDeque;
 
 /// What a communicator is made from.
@@ -56,6 +56,8 @@ pub struct Receipt {
     pub signature: Signature,
     /// Tensor bytes that this participant sent, as they were sent.
     pub wire_bytes: u64,
+    /// How it went between participants, where it was not coded.
+    pub shots: Shots,
     /// What coding it came to; `None` if nothing was coded.
     pub coded: Option<Coded>,
     /// What aggregation it came to; `None` if no aggregator was to sum any of it.

@@ -7,7 +7,7 @@ use crate::{CoreError, Nanos};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
     Access, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Place, Plan, Program, Request, Retention,
-    Segmentation, Step, StepKind, Tuning, program, retention, segmentation,
+    Segmentation, Shots, Step, StepKind, Tuning, program, retention, segmentation, shots,
 };
 use std::sync::Arc;
 
@@ -117,6 +117,11 @@ impl Epoch {
         segmentation(&self.decided.plan, signature, &self.decided.tuning)
     }
 
+    /// How an operation goes between participants.
+    pub(crate) fn shots(&self, signature: &Signature) -> Shots {
+        shots(&self.decided.plan, signature, &self.decided.tuning)
+    }
+
     /// How this participant keeps inputs for a second run.
     pub(crate) fn retention(&self, signature: &Signature, in_place: bool) -> Retention {
         let usual = retention(&self.decided.plan, signature, in_place, &self.decided.tuning);
@@ -143,9 +148,11 @@ impl Epoch {
         &mut self,
         signature: &Signature,
         retention: Retention,
+        shots: Shots,
     ) -> Result<Arc<Program>, CoreError> {
         let coded = self.coding(signature, retention).is_some();
-        let request = Request { collective: signature.collective, root: signature.root, coded };
+        let shots = if coded { Shots::Many } else { shots };
+        let request = Request { collective: signature.collective, root: signature.root, coded, shots };
         let known = self.programs.iter().find(|(r, k, _)| *r == request && *k == retention);
         if let Some((_, _, program)) = known {
             return Ok(Arc::clone(program));

@@ -78,11 +78,12 @@ impl Communicator {
             first_segment: segment,
             cut: epoch.cut(&signature),
             retention,
+            shots: epoch.shots(&signature),
             begun: 0,
             finished: 0,
         });
         let coding = epoch.coding(&signature, retention);
-        let Ok(program) = epoch.program(&signature, retention) else {
+        let Ok(program) = epoch.program(&signature, retention, run.shots) else {
             let ranks = self.group.local(self.me).to_vec();
             self.fail(Failure::Internal { ranks });
             return false;

@@ -2,7 +2,7 @@
 
 use crate::{Aggregated, Coded, Nanos};
 use harmonaize_abi::{Rank, Signature};
-use harmonaize_plan::{Retention, Segmentation};
+use harmonaize_plan::{Retention, Segmentation, Shots};
 
 /// One rank's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,7 @@ pub(crate) struct Run {
     pub(crate) first_segment: u64,
     pub(crate) cut: Segmentation,
     pub(crate) retention: Retention,
+    pub(crate) shots: Shots,
     /// Segments begun and segments finished (committed steps included).
     pub(crate) begun: u64,
     pub(crate) finished: u64,

@@ -73,6 +73,7 @@ impl Communicator {
                     operation: operation.number,
                     signature: operation.signature,
                     wire_bytes: operation.wire_bytes,
+                    shots: run.shots,
                     coded: operation.coded,
                     aggregated: operation.aggregated(),
                 };

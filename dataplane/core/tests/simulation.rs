@@ -164,6 +164,34 @@ fn aggregated_death() {
 }
 
 #[test]
+fn direct() {
+    let build = |seed| match seed % 3 {
+        0 => Scenario::new(seed, 2).rough().direct(),
+        1 => Scenario::new(seed, 2).changing().direct(),
+        _ => Scenario::new(seed, 2).changing().carrying().direct(),
+    };
+    let sum = family("direct", 250, false, build, |world| {
+        well(world);
+        agreed(world);
+    });
+    assert!(sum.shots.iter().all(|count| *count > 0) && sum.switches > 0, "{sum}");
+}
+
+#[test]
+fn direct_death() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).rough();
+        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
+        scenario.killing().direct()
+    };
+    let sum = family("direct_death", 200, true, build, |world| {
+        mourned(world);
+        agreed(world);
+    });
+    assert!(sum.shots.iter().all(|count| *count > 0) && sum.failures > 0, "{sum}");
+}
+
+#[test]
 fn coded_death() {
     let build = |seed| {
         let scenario = Scenario::new(seed, 2).rough();

@@ -9,10 +9,10 @@ use crate::member::{Member, status_of};
 use crate::table::{Key, Table};
 use crate::validate::check;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status as Code, Submission};
+use harmonaize_abi::{ABI_VERSION, Completion, Rank, Signature, Status as Code, Submission};
 use harmonaize_core::{Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
 use harmonaize_events::{Mark, MarkKind};
-use harmonaize_plan::Participant;
+use harmonaize_plan::{Participant, Request};
 use harmonaize_shm::{EndError, Span};
 use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
@@ -367,7 +367,8 @@ impl Engine {
         let Some(local) = member.local(rank).copied() else { return };
         let elements = receipt.signature.count.max(1);
         let bits = receipt.wire_bytes.saturating_mul(8 * 256) / elements;
-        let algorithm = member.algorithms.get(usize::from(receipt.signature.collective.code()));
+        let Signature { collective, root, .. } = receipt.signature;
+        let request = Request { collective, root, coded: receipt.coded.is_some(), shots: receipt.shots };
         let completion = Completion {
             version: ABI_VERSION,
             status: Code::Ok.code(),
@@ -376,7 +377,7 @@ impl Engine {
             operation: receipt.operation,
             wire_bytes: receipt.wire_bytes,
             bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
-            algorithm: receipt.coded.map_or(algorithm.copied().unwrap_or(0), |_| member.coded),
+            algorithm: harmonaize_plan::algorithm(member.participants, request),
             fallback: receipt.coded.is_some_and(|coded| coded.refused).into(),
             error: receipt.coded.map_or(0, |coded| vnmse(&coded).to_bits()),
             ..Completion::default()

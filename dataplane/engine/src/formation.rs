@@ -5,7 +5,6 @@ use crate::coded::codec;
 use crate::command::{Formation, Peer};
 use crate::member::{Links, Local, Member, Parts};
 use crate::table::{Key, Table};
-use harmonaize_abi::Collective;
 use harmonaize_core::{Communicator, Config, EpochPlan};
 use harmonaize_plan::{Access, CODED_ROOM, Participant};
 use harmonaize_shm::{Memory, Span};
@@ -131,10 +130,6 @@ pub(crate) fn form(
         operations: calls as usize,
     };
     let core = Communicator::new(config).map_err(|error| error.to_string())?;
-    let algorithm = |collective| harmonaize_plan::algorithm(&plan.plan, collective, false);
-    let algorithms =
-        [Collective::AllReduce, Collective::AllToAll, Collective::Broadcast, Collective::Barrier]
-            .map(algorithm);
     let links = open_links(transport, &plan, formation.me, formation.peers, None)?;
     Ok(Member::new(Parts {
         id: formation.communicator,
@@ -147,7 +142,5 @@ pub(crate) fn form(
         channels: plan.channels,
         landing_slots: plan.landing_slots,
         slot_bytes: slot_bytes(&plan)?,
-        algorithms,
-        coded: harmonaize_plan::algorithm(&plan.plan, Collective::AllReduce, true),
     }))
 }

@@ -61,9 +61,6 @@ pub(crate) struct Member {
     pub(crate) landing_slots: u32,
     /// Bytes of a landing slot.
     pub(crate) slot_bytes: u32,
-    pub(crate) algorithms: [u8; 4],
-    /// That of what is coded.
-    pub(crate) coded: u8,
     /// By channel: the segment, and the sum so far of the part that it has of this participant's.
     sums: Vec<Option<(u64, Sums)>>,
     /// By channel.
@@ -93,8 +90,6 @@ pub(crate) struct Parts {
     pub(crate) channels: u16,
     pub(crate) landing_slots: u32,
     pub(crate) slot_bytes: u32,
-    pub(crate) algorithms: [u8; 4],
-    pub(crate) coded: u8,
     /// Calls in flight over all local ranks.
     pub(crate) calls: u32,
 }
@@ -111,8 +106,6 @@ impl Member {
             switching: None,
             landing_slots: parts.landing_slots,
             slot_bytes: parts.slot_bytes,
-            algorithms: parts.algorithms,
-            coded: parts.coded,
             sums: vec![None; usize::from(parts.channels)],
             staging: vec![None; usize::from(parts.channels)],
             calls: vec![Pending::default(); parts.calls as usize],

@@ -32,7 +32,14 @@ fn tcp() -> Vec<Box<dyn Transport + Send>> {
 }
 
 fn world(transports: Vec<Box<dyn Transport + Send>>) -> (World, Vec<Arc<Counts>>) {
-    let tuning = Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 };
+    let tuning = Tuning {
+        chunk_bytes: 4096,
+        segment_bytes: 16384,
+        message_bytes: 1024,
+        copy_bytes: 2048,
+        one_shot_bytes: 0,
+        two_shot_bytes: 0,
+    };
     let (counted, counts): (Vec<_>, Vec<_>) = transports.into_iter().map(Counting::around).unzip();
     let ranks: Vec<Vec<u32>> = (0..RANKS as u32).map(|rank| vec![rank]).collect();
     (World::new(counted, &ranks, tuning), counts)

@@ -24,7 +24,14 @@ use tampering::{Damage, Tampering};
 const OUTPUT: u64 = 16 << 20;
 
 fn small() -> Tuning {
-    Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 }
+    Tuning {
+        chunk_bytes: 4096,
+        segment_bytes: 16384,
+        message_bytes: 1024,
+        copy_bytes: 2048,
+        one_shot_bytes: 0,
+        two_shot_bytes: 0,
+    }
 }
 
 fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {

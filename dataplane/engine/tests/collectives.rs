@@ -5,9 +5,9 @@
 mod common;
 mod counting;
 
-use common::{World, call};
+use common::{World, call, reduce};
 use counting::Counting;
-use harmonaize_abi::{Collective, Status};
+use harmonaize_abi::{Collective, ReduceOp, Status};
 use harmonaize_engine::{Command, CommunicatorId, Notice};
 use harmonaize_plan::{Participant, Tuning};
 use harmonaize_transport::Transport;
@@ -16,7 +16,14 @@ use harmonaize_transport::tcp::{Config, TcpTransport};
 use std::sync::atomic::Ordering;
 
 fn small() -> Tuning {
-    Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 }
+    Tuning {
+        chunk_bytes: 4096,
+        segment_bytes: 16384,
+        message_bytes: 1024,
+        copy_bytes: 2048,
+        one_shot_bytes: 0,
+        two_shot_bytes: 0,
+    }
 }
 
 fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
@@ -45,9 +52,9 @@ fn input(rank: usize, count: usize) -> Vec<u64> {
         .collect()
 }
 
-fn everything_is_right(transports: fn(usize) -> Vec<Box<dyn Transport + Send>>) {
+fn everything_is_right(transports: fn(usize) -> Vec<Box<dyn Transport + Send>>, tuning: Tuning) {
     for ranks in groupings() {
-        let mut world = World::new(transports(ranks.len()), &ranks, small());
+        let mut world = World::new(transports(ranks.len()), &ranks, tuning);
         let n = world.tenants.len();
         for count in [0_usize, 1, 3, 200, 50_000] {
             allreduce(&mut world, n, count, 0, 16 << 20);
@@ -101,12 +108,55 @@ fn broadcast(world: &mut World, n: usize, count: usize) {
 
 #[test]
 fn every_collective_is_right_in_process() {
-    everything_is_right(loopback);
+    everything_is_right(loopback, small());
 }
 
 #[test]
 fn every_collective_is_right_over_tcp() {
-    everything_is_right(tcp);
+    everything_is_right(tcp, small());
+}
+
+/// Of 200 elements in one shot, copied; of 50,000 in two; or all in one.
+#[test]
+fn every_collective_is_right_by_direct_exchange() {
+    for transports in [loopback, tcp] {
+        everything_is_right(transports, Tuning { one_shot_bytes: 2000, two_shot_bytes: 500_000, ..small() });
+    }
+    everything_is_right(loopback, Tuning { one_shot_bytes: 500_000, ..small() });
+}
+
+#[test]
+fn one_shot_and_two_give_all_ranks_the_same_bits() {
+    let ranks: Vec<Vec<u32>> = vec![vec![3], vec![0, 6], vec![2], vec![5], vec![1], vec![4]];
+    let count = 3000;
+    let values = |rank: u32| -> Vec<f32> {
+        let number = |i: u32| ((i * 7 + rank) as f32 * 0.37).sin() * 10_f32.powi((i % 9) as i32 - 4);
+        (0..count).map(number).collect()
+    };
+    let of_bits = |low: f32, high: f32| u64::from(high.to_bits()) << 32 | u64::from(low.to_bits());
+    let mut results: Vec<Vec<u64>> = Vec::new();
+    // Copied, and not; each in one shot, and in two.
+    for (copy_bytes, one_shot_bytes, class) in [(65536, 65536, 7), (65536, 0, 8), (0, 65536, 7), (0, 0, 8)] {
+        let tuning = Tuning { copy_bytes, one_shot_bytes, two_shot_bytes: 65536, ..small() };
+        let mut world = World::new(loopback(ranks.len()), &ranks, tuning);
+        for rank in 0..7 {
+            let bits: Vec<u64> = values(rank).chunks_exact(2).map(|two| of_bits(two[0], two[1])).collect();
+            world.write(rank as usize, 0, &bits);
+        }
+        let sum = reduce(ReduceOp::Sum, count.into(), 0, 16 << 20);
+        (0..7).for_each(|rank| world.submit(rank, sum));
+        let completions = world.completions();
+        assert!(completions.iter().all(|c| c.status == 0 && c.algorithm == class), "{completions:?}");
+        results.extend((0..7).map(|rank| world.read(rank, 16 << 20, count as usize / 2)));
+    }
+    assert!(results.iter().all(|result| *result == results[0]), "bits differ");
+    let sums = results[0].iter().flat_map(|bits| [*bits as u32, (bits >> 32) as u32]);
+    for (index, sum) in sums.enumerate() {
+        let exact: f64 = (0..7).map(|rank| f64::from(values(rank)[index])).sum();
+        let found = f64::from(f32::from_bits(sum));
+        let scale: f64 = (0..7).map(|rank| f64::from(values(rank)[index]).abs()).sum();
+        assert!((found - exact).abs() <= scale * 1e-6, "element {index}: {found} of {exact}");
+    }
 }
 
 /// A running operation changes its ring order midway and gives the same bits.

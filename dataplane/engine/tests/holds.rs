@@ -25,7 +25,14 @@ fn operation(world: &mut World) -> Duration {
 fn the_next_operation_is_held_back_and_only_that() {
     let hub = Hub::new();
     let transports = (0..2).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect();
-    let tuning = Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 };
+    let tuning = Tuning {
+        chunk_bytes: 4096,
+        segment_bytes: 16384,
+        message_bytes: 1024,
+        copy_bytes: 2048,
+        one_shot_bytes: 0,
+        two_shot_bytes: 0,
+    };
     let mut world = World::new(transports, &[vec![0], vec![1]], tuning);
     operation(&mut world);
     let hold = Duration::from_millis(200);

@@ -12,8 +12,14 @@ use harmonaize_plan::{Participant, Tuning};
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use harmonaize_transport::{Flow, Transport};
 
-const TUNING: Tuning =
-    Tuning { chunk_bytes: 4096, segment_bytes: 16384, message_bytes: 1024, copy_bytes: 2048 };
+const TUNING: Tuning = Tuning {
+    chunk_bytes: 4096,
+    segment_bytes: 16384,
+    message_bytes: 1024,
+    copy_bytes: 2048,
+    one_shot_bytes: 0,
+    two_shot_bytes: 0,
+};
 
 fn world(ranks: &[Vec<u32>]) -> World {
     let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();

@@ -83,7 +83,14 @@ fn round(world: &mut World) {
 
 #[test]
 fn no_turn_allocates_once_a_communicator_is_up() {
-    let tuning = Tuning { chunk_bytes: 8192, segment_bytes: 32768, message_bytes: 1024, copy_bytes: 4096 };
+    let tuning = Tuning {
+        chunk_bytes: 8192,
+        segment_bytes: 32768,
+        message_bytes: 1024,
+        copy_bytes: 4096,
+        one_shot_bytes: 1000,
+        two_shot_bytes: 2000,
+    };
     let codec = Codec::NAMED.iter().position(|(name, _)| *name == "rotated 4").unwrap() as u16;
     let coding = Some(Coding { codec, most: Some(0.02) });
     let ranks = [vec![0, 2], vec![1]];

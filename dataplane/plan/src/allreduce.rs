@@ -262,7 +262,7 @@ fn chunk(position: u32, round: u32, chunks: u32) -> Part {
 }
 
 /// Reduces the local inputs into one slot per chunk.
-fn copy_inputs(
+pub(crate) fn copy_inputs(
     builder: &mut Builder,
     ranks: &[Rank],
     local: &Local<'_>,

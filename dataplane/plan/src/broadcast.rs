@@ -1,10 +1,11 @@
 //! Broadcast: a chain along the ring order from the root's participant, down which the parts of a segment follow one
-//! another.
+//! another; or in one shot, from there to everybody.
 
 use crate::builder::{Builder, Feeder, Rotation, input, outputs, peer, remote_count, staged};
-use crate::plan::{Local, Plan, PlanError};
+use crate::plan::{Local, Plan, PlanError, Request, Shots};
 use crate::program::{Access, Operand, Part, Participant, Program, Retention, Slot, StepKind};
 use crate::segmentation::BROADCAST_PARTS;
+use crate::shots;
 use harmonaize_abi::Rank;
 
 /// Slots in which remote ranks' parts wait.
@@ -13,26 +14,35 @@ const STAGED: u32 = 3;
 struct Link<'a> {
     ranks: &'a [Rank],
     local: &'a Local<'a>,
-    next: Option<Participant>,
+    /// Of how many parts a segment is.
+    of: u32,
+    next: Vec<Participant>,
 }
 
 /// The program of the participant at `position`.
 pub(crate) fn program(
     plan: &Plan,
-    root: Rank,
+    request: Request,
     position: u32,
     me: Participant,
     local: &Local<'_>,
 ) -> Result<Program, PlanError> {
-    let participants = plan.participants();
+    let (participants, root) = (plan.participants(), request.root);
     let unknown = PlanError::Root { root, ranks: plan.group().ranks() };
     let first = plan.group().participant_of(root).and_then(|first| plan.position(first)).ok_or(unknown)?;
-    let last = (position + 1) % participants == first;
-    let next = if last { None } else { Some(plan.at(position, 1)?) };
-    let link = Link { ranks: plan.group().local(me), local, next };
+    let one = request.shots == Shots::One;
+    // How many get it straight from here, and how far back is who it comes from.
+    let (next, back) = match (position + participants - first) % participants {
+        0 if one => (participants - 1, 0),
+        distance if one => (0, distance),
+        distance => (u32::from(distance + 1 < participants), 1),
+    };
+    let next = (1..=next).map(|distance| plan.at(position, distance)).collect::<Result<_, _>>()?;
+    let of = if one { 1 } else { BROADCAST_PARTS };
+    let link = Link { ranks: plan.group().local(me), local, of, next };
     let mut builder = Builder::default();
     if position != first {
-        link.relay(&mut builder, plan.at(position, participants - 1)?)?;
+        link.relay(&mut builder, plan.at(position, participants - back)?)?;
     } else if local.retention == Retention::CopyInputs && participants > 1 {
         link.start_copied(&mut builder, root)?;
     } else {
@@ -44,11 +54,12 @@ pub(crate) fn program(
     builder.finish()
 }
 
-fn parts() -> impl Iterator<Item = Part> {
-    (0..BROADCAST_PARTS).map(|index| Part { block: 0, index, of: BROADCAST_PARTS })
-}
-
 impl Link<'_> {
+    fn parts(&self) -> impl Iterator<Item = Part> + use<> {
+        let of = self.of;
+        (0..of).map(move |index| Part { block: 0, index, of })
+    }
+
     fn mapped(&self, part: Part) -> Vec<Operand> {
         outputs(self.ranks, self.local, Access::Mapped, part)
     }
@@ -58,15 +69,13 @@ impl Link<'_> {
     }
 
     fn send(&self, builder: &mut Builder, from: Operand) {
-        if let Some(next) = self.next {
-            builder.send(from, next);
-        }
+        shots::send(builder, from, &self.next);
     }
 
     fn rotation(&self, builder: &mut Builder) -> Result<Option<Rotation>, PlanError> {
         match remote_count(self.ranks, self.local) {
             0 => Ok(None),
-            _ => Rotation::new(builder, STAGED, BROADCAST_PARTS).map(Some),
+            _ => Rotation::new(builder, STAGED.min(self.of), self.of).map(Some),
         }
     }
 
@@ -100,7 +109,7 @@ impl Link<'_> {
     /// Not the root's: receive, pass on, store.
     fn relay(&self, builder: &mut Builder, previous: Participant) -> Result<(), PlanError> {
         let mut staging = self.rotation(builder)?;
-        for part in parts() {
+        for part in self.parts() {
             self.deliver(builder, peer(previous, part), &mut staging, true)?;
         }
         Ok(())
@@ -109,7 +118,7 @@ impl Link<'_> {
     /// The root's input can be sent as it lies.
     fn start_mapped(&self, builder: &mut Builder, root: Rank) -> Result<(), PlanError> {
         let mut staging = self.rotation(builder)?;
-        for part in parts() {
+        for part in self.parts() {
             self.send(builder, input(root, part));
             self.deliver(builder, input(root, part), &mut staging, false)?;
         }
@@ -118,9 +127,9 @@ impl Link<'_> {
 
     /// The root's input is fetched ahead.
     fn start_remote(&self, builder: &mut Builder, root: Rank) -> Result<(), PlanError> {
-        let fetches = parts().map(|part| input(root, part)).collect();
-        let mut feeder = Feeder::new(builder, fetches, STAGED as usize, BROADCAST_PARTS)?;
-        for _ in parts() {
+        let fetches = self.parts().map(|part| input(root, part)).collect();
+        let mut feeder = Feeder::new(builder, fetches, STAGED as usize, self.of)?;
+        for _ in self.parts() {
             let fetched = feeder.take()?;
             self.forward(builder, fetched);
             feeder.give_back(builder, &[fetched]);
@@ -130,16 +139,16 @@ impl Link<'_> {
 
     /// The root's input is copied first, so that it may be overwritten when the operation is done here.
     fn start_copied(&self, builder: &mut Builder, root: Rank) -> Result<(), PlanError> {
-        let slots: Vec<Slot> = builder.slots(BROADCAST_PARTS, BROADCAST_PARTS)?;
+        let slots: Vec<Slot> = builder.slots(self.of, self.of)?;
         let kind = match (self.local.access)(root) {
             Access::Mapped => StepKind::Move,
             Access::Remote => StepKind::Fetch,
         };
-        for (slot, part) in slots.iter().zip(parts()) {
+        for (slot, part) in slots.iter().zip(self.parts()) {
             builder.push(kind, vec![input(root, part)], vec![staged(*slot, part)]);
         }
         builder.end_copying();
-        for (slot, part) in slots.iter().zip(parts()) {
+        for (slot, part) in slots.iter().zip(self.parts()) {
             self.forward(builder, staged(*slot, part));
         }
         Ok(())

@@ -14,11 +14,12 @@ mod direct;
 mod plan;
 mod program;
 mod segmentation;
+mod shots;
 
 pub use check::{CheckError, Fault, Found, Report, Usage, Wait, check};
-pub use plan::{Coding, Edges, Local, Plan, PlanError, Request, algorithm, edges, program};
+pub use plan::{Coding, Edges, Local, Plan, PlanError, Request, Shots, algorithm, edges, program};
 pub use program::{
     Access, CODED_ROOM, Form, Group, MAX_SOURCES, MAX_STEP_PEERS, Operand, Part, Participant, Place, Program,
     Retention, Slot, Stage, Step, StepKind,
 };
-pub use segmentation::{Segmentation, Tuning, retention, segmentation};
+pub use segmentation::{Segmentation, Tuning, retention, segmentation, shots};

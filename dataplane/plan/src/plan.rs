@@ -1,7 +1,7 @@
 //! A plan (who takes part, in which order), and the expansion of a request into each participant's program.
 
 use crate::program::{Access, Group, Participant, Place, Program, Retention};
-use crate::{allreduce, alltoall, barrier, broadcast, direct};
+use crate::{allreduce, alltoall, barrier, broadcast, direct, shots};
 use harmonaize_abi::{Collective, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,20 @@ pub struct Request {
     pub root: Rank,
     /// Whether an AllReduce between participants is coded; ignored by the others.
     pub coded: bool,
+    /// How an AllReduce that is not coded, a Broadcast or a Barrier goes between participants; ignored by an AllToAll.
+    pub shots: Shots,
+}
+
+/// In how many hops an operation goes from everybody to everybody.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Shots {
+    /// From one to the next: by ring, chain or dissemination.
+    #[default]
+    Many,
+    /// Straight from each to all.
+    One,
+    /// Straight from each to the owners of the parts, and from these to all. As [`Shots::Many`] but for an AllReduce.
+    Two,
 }
 
 /// How operations that may lose something are coded, alike at all participants.
@@ -162,9 +176,15 @@ pub fn program(
         Collective::AllReduce if request.coded && plan.participants() > 1 => {
             direct::program(plan, position, me, local)
         }
+        Collective::AllReduce if plan.participants() > 1 => match request.shots {
+            Shots::Many => allreduce::program(plan, position, me, local),
+            Shots::One => shots::one(plan, position, me, local),
+            Shots::Two => shots::two(plan, position, me, local),
+        },
         Collective::AllReduce => allreduce::program(plan, position, me, local),
         Collective::AllToAll => alltoall::program(plan, position, me, local),
-        Collective::Broadcast => broadcast::program(plan, request.root, position, me, local),
+        Collective::Broadcast => broadcast::program(plan, request, position, me, local),
+        Collective::Barrier if request.shots == Shots::One => shots::barrier(plan, position),
         Collective::Barrier => barrier::program(plan, position),
     }
 }
@@ -196,15 +216,17 @@ pub fn edges(program: &Program) -> Edges {
     edges
 }
 
-/// Class of the algorithm, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
-/// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded.
-pub fn algorithm(plan: &Plan, collective: Collective, coded: bool) -> u8 {
-    match collective {
-        _ if plan.participants() == 1 => 1,
-        Collective::AllReduce if coded => 6,
-        Collective::AllReduce => 2,
-        Collective::AllToAll => 3,
-        Collective::Broadcast => 4,
-        Collective::Barrier => 5,
+/// Class of a request's algorithm among so many participants, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
+/// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two.
+pub fn algorithm(participants: u32, request: Request) -> u8 {
+    match (request.collective, request.shots) {
+        _ if participants == 1 => 1,
+        (Collective::AllReduce, _) if request.coded => 6,
+        (Collective::AllToAll, _) => 3,
+        (_, Shots::One) => 7,
+        (Collective::AllReduce, Shots::Two) => 8,
+        (Collective::AllReduce, Shots::Many) => 2,
+        (Collective::Broadcast, _) => 4,
+        (Collective::Barrier, _) => 5,
     }
 }

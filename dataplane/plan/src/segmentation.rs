@@ -1,6 +1,6 @@
 //! How an operation is cut into segments, and which retention an operation of its size gets.
 
-use crate::plan::Plan;
+use crate::plan::{Plan, Shots};
 use crate::program::{Participant, Retention};
 use harmonaize_abi::{Collective, Signature};
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,10 @@ pub struct Tuning {
     pub message_bytes: u32,
     /// Operations up to this many bytes a rank copy their inputs ([`Retention::CopyInputs`]).
     pub copy_bytes: u64,
+    /// Operations of up to this many bytes go in one shot; Barriers too, unless it is 0.
+    pub one_shot_bytes: u64,
+    /// AllReduces of more, up to this many bytes, go in two.
+    pub two_shot_bytes: u64,
 }
 
 /// How an operation is cut. Depends only on what all participants share.
@@ -38,7 +42,14 @@ const ALIGNMENT: u64 = 64;
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { chunk_bytes: 128 << 10, segment_bytes: 1 << 20, message_bytes: 16 << 10, copy_bytes: 32 << 10 }
+        Self {
+            chunk_bytes: 128 << 10,
+            segment_bytes: 1 << 20,
+            message_bytes: 16 << 10,
+            copy_bytes: 32 << 10,
+            one_shot_bytes: 0,
+            two_shot_bytes: 0,
+        }
     }
 }
 
@@ -57,7 +68,7 @@ pub fn segmentation(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Segm
         _ => signature.count,
     };
     let size = signature.dtype.size() as u64;
-    let most = most_elements(plan, signature.collective, size, tuning);
+    let most = most_elements(plan, signature.collective, shots(plan, signature, tuning), size, tuning);
     let segments = count.div_ceil(most).max(1);
     let unit = ALIGNMENT / size;
     let even = count.div_ceil(segments);
@@ -67,12 +78,13 @@ pub fn segmentation(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Segm
 }
 
 /// Most elements of a block that a segment may have, at least 1.
-fn most_elements(plan: &Plan, collective: Collective, size: u64, tuning: &Tuning) -> u64 {
+fn most_elements(plan: &Plan, collective: Collective, shots: Shots, size: u64, tuning: &Tuning) -> u64 {
     let participants = u64::from(plan.participants());
     let chunk = (u64::from(tuning.chunk_bytes) / size).max(1);
     let segment = (u64::from(tuning.segment_bytes) / size).max(1);
     match collective {
         Collective::AllReduce | Collective::Broadcast if participants == 1 => segment,
+        Collective::AllReduce | Collective::Broadcast if shots == Shots::One => segment.min(chunk),
         Collective::AllReduce => segment.min(chunk.saturating_mul(participants)),
         Collective::Broadcast => segment.min(chunk.saturating_mul(u64::from(BROADCAST_PARTS))),
         Collective::AllToAll => {
@@ -83,6 +95,19 @@ fn most_elements(plan: &Plan, collective: Collective, size: u64, tuning: &Tuning
             (segment / blocks.max(1)).max(least).min(chunk)
         }
         Collective::Barrier => 1,
+    }
+}
+
+/// How an operation goes between participants. Depends only on what all participants share.
+pub fn shots(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Shots {
+    let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
+    let within = |most: u64| most > 0 && bytes <= most;
+    match signature.collective {
+        _ if plan.participants() == 1 => Shots::Many,
+        Collective::Barrier if tuning.one_shot_bytes > 0 => Shots::One,
+        Collective::AllReduce | Collective::Broadcast if within(tuning.one_shot_bytes) => Shots::One,
+        Collective::AllReduce if within(tuning.two_shot_bytes) => Shots::Two,
+        _ => Shots::Many,
     }
 }
 

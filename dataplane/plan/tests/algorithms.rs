@@ -3,18 +3,20 @@
 
 mod common;
 
-use common::{Case, Grouping, RETENTIONS, Reach, requests};
+use common::{Case, Grouping, RETENTIONS, Reach, plain, requests};
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_plan::{
-    Access, Group, Local, MAX_SOURCES, Participant, Place, Plan, PlanError, Request, Retention, StepKind,
-    algorithm, edges, program,
+    Access, Group, Local, MAX_SOURCES, Participant, Place, Plan, PlanError, Request, Retention, Shots,
+    StepKind, algorithm, edges, program,
 };
 
-fn sweep(collective: Collective, coded: bool) {
+fn sweep(collective: Collective, coded: bool, shots: Shots) {
     for ranks in 1..=64 {
         for grouping in Grouping::ALL {
             let plan = grouping.plan(ranks);
-            let wanted = |request: &Request| request.collective == collective && request.coded == coded;
+            let wanted = |request: &Request| {
+                (request.collective, request.coded, request.shots) == (collective, coded, shots)
+            };
             for request in requests(ranks).into_iter().filter(wanted) {
                 for reach in Reach::ALL {
                     for retention in RETENTIONS.map(Some).into_iter().chain([None]) {
@@ -37,12 +39,97 @@ fn sweep(collective: Collective, coded: bool) {
 
 #[test]
 fn every_allreduce_is_right() {
-    sweep(Collective::AllReduce, false);
+    sweep(Collective::AllReduce, false, Shots::Many);
+}
+
+#[test]
+fn every_allreduce_in_one_shot_is_right() {
+    sweep(Collective::AllReduce, false, Shots::One);
+}
+
+#[test]
+fn every_allreduce_in_two_shots_is_right() {
+    sweep(Collective::AllReduce, false, Shots::Two);
+}
+
+#[test]
+fn every_broadcast_and_barrier_in_one_shot_is_right() {
+    sweep(Collective::Broadcast, false, Shots::One);
+    sweep(Collective::Barrier, false, Shots::One);
+}
+
+#[test]
+fn direct_exchanges_take_as_many_hops_as_they_say_and_add_in_one_order() {
+    let mut order: Vec<u32> = (0..8).collect();
+    for (shots, hops, messages) in [(Shots::Many, 14, 14), (Shots::One, 1, 7), (Shots::Two, 2, 14)] {
+        order.rotate_left(3);
+        let group = Grouping::PerHost(1).plan(8).group().clone();
+        let plan = Plan::new(group, order.iter().map(|index| Participant(*index)).collect()).unwrap();
+        let request = Request { shots, ..plain(Collective::AllReduce, Rank(0)) };
+        let case = Case { plan, request, retention: Some(Retention::CopyInputs), reach: Reach::Mapped };
+        let programs = case.programs();
+        let report = case.check(&programs, 1).unwrap();
+        assert!(report.usage.iter().all(|usage| (usage.sent, usage.received) == (messages, messages)));
+        assert_eq!(longest_way(&programs), hops, "{shots:?}");
+        if shots == Shots::Many {
+            continue;
+        }
+        // Whoever adds: four contributions by number, then the sum of those and the other four.
+        for (me, program) in (0..).zip(&programs) {
+            let reductions = program.steps.iter().filter(|step| matches!(step.kind, StepKind::Reduce { .. }));
+            let from = |operand: &harmonaize_plan::Operand| match operand.place {
+                Place::Peer(peer) => Some(peer.0),
+                Place::Staging(_) => Some(me),
+                _ => None,
+            };
+            let added: Vec<Vec<_>> =
+                reductions.map(|step| step.sources.iter().filter_map(from).collect()).collect();
+            assert_eq!(added, [vec![0, 1, 2, 3], vec![me, 4, 5, 6, 7]]);
+        }
+    }
+}
+
+/// Messages that follow one another on the longest way through the programs, each sent as early as can be.
+fn longest_way(programs: &[harmonaize_plan::Program]) -> usize {
+    let mut sent: std::collections::HashMap<(u32, u32), Vec<usize>> = Default::default();
+    let mut taken: std::collections::HashMap<(u32, u32), usize> = Default::default();
+    let mut at: Vec<(usize, usize)> = vec![(0, 0); programs.len()];
+    loop {
+        let before = at.clone();
+        for (me, program) in (0_u32..).zip(programs) {
+            'steps: while let Some(step) = program.steps.get(at[me as usize].0) {
+                let mut longest = at[me as usize].1;
+                for operand in &step.sources {
+                    if let Place::Peer(from) = operand.place {
+                        let next = taken.get(&(from.0, me)).copied().unwrap_or(0);
+                        let Some(hops) = sent.get(&(from.0, me)).and_then(|all| all.get(next)) else {
+                            break 'steps;
+                        };
+                        longest = longest.max(*hops);
+                    }
+                }
+                for operand in &step.sources {
+                    if let Place::Peer(from) = operand.place {
+                        *taken.entry((from.0, me)).or_default() += 1;
+                    }
+                }
+                for operand in &step.destinations {
+                    if let Place::Peer(to) = operand.place {
+                        sent.entry((me, to.0)).or_default().push(longest + 1);
+                    }
+                }
+                at[me as usize] = (at[me as usize].0 + 1, longest);
+            }
+        }
+        if at == before {
+            return at.iter().map(|(_, hops)| *hops).max().unwrap();
+        }
+    }
 }
 
 #[test]
 fn every_coded_allreduce_is_right_and_encodes_twice() {
-    sweep(Collective::AllReduce, true);
+    sweep(Collective::AllReduce, true, Shots::Many);
 }
 
 #[test]
@@ -66,33 +153,35 @@ fn a_coded_exchange_of_four_sends_each_part_once_to_its_owner_and_once_from_it()
 
 #[test]
 fn no_step_sends_to_more_peers_than_can_be() {
-    let request = Request { collective: Collective::AllReduce, root: Rank(0), coded: true };
-    let case = Case { plan: Grouping::PerHost(1).plan(24), request, retention: None, reach: Reach::Mixed };
-    for step in case.programs().iter().flat_map(|program| &program.steps) {
-        let peers = |operands: &[harmonaize_plan::Operand]| {
-            operands.iter().filter(|operand| matches!(operand.place, Place::Peer(_))).count()
-        };
-        assert!(peers(&step.sources) <= 1 && peers(&step.destinations) <= 4, "{step:?}");
+    for request in requests(24) {
+        let case =
+            Case { plan: Grouping::PerHost(1).plan(24), request, retention: None, reach: Reach::Mixed };
+        for step in case.programs().iter().flat_map(|program| &program.steps) {
+            let peers = |operands: &[harmonaize_plan::Operand]| {
+                operands.iter().filter(|operand| matches!(operand.place, Place::Peer(_))).count()
+            };
+            assert!(peers(&step.sources) <= 4 && peers(&step.destinations) <= 4, "{step:?}");
+        }
     }
 }
 
 #[test]
 fn every_alltoall_is_right() {
-    sweep(Collective::AllToAll, false);
+    sweep(Collective::AllToAll, false, Shots::Many);
 }
 
 #[test]
 fn every_broadcast_is_right() {
-    sweep(Collective::Broadcast, false);
+    sweep(Collective::Broadcast, false, Shots::Many);
 }
 
 #[test]
 fn every_barrier_is_right() {
-    sweep(Collective::Barrier, false);
+    sweep(Collective::Barrier, false, Shots::Many);
 }
 
 fn case(grouping: Grouping, ranks: u32, collective: Collective, retention: Retention, reach: Reach) -> Case {
-    let request = Request { collective, root: Rank(0), coded: false };
+    let request = plain(collective, Rank(0));
     Case { plan: grouping.plan(ranks), request, retention: Some(retention), reach }
 }
 
@@ -118,7 +207,7 @@ fn the_ring_follows_the_order_of_the_plan() {
     let group = Group::new((0..4).map(|rank| vec![Rank(rank)]).collect()).unwrap();
     let plan = Plan::new(group, [2, 0, 3, 1].map(Participant).to_vec()).unwrap();
     let local = Local { access: &|_| Access::Mapped, retention: Retention::KeepInputs };
-    let request = Request { collective: Collective::AllReduce, root: Rank(0), coded: false };
+    let request = plain(Collective::AllReduce, Rank(0));
     let around = |me| edges(&program(&plan, request, Participant(me), &local).unwrap());
     assert_eq!((around(2).to, around(2).from), (vec![Participant(0)], vec![Participant(1)]));
     assert_eq!((around(3).to, around(3).from), (vec![Participant(1)], vec![Participant(0)]));
@@ -156,9 +245,11 @@ fn sixty_four_participants_fit_the_reserve_with_small_chunks() {
 
 #[test]
 fn copies_are_made_the_same_way_in_every_order() {
-    for collective in [Collective::AllReduce, Collective::AllToAll, Collective::Broadcast] {
+    let copying = requests(23).into_iter().filter(|it| it.collective != Collective::Barrier && !it.coded);
+    for request in copying {
         for reach in Reach::ALL {
-            let one = case(Grouping::Shuffled(3), 23, collective, Retention::CopyInputs, reach);
+            let mut one = case(Grouping::Shuffled(3), 23, request.collective, Retention::CopyInputs, reach);
+            one.request = request;
             let mut order = one.plan.order().to_vec();
             order.reverse();
             order.swap(1, 3);
@@ -176,7 +267,7 @@ fn copies_are_made_the_same_way_in_every_order() {
                     one.copying
                 })
                 .sum();
-            assert!(copying > 0, "{collective} {reach:?}");
+            assert!(copying > 0, "{request:?} {reach:?}");
         }
     }
 }
@@ -194,12 +285,15 @@ fn remote_ranks_are_fetched_ahead() {
 
 #[test]
 fn algorithm_classes_are_those_of_the_receipt() {
-    let several = Grouping::PerHost(2).plan(8);
-    let classes =
-        Collective::ALL.iter().map(|collective| algorithm(&several, *collective, false)).collect::<Vec<_>>();
-    assert_eq!(classes, [2, 3, 4, 5]);
-    assert_eq!(algorithm(&Grouping::PerHost(8).plan(8), Collective::AllToAll, true), 1);
-    assert_eq!(algorithm(&several, Collective::AllReduce, true), 6);
+    let class =
+        |shots, collective: &Collective| algorithm(4, Request { shots, ..plain(*collective, Rank(0)) });
+    let classes = |shots| Collective::ALL.iter().map(|each| class(shots, each)).collect::<Vec<_>>();
+    assert_eq!(classes(Shots::Many), [2, 3, 4, 5]);
+    assert_eq!(classes(Shots::One), [7, 3, 7, 7]);
+    assert_eq!(classes(Shots::Two), [8, 3, 4, 5]);
+    assert_eq!(algorithm(1, plain(Collective::AllToAll, Rank(0))), 1);
+    let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
+    assert_eq!(algorithm(4, coded), 6);
 }
 
 #[test]
@@ -213,11 +307,9 @@ fn wrong_plans_and_requests_are_refused() {
     let plan = Plan::in_sequence(group());
     let local = Local { access: &|_| Access::Mapped, retention: Retention::HoldOutputs };
     let copied = Local { retention: Retention::CopyInputs, ..local };
-    let coded = Request { collective: Collective::AllReduce, root: Rank(0), coded: true };
+    let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
     assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
-    let make = |collective, root, me| {
-        program(&plan, Request { collective, root, coded: false }, Participant(me), &local)
-    };
+    let make = |collective, root, me| program(&plan, plain(collective, root), Participant(me), &local);
     let root = PlanError::Root { root: Rank(3), ranks: 3 };
     assert_eq!(make(Collective::Broadcast, Rank(3), 0), Err(root));
     assert_eq!(make(Collective::AllReduce, Rank(0), 2), Err(PlanError::Participant(Participant(2))));

@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 fn allreduce(per_host: u32, ranks: u32, retention: Retention, reach: Reach) -> Case {
-    let request = harmonaize_plan::Request { collective: Collective::AllReduce, root: Rank(0), coded: false };
+    let request = common::plain(Collective::AllReduce, Rank(0));
     Case { plan: Grouping::PerHost(per_host).plan(ranks), request, retention: Some(retention), reach }
 }
 

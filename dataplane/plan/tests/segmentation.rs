@@ -5,7 +5,9 @@ mod common;
 
 use common::{Case, Grouping, Reach};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
-use harmonaize_plan::{Operand, Place, Request, Retention, Segmentation, Tuning, retention, segmentation};
+use harmonaize_plan::{
+    Operand, Place, Request, Retention, Segmentation, Shots, Tuning, retention, segmentation, shots,
+};
 use proptest::prelude::*;
 
 fn signature(collective: Collective, dtype: Dtype, count: u64) -> Signature {
@@ -43,9 +45,18 @@ proptest! {
         chunk_bytes in 8_u32..300_000,
         segment_bytes in 0_u32..3_000_000,
         message_bytes in 0_u32..100_000,
+        one_shot_bytes in prop_oneof![Just(0), 0_u64..20_000_000],
+        two_shot_bytes in prop_oneof![Just(0), 0_u64..20_000_000],
     ) {
         let plan = grouping.plan(ranks);
-        let tuning = Tuning { chunk_bytes, segment_bytes, message_bytes, copy_bytes: 0 };
+        let tuning = Tuning {
+            chunk_bytes,
+            segment_bytes,
+            message_bytes,
+            copy_bytes: 0,
+            one_shot_bytes,
+            two_shot_bytes,
+        };
         let signature = signature(collective, dtype, count);
         let cut = segmentation(&plan, &signature, &tuning);
         let expected = if collective == Collective::Barrier { 0 } else { count };
@@ -65,7 +76,7 @@ proptest! {
         }
         let (lo, hi) = cut.range(cut.segments - 1);
         prop_assert!(expected == 0 || hi > lo, "an empty last segment");
-        let request = Request { collective, root: Rank(ranks / 2), coded: false };
+        let request = Request { shots: shots(&plan, &signature, &tuning), ..common::plain(collective, Rank(ranks / 2)) };
         let case = Case { plan, request, retention: Some(Retention::KeepInputs), reach: Reach::Mapped };
         for index in [0, cut.segments - 1] {
             let (lo, hi) = cut.range(index);
@@ -79,12 +90,19 @@ proptest! {
         collective in prop::sample::select(Collective::ALL),
         dtype in prop::sample::select(Dtype::ALL),
         count in any::<u64>(),
-        sizes in any::<(u32, u32, u32, u64)>(),
+        sizes in any::<(u32, u32, u32, u64, u64, u64)>(),
         in_place in any::<bool>(),
     ) {
         let plan = Grouping::PerHost(3).plan(10);
-        let (chunk_bytes, segment_bytes, message_bytes, copy_bytes) = sizes;
-        let tuning = Tuning { chunk_bytes, segment_bytes, message_bytes, copy_bytes };
+        let (chunk_bytes, segment_bytes, message_bytes, copy_bytes, one_shot_bytes, two_shot_bytes) = sizes;
+        let tuning = Tuning {
+            chunk_bytes,
+            segment_bytes,
+            message_bytes,
+            copy_bytes,
+            one_shot_bytes,
+            two_shot_bytes,
+        };
         let signature = signature(collective, dtype, count);
         let cut = segmentation(&plan, &signature, &tuning);
         prop_assert_eq!(cut.range(cut.segments - 1).1, cut.count);
@@ -125,4 +143,25 @@ fn small_operations_copy_and_those_in_place_hold() {
     assert_eq!(chosen(&several, Collective::AllToAll, 33, false), Retention::KeepInputs);
     assert_eq!(chosen(&several, Collective::AllToAll, 32, false), Retention::CopyInputs);
     assert_eq!(chosen(&Grouping::PerHost(8).plan(8), Collective::AllReduce, 1, true), Retention::KeepInputs);
+}
+
+#[test]
+fn the_size_says_in_how_many_shots() {
+    let tuning =
+        Tuning { chunk_bytes: 4096, one_shot_bytes: 8192, two_shot_bytes: 65536, ..Tuning::default() };
+    let several = Grouping::PerHost(2).plan(8);
+    let chosen = |collective, count| shots(&several, &signature(collective, Dtype::F32, count), &tuning);
+    let allreduce = [0, 2048, 2049, 16384, 16385].map(|count| chosen(Collective::AllReduce, count));
+    assert_eq!(allreduce, [Shots::One, Shots::One, Shots::Two, Shots::Two, Shots::Many]);
+    let broadcast = [0, 2048, 2049].map(|count| chosen(Collective::Broadcast, count));
+    assert_eq!(broadcast, [Shots::One, Shots::One, Shots::Many]);
+    assert_eq!(chosen(Collective::Barrier, 0), Shots::One);
+    assert_eq!(chosen(Collective::AllToAll, 1), Shots::Many);
+    let none = |collective| shots(&several, &signature(collective, Dtype::F32, 0), &Tuning::default());
+    assert!(Collective::ALL.iter().all(|collective| none(*collective) == Shots::Many));
+    let alone = Grouping::PerHost(8).plan(8);
+    assert_eq!(shots(&alone, &signature(Collective::AllReduce, Dtype::F32, 1), &tuning), Shots::Many);
+    // A message is the whole segment, so there are as many as chunks.
+    let cut = segmentation(&several, &signature(Collective::AllReduce, Dtype::F32, 2048), &tuning);
+    assert_eq!(cut, Segmentation { segments: 2, elements: 1024, count: 2048 });
 }

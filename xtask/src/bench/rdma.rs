@@ -97,6 +97,8 @@ struct Figures {
     over_tcp: Vec<f64>,
     attached: Vec<f64>,
     lossy: Vec<f64>,
+    to_itself: Vec<f64>,
+    added: Vec<f64>,
     slow_ring: Vec<f64>,
     slow_mapped: Vec<f64>,
     slow_attached: Vec<f64>,
@@ -165,6 +167,11 @@ fn secret() -> Result<String> {
     let mut source = std::fs::File::open("/dev/urandom").context("no random numbers")?;
     std::io::Read::read_exact(&mut source, &mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Of a tensor, what a ring's AllReduce puts on each link.
+fn wire_share(ranks: usize) -> f64 {
+    2.0 * (ranks as f64 - 1.0) / ranks as f64
 }
 
 impl Suite {
@@ -279,6 +286,7 @@ impl Suite {
         let rounds = self.effort.rounds;
         let hosts = self.testbed.hosts.len();
         let ring: Vec<(usize, usize)> = (0..hosts).map(|host| (host, (host + 1) % hosts)).collect();
+        let own: Vec<(usize, usize)> = (0..hosts).map(|host| (host, host)).collect();
         let mut verbs = Cluster::start(&self.testbed, Carrier::Verbs, CALM)?;
         let mut tcp = Cluster::start(&self.testbed, Carrier::Tcp, CALM)?;
         let runs = if self.effort.wants("allreduce") { rounds } else { 1 };
@@ -288,9 +296,16 @@ impl Suite {
             let mapped = self.allreduce(&mut verbs, "mapped")?;
             let over_tcp = self.allreduce(&mut tcp, "mapped")?;
             let attached = self.allreduce(&mut verbs, "rdma")?;
+            let own = self.perftest(&own, writes)? / 1e6;
             eprintln!(
-                "round {round}/{runs}: ib_write_bw in a ring {bound:.1} MB/s a host; busbw {mapped:.1} MB/s, over TCP {over_tcp:.1}, attached over RDMA {attached:.1}"
+                "round {round}/{runs}: ib_write_bw in a ring {bound:.1} MB/s a host, to itself {own:.1}; busbw {mapped:.1} MB/s, over TCP {over_tcp:.1}, attached over RDMA {attached:.1}"
             );
+            // Attached over RDMA each tensor is read once and written once, between host and unit.
+            let added = 1.0 / attached - 1.0 / mapped;
+            if added > 0.0 {
+                self.figures.to_itself.push(own);
+                self.figures.added.push(2.0 / wire_share(hosts) / added);
+            }
             self.figures.ring.push(bound);
             self.figures.mapped.push(mapped);
             self.figures.over_tcp.push(over_tcp);
@@ -351,8 +366,7 @@ impl Suite {
         let arguments = ["--bytes", &bytes, "--warmup", "1", "--iterations", &operations, "--access", access];
         let measured = cluster.run(&arguments, LIMIT)?;
         let took = median(&measured.times_us).context("nothing was timed")?;
-        let ranks = self.testbed.hosts.len() as f64;
-        Ok(2.0 * (ranks - 1.0) / ranks * self.effort.tensor as f64 / took)
+        Ok(wire_share(self.testbed.hosts.len()) * self.effort.tensor as f64 / took)
     }
 
     fn on_all(&self, template: &str) -> Result<()> {
@@ -462,6 +476,15 @@ impl Suite {
                 &figures.attached,
                 mapped,
                 "attached by mapping",
+            ),
+            more(
+                "allreduce f32, what attaching over RDMA adds: MB/s of tensors, in and out",
+                tensor,
+                hosts,
+                0.90,
+                &figures.added,
+                &figures.to_itself,
+                "ib_write_bw, all hosts to themselves",
             ),
             more(
                 "allreduce f32, slow links: busbw MB/s",

@@ -25,8 +25,8 @@ const MOST_RECENT: usize = 5;
 /// Bytes of an operation where agents have told of none.
 const TYPICAL: u64 = 16 << 20;
 
-/// Larger groups stay exact: each host would send to very many at once.
-const MOST_HOSTS: usize = 64;
+/// Larger groups stay exact, and send to nobody but the next: each host would send to very many at once.
+pub(super) const MOST_HOSTS: usize = 64;
 
 /// Most codecs of an agent that are looked at.
 const MOST_CODECS: usize = 32;
@@ -122,7 +122,7 @@ pub(super) struct Coding {
     /// Of the epoch in use.
     pub current: Chosen,
     /// The part of what a host sends that crosses each link where all send to all.
-    usage: Vec<(DirectedLink, f64)>,
+    pub usage: Vec<(DirectedLink, f64)>,
     /// When the codec changed lately, oldest first.
     changes: VecDeque<Duration>,
     /// When a change is looked at again that came too soon.
@@ -221,13 +221,10 @@ impl State {
         Ok(())
     }
 
-    /// Looks at which links a communicator would load, where that will be needed.
+    /// Looks at which links a communicator would load.
     pub(super) fn learn_usage(&mut self, id: u64) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
-        if known.coding.agreed != Budget::Exact
-            && known.coding.usage.is_empty()
-            && known.members.len() <= MOST_HOSTS
-        {
+        if known.coding.usage.is_empty() && known.members.len() <= MOST_HOSTS {
             let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
             known.coding.usage = exchange_usage(&self.settings.topology, &hosts);
         }
@@ -319,7 +316,7 @@ impl State {
     }
 
     /// How many other communicators use each link along their rings.
-    fn takers(&self, id: u64) -> BTreeMap<DirectedLink, u32> {
+    pub(super) fn takers(&self, id: u64) -> BTreeMap<DirectedLink, u32> {
         let mut takers = BTreeMap::new();
         for (_, known) in self.communicators.iter().filter(|(other, _)| **other != id) {
             let hops = self.hops(known, &known.order, &known.links);
@@ -367,7 +364,7 @@ impl State {
         }
     }
 
-    pub(super) fn propose_same(&mut self, now: Duration, id: u64, decision: Option<u64>) -> u64 {
+    fn propose_same(&mut self, now: Duration, id: u64, decision: Option<u64>) -> u64 {
         let Some(known) = self.communicators.get(&id) else { return 0 };
         let (order, plan) = (known.order.clone(), known.plan.clone());
         let hops = self.hops(known, &order, &known.links);

@@ -1,8 +1,8 @@
 //! From a complete set of joins, or a new order, to a recipe for each participant.
 
-use super::aggregation;
 use super::coding::Coding;
 use super::communicator::{Communicator, Member, Pending};
+use super::direct::Shots;
 use super::join::Waiting;
 use super::ports::{Pair, Port};
 use super::replan::Planned;
@@ -11,7 +11,7 @@ use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_api::{LINK_BYTES, SECRET_BYTES};
 use harmonaize_planner::{
-    Bytes, Hop, HostId, Job, Path, Policy, Request, Routes, Tuning, Use, order, other_paths, tuning,
+    Bytes, Direct, Hop, HostId, Job, Path, Policy, Request, Routes, Tuning, Use, order, other_paths, tuning,
 };
 use rand::Rng;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -68,6 +68,7 @@ impl State {
             ranks: waiting.ranks,
             members,
             tuning: tuning(&self.settings.topology, &hosts),
+            shots: Shots::default(),
             epoch: 0,
             order: Vec::new(),
             ports: Vec::new(),
@@ -82,8 +83,6 @@ impl State {
             held_off: None,
             failures: 0,
             coding: Coding::new(waiting.budget.clone()),
-            aggregation: aggregation::Chosen::default(),
-            refused: BTreeSet::new(),
         };
         let proposal = self.first_plan(now, id, &hosts);
         self.communicators.insert(id, communicator);
@@ -159,11 +158,9 @@ impl State {
             .iter()
             .map(|member| v1::Participant { ranks: member.ranks.clone(), host: self.host_name(member.host) })
             .collect();
-        let tuning = self.tuning_message(communicator.tuning);
-        let planned = plan.as_ref().or(communicator.plan.as_ref()).cloned();
-        let coding = self.choose_coding(now, id, planned.as_ref());
-        let aggregation = self.choose_aggregation(id, coding.codec, planned.as_ref());
-        let Some(communicator) = self.communicators.get(&id) else { return 0 };
+        let by = plan.as_ref().or(communicator.plan.as_ref());
+        let (coding, shots) = (self.choose_coding(now, id, by), self.choose_shots(id, &order, by));
+        let tuning = self.tuning_message(communicator.tuning, shots.sizes);
         let mut recipes = Vec::new();
         for ((index, member), peers) in communicator.members.iter().enumerate().zip(links) {
             let local = member
@@ -183,7 +180,7 @@ impl State {
                 local: local.collect(),
                 budget: coding.budget(),
                 coding: coding.coding(),
-                aggregation: aggregation.recipe(index as u32),
+                aggregation: None,
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
@@ -198,7 +195,7 @@ impl State {
                 links: numbers,
                 plan,
                 coding,
-                aggregation,
+                shots,
                 decision,
                 prepared,
                 switched,
@@ -355,7 +352,7 @@ impl State {
         session.map_or_else(String::new, |session| session.listen.to_string())
     }
 
-    pub(super) fn tuning_message(&self, tuning: Tuning) -> v1::Tuning {
+    pub(super) fn tuning_message(&self, tuning: Tuning, direct: Direct) -> v1::Tuning {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         v1::Tuning {
             channels: tuning.channels,
@@ -365,6 +362,8 @@ impl State {
             landing_slots: tuning.landing_slots,
             operation_timeout_ns: nanos(self.settings.operation_timeout),
             peer_timeout_ns: nanos(self.settings.peer_timeout),
+            one_shot_bytes: direct.one_shot.0,
+            two_shot_bytes: direct.two_shot.0,
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Communicators that outlived a restart of control: agents name them in Hello, and control learns them again.
 
-use super::aggregation;
 use super::coding::Coding;
 use super::communicator::{Communicator, EndCause, Member, dissolved};
+use super::direct::Shots;
 use super::{SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
-use harmonaize_planner::{Bytes, HostId, Tuning};
+use harmonaize_planner::{Bytes, Direct, HostId, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -92,13 +92,8 @@ impl State {
             communicator.epoch = recipe.epoch;
             communicator.order.clone_from(&recipe.order);
             communicator.coding.take_up(recipe);
-            let told = aggregation::Chosen::told(recipe);
-            let before = std::mem::replace(&mut communicator.aggregation, told);
+            communicator.shots = shots(recipe);
             communicator.next_epoch = recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1);
-            self.end_aggregation(now, &before);
-        }
-        if let Some(told) = self.communicators.get(&id).map(|known| known.aggregation.clone()) {
-            self.recover_aggregation(id, &told);
         }
         self.take_up_plan(id);
         self.learn_usage(id);
@@ -121,6 +116,13 @@ impl State {
     }
 }
 
+/// How small operations go, as an agent's recipe says it.
+fn shots(recipe: &v1::Recipe) -> Shots {
+    let sizes = recipe.tuning.unwrap_or_default();
+    let sizes = Direct { one_shot: Bytes(sizes.one_shot_bytes), two_shot: Bytes(sizes.two_shot_bytes) };
+    Shots { sizes, reason: "as before control restarted".to_owned() }
+}
+
 fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communicator {
     let sizes = recipe.tuning.unwrap_or_default();
     let tuning = Tuning {
@@ -136,6 +138,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         ranks: members.iter().map(|member| member.ranks.len() as u32).sum(),
         members,
         tuning,
+        shots: shots(recipe),
         epoch: recipe.epoch,
         order: recipe.order.clone(),
         ports: Vec::new(),
@@ -150,8 +153,6 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         held_off: None,
         failures: 0,
         coding: Coding::recovered(recipe),
-        aggregation: aggregation::Chosen::told(recipe),
-        refused: BTreeSet::new(),
     }
 }
 

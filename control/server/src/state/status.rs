@@ -190,7 +190,7 @@ impl State {
                 })
                 .collect(),
             order: known.order.clone(),
-            tuning: Some(self.tuning_message(known.tuning)),
+            tuning: Some(self.tuning_message(known.tuning, known.shots.sizes)),
             in_flight: merge(&answered),
             operations_completed: answered.iter().map(|(_, own)| own.operations_completed).min().unwrap_or(0),
             bytes_sent: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.bytes_sent)),

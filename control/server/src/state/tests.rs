@@ -1,9 +1,9 @@
 //! Scenarios of the state machine, one at a time, and random ones from seeds.
 
-mod aggregation;
 mod carried;
 mod closed_loop;
 mod coding;
+mod direct;
 mod fabric;
 mod noise;
 mod operator;

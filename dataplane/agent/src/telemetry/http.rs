@@ -1,6 +1,7 @@
 //! The little HTTP that a scrape needs: one GET a connection, bounded in bytes, time and number.
 
-use crate::telemetry::failed;
+use crate::telemetry::metrics::{Labels, text};
+use crate::telemetry::{Handle, failed};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,15 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections at a time; others wait.
 const CONNECTIONS: usize = 8;
 
-/// Answers scrapes with what `scrape` gives, none once that has ended, until `closed` says so.
-pub(crate) async fn serve<F>(
-    scrape: impl Fn() -> F + Clone + Send + 'static,
-    listener: TcpListener,
-    mut closed: watch::Receiver<bool>,
-) where
-    F: Future<Output = Option<String>> + Send + 'static,
-{
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+/// Answers scrapes until `closed` says so.
+pub(crate) async fn serve(handle: Handle, listener: TcpListener, mut closed: watch::Receiver<bool>) {
+    let (labels, places) = (Arc::new(Labels::default()), Arc::new(Semaphore::new(CONNECTIONS)));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let accepted = tokio::select! {
@@ -32,10 +27,10 @@ pub(crate) async fn serve<F>(
         };
         match accepted {
             Ok((stream, _)) => {
-                let scrape = scrape.clone();
+                let (handle, labels) = (handle.clone(), Arc::clone(&labels));
                 tokio::spawn(async move {
                     // Who is too slow, or gone, gets nothing.
-                    let _ = timeout(PATIENCE, answer(stream, scrape())).await;
+                    let _ = timeout(PATIENCE, answer(stream, &handle, &labels)).await;
                     drop(place);
                 });
             }
@@ -47,7 +42,7 @@ pub(crate) async fn serve<F>(
     }
 }
 
-async fn answer(mut stream: TcpStream, text: impl Future<Output = Option<String>>) -> std::io::Result<()> {
+async fn answer(mut stream: TcpStream, handle: &Handle, labels: &Labels) -> std::io::Result<()> {
     let mut request = Vec::new();
     let head = loop {
         if let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -73,9 +68,10 @@ async fn answer(mut stream: TcpStream, text: impl Future<Output = Option<String>
         }
         _ => return reply(&mut stream, "405 Method Not Allowed", "only GET\n").await,
     }
-    match text.await {
+    let text = handle.read(false).await.and_then(|reading| text(reading, labels).ok());
+    match text {
         Some(text) => reply(&mut stream, "200 OK", &text).await,
-        None => reply(&mut stream, "503 Service Unavailable", "what was measured has ended\n").await,
+        None => reply(&mut stream, "503 Service Unavailable", "telemetry has ended\n").await,
     }
 }
 

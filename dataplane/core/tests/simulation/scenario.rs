@@ -124,6 +124,8 @@ fn any_tuning(rng: &mut ChaCha8Rng, chunk_bytes: u32) -> Tuning {
         segment_bytes: rng.random_range(16..4096),
         message_bytes: rng.random_range(8..256),
         copy_bytes: if rng.random_bool(0.5) { rng.random_range(0..2048) } else { 0 },
+        one_shot_bytes: 0,
+        two_shot_bytes: 0,
     }
 }
 
@@ -231,6 +233,21 @@ impl Scenario {
             plan,
             group,
         }
+    }
+
+    /// Operations go in one shot and in two up to any size; with every plan the sizes change.
+    pub(crate) fn direct(mut self) -> Self {
+        let mut rng = generator(self.seed, 30);
+        let plans = self.incidents.iter_mut().filter_map(|(_, incident)| match incident {
+            Incident::Change(plan) => Some(&mut **plan),
+            _ => None,
+        });
+        for plan in plans.chain([&mut self.plan]) {
+            let most = u64::from(plan.tuning.chunk_bytes) * 16;
+            plan.tuning.one_shot_bytes = rng.random_range(0..most.min(2048));
+            plan.tuning.two_shot_bytes = [0, rng.random_range(0..8192)][rng.random_range(0..2)];
+        }
+        self
     }
 
     /// Delays of any length, connections and participants that stand still.

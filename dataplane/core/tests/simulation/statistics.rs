@@ -21,6 +21,8 @@ pub(crate) struct Statistics {
     pub(crate) aggregated: u64,
     pub(crate) again: u64,
     pub(crate) sessions: u64,
+    /// Operations that completed in one shot and in two.
+    pub(crate) shots: [u64; 2],
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -40,6 +42,7 @@ impl Statistics {
         self.aggregated += other.aggregated;
         self.again += other.again;
         self.sessions += other.sessions;
+        self.shots = [0, 1].map(|index| self.shots[index] + other.shots[index]);
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -51,8 +54,9 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete, {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete ({:?} in one shot and in two), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
+            self.shots,
             self.segments,
             self.coded,
             self.aggregated,

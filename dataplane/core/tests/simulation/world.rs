@@ -567,6 +567,11 @@ impl World {
         posts.retain(|_, (post, _)| post.operation != operation);
         let over = before == posts.len() || self.scenario.hostile.is_some();
         assert!(over, "operation {operation} ends with memory posted");
+        match receipt.shots {
+            harmonaize_plan::Shots::Many => {}
+            harmonaize_plan::Shots::One => self.statistics.shots[0] += 1,
+            harmonaize_plan::Shots::Two => self.statistics.shots[1] += 1,
+        }
         self.end_call(rank, operation, Outcome::Complete);
     }
 

@@ -5,7 +5,8 @@ pub mod execute;
 
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_plan::{
-    Access, CheckError, Group, Local, Participant, Plan, Program, Report, Request, Retention, check, program,
+    Access, CheckError, Group, Local, Participant, Plan, Program, Report, Request, Retention, Shots, check,
+    program,
 };
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -138,17 +139,25 @@ impl Case {
     }
 }
 
-/// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce also coded.
+/// A request that is not coded, in many shots.
+pub fn plain(collective: Collective, root: Rank) -> Request {
+    Request { collective, root, coded: false, shots: Shots::Many }
+}
+
+/// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce also coded, and all in every
+/// number of shots that they have.
 pub fn requests(ranks: u32) -> Vec<Request> {
     let mut roots = vec![0, ranks / 3, ranks / 2, ranks - 1];
     roots.dedup();
-    let mut requests: Vec<Request> = roots
-        .iter()
-        .map(|root| Request { collective: Collective::Broadcast, root: Rank(*root), coded: false })
-        .collect();
+    let mut requests: Vec<Request> =
+        roots.iter().map(|root| plain(Collective::Broadcast, Rank(*root))).collect();
     for collective in [Collective::AllReduce, Collective::AllToAll, Collective::Barrier] {
-        requests.push(Request { collective, root: Rank(0), coded: false });
+        requests.push(plain(collective, Rank(0)));
     }
-    requests.push(Request { collective: Collective::AllReduce, root: Rank(0), coded: true });
+    let one = requests.iter().filter(|request| request.collective != Collective::AllToAll);
+    let one: Vec<Request> = one.map(|request| Request { shots: Shots::One, ..*request }).collect();
+    requests.extend(one);
+    let sum = plain(Collective::AllReduce, Rank(0));
+    requests.extend([Request { shots: Shots::Two, ..sum }, Request { coded: true, ..sum }]);
     requests
 }

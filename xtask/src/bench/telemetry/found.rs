@@ -128,7 +128,8 @@ pub fn period_error(truth: &Truth, found: &[Span], from: usize) -> Option<f64> {
 ///
 /// What was injected is not all that happens on a busy machine, where processes wait for cores too. The training's own log says
 /// what a rank computed: an iteration in which a slow worker was not late, because others were, does not count for it, and a
-/// verdict on a rank that was late in each of the last `within` iterations by half of what the verdict says is no false alarm.
+/// verdict on a rank that was late in each of the last `within` iterations, by half of what the verdict says in their mean and by a
+/// quarter of it in each, is no false alarm.
 pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
     let phases = truth.phases();
     let found: Vec<Verdict> = found.iter().filter_map(|one| Verdict::of(truth, one)).collect();
@@ -159,16 +160,21 @@ pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
     for one in found {
         let iteration = phases.iter().filter(|span| span.began_ns <= one.found_ns).count();
         let lately = iteration.saturating_sub(within)..iteration;
-        let borne_out = |rank| lately.clone().all(|at| is_late(truth, rank, at, one.by_ns));
-        let named = expected.iter().any(|(rank, kind)| one.names(*rank, *kind));
-        if !(named || one.kind == Kind::Compute && one.rank.is_some_and(borne_out)) {
-            let (kind, rank, by) = (one.kind, one.rank, one.by_ns as f64 / 1e6);
-            let logged: Vec<f64> =
-                lately.filter_map(|at| Some(truth.late_ns(rank?, at)? as f64 / 1e6)).collect();
-            wrong.push(format!(
-                "{kind:?} at rank {rank:?} by {by:.1} ms in iteration {iteration} is a false alarm (by its log late by {logged:.1?})"
-            ));
+        let borne_out = |rank| {
+            let late = || lately.clone().filter_map(|at| truth.late_ns(rank, at));
+            let (least, by_ns) = (late().min().unwrap_or_default(), one.by_ns.cast_signed());
+            least >= (by_ns / 4).max(1) && late().sum::<i64>() * 2 >= by_ns * lately.len() as i64
+        };
+        if expected.iter().any(|(rank, kind)| one.names(*rank, *kind))
+            || one.kind == Kind::Compute && one.rank.is_some_and(borne_out)
+        {
+            continue;
         }
+        let (kind, rank, by) = (one.kind, one.rank, one.by_ns as f64 / 1e6);
+        let logged: Vec<f64> = lately.filter_map(|at| Some(truth.late_ns(rank?, at)? as f64 / 1e6)).collect();
+        wrong.push(format!(
+            "{kind:?} at rank {rank:?} by {by:.1} ms in iteration {iteration} is a false alarm (by its log late by {logged:.1?})"
+        ));
     }
     wrong
 }

@@ -57,7 +57,7 @@ impl State {
             hosts: hosts.collect(),
             switches: switches.collect(),
             links: self.link_states(now, &crossings),
-            aggregators: self.aggregators_reply(),
+            aggregators: Vec::new(),
         }
     }
 
@@ -203,8 +203,9 @@ impl State {
             budget: known.coding.current.budget.to_string(),
             codec: known.coding.current.codec.name().to_owned(),
             codec_reason: known.coding.current.reason.clone(),
-            aggregator: self.aggregator_of(&known.aggregation),
-            aggregation_reason: known.aggregation.reason.clone(),
+            one_shot_bytes: known.shots.sizes.one_shot.0,
+            two_shot_bytes: known.shots.sizes.two_shot.0,
+            direct_reason: known.shots.reason.clone(),
             ..v1::PlanStatus::default()
         };
         match &known.plan {

@@ -178,6 +178,7 @@ impl Fabric {
             pace: true,
             path_verdicts: true,
             carry: true,
+            direct: true,
             codecs: Codec::NAMED.iter().map(|(name, _)| told(name)).collect(),
             ..v1::Abilities::default()
         };

@@ -20,6 +20,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
         pace: true,
         path_verdicts: true,
         carry: true,
+        direct: true,
         missing: vec!["nothing".to_owned(); 20],
         ..v1::Abilities::default()
     };

@@ -47,7 +47,7 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         telemetry_interval: SECOND,
         replan: true,
         compression: true,
-        terms: BTreeMap::new(),
+        direct: BTreeMap::new(),
     }
 }
 

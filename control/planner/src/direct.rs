@@ -1,0 +1,206 @@
+//! Up to which size an operation goes straight from each host to all others, by the time that each way takes: a hop's delay and
+//! the bytes over what the fabric carries so. Source: Hockney, "The communication challenge for MPP", 1994.
+
+use crate::path::Ways;
+use crate::topology::{HostId, Topology};
+use crate::units::{Bytes, Nanos, Rate};
+
+/// What a message costs those who send and receive it, about, beside the way that it takes.
+const MESSAGE: f64 = 10e-6;
+
+/// What the ring must take longer for an AllReduce to go in two shots, as a part of its time: where the two are about alike, the
+/// ring asks less of the switches.
+const LEAST_GAIN: f64 = 0.1;
+
+/// Most that one host may be sent by all others at once: a switch's port has to hold it.
+const BURST: u64 = 1 << 20;
+
+/// Sizes stay as they are unless they should be larger or smaller by more than this part.
+const HYSTERESIS: f64 = 0.25;
+
+/// Up to which sizes operations go directly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Direct {
+    /// In one shot: everything from each to all; 0 for none.
+    pub one_shot: Bytes,
+    /// In two, if larger than that: from each to who adds a part up, and from there to all; 0 for none.
+    pub two_shot: Bytes,
+}
+
+/// What decides it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reach {
+    /// Hosts that take part.
+    pub hosts: u32,
+    /// One way between those that are farthest from each other.
+    pub delay: Nanos,
+    /// One way from a host to the next along the ring, on average.
+    pub hop: Nanos,
+    /// What each host can send in all, to all others alike.
+    pub direct: Rate,
+    /// What each host can send to the next along the ring.
+    pub ring: Rate,
+    /// Most bytes of a message.
+    pub chunk: Bytes,
+}
+
+/// Delays in a group: one way between those that are farthest from each other, and from one to the next along a ring, on average.
+/// Cost: a look at the paths of each pair.
+pub fn delays(topology: &Topology, ring: &[HostId]) -> (Nanos, Nanos) {
+    let mut ways = Ways::new(topology);
+    let mut delay = |from: HostId, to: HostId| {
+        let paths = ways.between(from, to).into_iter();
+        paths.map(|path| topology.path_delay(&path)).max().unwrap_or_default()
+    };
+    let mut farthest = Nanos(0);
+    for (at, from) in ring.iter().enumerate() {
+        for to in ring.iter().skip(at + 1) {
+            farthest = farthest.max(delay(*from, *to));
+        }
+    }
+    let hops = ring.iter().zip(ring.iter().cycle().skip(1));
+    let sum = hops.fold(0_u64, |sum, (from, to)| sum.saturating_add(delay(*from, *to).0));
+    (farthest, Nanos(sum / ring.len().max(1) as u64))
+}
+
+impl Reach {
+    fn seconds(nanos: Nanos) -> f64 {
+        nanos.0 as f64 / 1e9
+    }
+
+    fn others(&self) -> f64 {
+        f64::from(self.hosts.saturating_sub(1))
+    }
+
+    /// Time of an AllReduce in one shot.
+    pub fn one_shot(&self, bytes: Bytes) -> f64 {
+        let each = MESSAGE + bytes.0 as f64 * 8.0 / self.direct.0 as f64;
+        Self::seconds(self.delay) + self.others() * each
+    }
+
+    /// In two.
+    pub fn two_shot(&self, bytes: Bytes) -> f64 {
+        let each = MESSAGE + bytes.0 as f64 * 8.0 / f64::from(self.hosts) / self.direct.0 as f64;
+        2.0 * (Self::seconds(self.delay) + self.others() * each)
+    }
+
+    /// Along the ring.
+    pub fn ring(&self, bytes: Bytes) -> f64 {
+        let each = MESSAGE + bytes.0 as f64 * 8.0 / f64::from(self.hosts) / self.ring.0 as f64;
+        2.0 * self.others() * (Self::seconds(self.hop) + each)
+    }
+
+    /// The sizes up to which each way is the fastest; `current` where they are about that already.
+    pub fn direct(&self, current: Direct) -> Direct {
+        if self.hosts < 2 || self.direct.0 == 0 || self.ring.0 == 0 {
+            return Direct::default();
+        }
+        let most = BURST / u64::from(self.hosts - 1);
+        let pays = |bytes| self.one_shot(bytes) <= self.two_shot(bytes).min(self.ring(bytes));
+        let one = largest(most.min(self.chunk.0), pays);
+        let pays = |bytes| self.two_shot(bytes) <= self.ring(bytes) * (1.0 - LEAST_GAIN);
+        let two = largest(BURST, pays);
+        let two = if two > one { two } else { Bytes(0) };
+        Direct { one_shot: settled(one, current.one_shot), two_shot: settled(two, current.two_shot) }
+    }
+}
+
+/// The largest size up to `most` at which something holds that holds for every smaller one, or none does; 0 where it never holds.
+fn largest(most: u64, holds: impl Fn(Bytes) -> bool) -> Bytes {
+    let (mut holding, mut beyond) = (0, most.saturating_add(1));
+    while holding + 1 < beyond {
+        let middle = holding + (beyond - holding) / 2;
+        if holds(Bytes(middle)) {
+            holding = middle;
+        } else {
+            beyond = middle;
+        }
+    }
+    Bytes(holding)
+}
+
+fn settled(wanted: Bytes, current: Bytes) -> Bytes {
+    let (new, old) = (wanted.0 as f64, current.0 as f64);
+    let near = new > 0.0 && old > 0.0 && new <= old * (1.0 + HYSTERESIS) && new >= old / (1.0 + HYSTERESIS);
+    if near { current } else { wanted }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn reach() -> Reach {
+        let gigabit = Rate(1_000_000_000);
+        let delay = Nanos(1_000_000);
+        Reach { hosts: 8, delay, hop: delay, direct: gigabit, ring: gigabit, chunk: Bytes(64 << 10) }
+    }
+
+    #[test]
+    fn eight_hosts_a_millisecond_apart() {
+        let found = reach().direct(Direct::default());
+        // One shot sends 7 S, two 1.75 S and a millisecond more: level at 1.07 ms * 125 MB/s / 5.25.
+        assert!((found.one_shot.0 as f64 - 25_476.0).abs() < 3.0, "{found:?}");
+        assert_eq!(found.two_shot, Bytes(BURST));
+        assert!((reach().ring(Bytes(0)) - 14.14e-3).abs() < 1e-6);
+    }
+
+    #[test]
+    fn two_hosts_need_one_shot_and_one_none() {
+        let found = Reach { hosts: 2, ..reach() }.direct(Direct::default());
+        assert_eq!(found, Direct { one_shot: Bytes(64 << 10), two_shot: Bytes(0) });
+        assert_eq!(Reach { hosts: 1, ..reach() }.direct(Direct::default()), Direct::default());
+        assert_eq!(Reach { direct: Rate(0), ..reach() }.direct(Direct::default()), Direct::default());
+    }
+
+    #[test]
+    fn a_narrow_fabric_keeps_to_the_ring_sooner() {
+        let near = Nanos(20_000);
+        let wide = Reach { delay: near, hop: near, ..reach() };
+        let narrow = Reach { direct: Rate(250_000_000), ..wide };
+        let [wide, narrow] = [wide, narrow].map(|reach| reach.direct(Direct::default()));
+        assert!(narrow.two_shot < wide.two_shot && narrow.one_shot < wide.one_shot, "{narrow:?} {wide:?}");
+    }
+
+    #[test]
+    fn a_ring_within_racks_may_be_nearer_than_the_farthest_pair() {
+        let (topology, ring) = crate::exchange::tests::racks(2, "1Gbit/s");
+        let (farthest, hop) = delays(&topology, &ring);
+        // Two racks of two: 50 us a link, four links between racks, two within.
+        assert_eq!((farthest, hop), (Nanos(200_000), Nanos(150_000)));
+        assert_eq!(delays(&topology, &ring[..1]), (Nanos(0), Nanos(0)));
+    }
+
+    proptest! {
+        #[test]
+        fn the_chosen_way_is_the_fastest(
+            hosts in 2_u32..64,
+            delay in 0_u64..10_000_000,
+            hop in 0_u64..10_000_000,
+            direct in 1_000_000_u64..400_000_000_000,
+            ring in 1_000_000_u64..400_000_000_000,
+            bytes in 1_u64..4_000_000,
+        ) {
+            let (delay, hop, direct, ring) = (Nanos(delay), Nanos(hop), Rate(direct), Rate(ring));
+            let reach = Reach { hosts, delay, hop, direct, ring, chunk: Bytes(64 << 10) };
+            let found = reach.direct(Direct::default());
+            let bytes = Bytes(bytes);
+            let fastest = reach.one_shot(bytes).min(reach.two_shot(bytes)).min(reach.ring(bytes));
+            if bytes <= found.one_shot {
+                prop_assert!(reach.one_shot(bytes) <= fastest, "{:?} {:?}", reach, found);
+            } else if bytes <= found.two_shot {
+                prop_assert!(reach.two_shot(bytes) <= reach.ring(bytes) * 0.9 + 1e-12, "{:?} {:?}", reach, found);
+            }
+            prop_assert_eq!(reach.direct(found), found, "it stays");
+        }
+
+        #[test]
+        fn little_moves_nothing(one in 1_u64..1_000_000, by in 0.81_f64..1.24) {
+            let near = Bytes((one as f64 * by).round().max(1.0) as u64);
+            prop_assume!(near.0 as f64 <= one as f64 * 1.25 && near.0 as f64 >= one as f64 / 1.25);
+            prop_assert_eq!(settled(near, Bytes(one)), Bytes(one));
+            prop_assert_eq!(settled(Bytes(one * 2), Bytes(one)), Bytes(one * 2));
+            prop_assert_eq!(settled(Bytes(0), Bytes(one)), Bytes(0));
+        }
+    }
+}
