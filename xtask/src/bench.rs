@@ -1,5 +1,6 @@
 //! `cargo xtask bench SUITE`: each bar is one row, measured beside what it is compared with.
 
+pub mod aggregation;
 pub mod cluster;
 mod codec;
 pub mod compression;
@@ -48,6 +49,8 @@ pub enum Suite {
     Control,
     /// Four hosts: AllReduces in fewer bits against exact ones, and what control chooses on fast and slow links
     Compression,
+    /// One core as an aggregator, beside what kernel and machine can; four and eight hosts with an aggregator against the same without
+    Aggregation,
     /// One core: every codec's speed against memcpy, error and ratio, on synthetic tensors and float32 files of NumPy
     Codec,
 }
@@ -85,15 +88,15 @@ pub struct Args {
     /// Suite rdma: the file that describes the hosts
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suites rdma, telemetry, control, compression and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
+    /// Suites rdma, telemetry, control, compression, aggregation and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
     /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, processor,
     /// thread, phases, stragglers, congestion; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
-    /// Suite compression: speed, slow, fast
+    /// Suite compression: speed, slow, fast. Suite aggregation: core, large, small
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suites rdma, telemetry, control, compression and codec: show that all programs run, in a short round; no bar is held against it
+    /// Suites rdma, telemetry, control, compression, aggregation and codec: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
@@ -141,6 +144,7 @@ pub fn run(args: &Args) -> Result<()> {
         Suite::Telemetry => telemetry::run(telemetry_effort(args), binaries, consent, stop),
         Suite::Control => control::run(control_effort(args), binaries, stop),
         Suite::Compression => compression::run(compression_effort(args), binaries, stop),
+        Suite::Aggregation => aggregation::run(aggregation_effort(args), binaries, stop),
         _ => return star(args, binaries, consent, stop),
     };
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
@@ -157,7 +161,12 @@ fn star(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>
         Suite::Shaped => suites::shaped(&mut lab, runs)?,
         Suite::Service => suites::service(&mut lab, runs)?,
         Suite::Intra => suites::intra(&mut lab, runs, consent)?,
-        Suite::Rdma | Suite::Telemetry | Suite::Control | Suite::Compression | Suite::Codec => {
+        Suite::Rdma
+        | Suite::Telemetry
+        | Suite::Control
+        | Suite::Compression
+        | Suite::Aggregation
+        | Suite::Codec => {
             bail!("this suite has other hosts")
         }
     };
@@ -186,6 +195,12 @@ fn compression_effort(args: &Args) -> compression::Effort {
     let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
     let only = &args.only;
     if args.smoke { compression::Effort::smoke(only) } else { compression::Effort::new(rounds, only) }
+}
+
+fn aggregation_effort(args: &Args) -> aggregation::Effort {
+    let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
+    let only = &args.only;
+    if args.smoke { aggregation::Effort::smoke(only) } else { aggregation::Effort::new(rounds, only) }
 }
 
 /// The suite on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.

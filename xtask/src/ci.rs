@@ -53,7 +53,8 @@ const STAGES: &[(&str, Stage)] = &[
     ("bench", |args| {
         task(args, &["bench", "telemetry", "--smoke"])?;
         task(args, &["bench", "control", "--smoke"])?;
-        task(args, &["bench", "compression", "--smoke"])
+        task(args, &["bench", "compression", "--smoke"])?;
+        task(args, &["bench", "aggregation", "--smoke", "--only", "core"])
     }),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];

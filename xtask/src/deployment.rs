@@ -1,4 +1,4 @@
-//! The provider's programs on a fabric: control on the management network, an agent in each host.
+//! The provider's programs on a fabric: control on the management network, an agent in each host, an aggregator on each machine for one.
 
 use crate::fabric::{Fabric, Host, make_folder};
 use crate::process::Process;
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const CONTROL_PORT: u16 = 7100;
 /// Where an agent listens for other agents, in its host's namespace.
 const AGENT_PORT: u16 = 7200;
+/// Where an aggregator takes datagrams, on its machine.
+const AGGREGATOR_PORT: u16 = 7400;
 /// How long control and agents may take to be ready.
 const READY: Duration = Duration::from_secs(20);
 
@@ -37,6 +39,8 @@ pub struct Setup {
     pub control: String,
     /// More lines for each agent's configuration; `{folder}` in them stands for the host's run folder.
     pub agent: String,
+    /// More lines for each aggregator's configuration.
+    pub aggregator: String,
     /// More lines for each tenant in each agent's configuration, for example `remote = true`.
     pub tenant: String,
     /// How many hosts at the end of the topology have no agent.
@@ -47,8 +51,8 @@ impl Setup {
     /// The programs with their usual settings.
     pub fn new(binaries: Binaries, tenants: &[Tenant]) -> Self {
         let tenants = tenants.to_vec();
-        let [control, agent, tenant] = [const { String::new() }; 3];
-        Self { binaries, tenants, control, agent, tenant, strangers: 0 }
+        let [control, agent, aggregator, tenant] = [const { String::new() }; 4];
+        Self { binaries, tenants, control, agent, aggregator, tenant, strangers: 0 }
     }
 }
 
@@ -65,8 +69,9 @@ impl Setup {
 /// Control and agents that run until this is dropped; the fabric goes with them.
 #[derive(Debug)]
 pub struct Deployment {
-    // In this order they end: agents, control, the fabric.
+    // In this order they end: agents, aggregators, control, the fabric.
     agents: Vec<Process>,
+    aggregators: Vec<Process>,
     control: Option<Process>,
     setup: Setup,
     fabric: Fabric,
@@ -75,10 +80,14 @@ pub struct Deployment {
 impl Deployment {
     /// Starts control and the agents, and waits until control listens and each tenant's socket is there.
     pub fn start(fabric: Fabric, setup: Setup) -> Result<Self> {
-        let mut deployment = Self { agents: Vec::new(), control: None, setup, fabric };
+        let mut deployment =
+            Self { agents: Vec::new(), aggregators: Vec::new(), control: None, setup, fabric };
         deployment.start_control()?;
         // An agent that finds no control tries again only a second later.
         deployment.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
+        for position in 0..deployment.fabric.aggregators().len() {
+            deployment.start_aggregator(position)?;
+        }
         for host in 0..deployment.hosts().len() {
             deployment.start_agent(host)?;
         }
@@ -125,6 +134,32 @@ impl Deployment {
         Ok(())
     }
 
+    /// Starts the aggregator that is `position`-th, or starts it again: a running one is ended first.
+    pub fn start_aggregator(&mut self, position: usize) -> Result<()> {
+        let machine = self.fabric.aggregators().get(position).cloned();
+        let machine = &machine.with_context(|| format!("there is no aggregator number {position}"))?;
+        if let Some(running) = self.aggregators.get_mut(position) {
+            running.end()?;
+        }
+        let config = machine.folder.join("aggregator.toml");
+        write(&config, &aggregator_config(&self.fabric, machine, &self.setup)?)?;
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
+        command.args(["--role", "aggregator", "--config"]).arg(&config).env("NO_COLOR", "1");
+        let log = machine.folder.join("log");
+        let started = Process::start(&machine.name, &mut command, &machine.namespace, &log)?;
+        match self.aggregators.get_mut(position) {
+            Some(slot) => *slot = started,
+            None => self.aggregators.push(started),
+        }
+        Ok(())
+    }
+
+    /// The process of the aggregator that is `position`-th in the topology file.
+    pub fn aggregator(&mut self, position: usize) -> Result<&mut Process> {
+        let found = self.aggregators.get_mut(position);
+        found.with_context(|| format!("there is no aggregator number {position}"))
+    }
+
     /// The hosts that have agents.
     pub fn hosts(&self) -> &[Host] {
         let hosts = self.fabric.hosts();
@@ -161,7 +196,7 @@ impl Deployment {
         control_address(&self.fabric)
     }
 
-    /// An error with the end of its log when control or an agent has ended.
+    /// An error with the end of its log when control or an agent has ended. Aggregators may.
     pub fn check(&mut self) -> Result<()> {
         for process in self.control.iter_mut().chain(&mut self.agents) {
             if let Some(status) = process.status()? {
@@ -173,8 +208,8 @@ impl Deployment {
 
     /// Ends control and the agents, and returns the fabric.
     pub fn end(self) -> Result<Fabric> {
-        let Self { agents, control, fabric, .. } = self;
-        for mut process in agents.into_iter().chain(control) {
+        let Self { agents, aggregators, control, fabric, .. } = self;
+        for mut process in agents.into_iter().chain(aggregators).chain(control) {
             process.end()?;
         }
         Ok(fabric)
@@ -218,6 +253,15 @@ impl Deployment {
             let agents = status.get("agents").and_then(Value::as_array).context("status names no agents")?;
             let connected = |agent: &&Value| agent.get("connected").and_then(Value::as_bool) == Some(true);
             Ok((agents.iter().filter(connected).count() >= this.hosts().len()).then_some(()))
+        })?;
+        self.wait_until("an aggregator is not connected to control", |this| {
+            if this.aggregators.is_empty() {
+                return Ok(Some(()));
+            }
+            let fabric = this.ask(&["topology"])?;
+            let known = fabric.get("aggregators").and_then(Value::as_array).context("no aggregators")?;
+            let connected = |one: &&Value| one.get("connected").and_then(Value::as_bool) == Some(true);
+            Ok((known.iter().filter(connected).count() >= this.aggregators.len()).then_some(()))
         })
     }
 
@@ -230,7 +274,7 @@ impl Deployment {
                 return Ok(value);
             }
             if Instant::now() > deadline {
-                let programs = self.control.iter().chain(&self.agents);
+                let programs = self.control.iter().chain(&self.agents).chain(&self.aggregators);
                 let said: Vec<String> =
                     programs.map(|process| format!("{}:\n{}", process.name(), process.said(2048))).collect();
                 bail!("{wrong}, after {} s; last lines of\n{}", READY.as_secs(), said.join("\n"));
@@ -306,6 +350,16 @@ fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
         );
     }
     Ok(text)
+}
+
+fn aggregator_config(fabric: &Fabric, machine: &Host, setup: &Setup) -> Result<String> {
+    let address = machine.addresses.first().with_context(|| format!("{} has no address", machine.name))?;
+    Ok(format!(
+        "name = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\n{}\n",
+        machine.name,
+        control_address(fabric),
+        setup.aggregator
+    ))
 }
 
 /// A path as a TOML string.

@@ -57,6 +57,7 @@ pub struct Fabric {
     topology: Topology,
     layout: Layout,
     hosts: Vec<Host>,
+    aggregators: Vec<Host>,
     reaper: Reaper,
     _lock: File,
 }
@@ -80,7 +81,7 @@ impl Fabric {
         let (name, folder, lock) = reserve()?;
         let reaper = Reaper::start(&name, &folder)?;
         let mut hosts = Vec::new();
-        for (position, node) in topology.hosts().enumerate() {
+        for (position, node) in topology.ends().enumerate() {
             let host = topology.nodes.get(node).map(|node| node.name.clone()).unwrap_or_default();
             let folder = folder.join(&host);
             make_folder(&folder)?;
@@ -93,7 +94,8 @@ impl Fabric {
             });
         }
         let topology = topology.clone();
-        let fabric = Self { name, folder, topology, layout, hosts, reaper, _lock: lock };
+        let aggregators = hosts.split_off(topology.hosts().count());
+        let fabric = Self { name, folder, topology, layout, hosts, aggregators, reaper, _lock: lock };
         fabric.wire()?;
         Ok(fabric)
     }
@@ -121,6 +123,16 @@ impl Fabric {
     /// The hosts, in the order of the topology file.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
+    }
+
+    /// The machines of aggregators, in the order of the topology file.
+    pub fn aggregators(&self) -> &[Host] {
+        &self.aggregators
+    }
+
+    /// Hosts, then aggregators.
+    fn ends(&self) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().chain(&self.aggregators)
     }
 
     /// A host by its name.
@@ -290,7 +302,7 @@ impl Fabric {
             let (near, far) = (self.node(a.node), self.node(b.node));
             lines.push(pair((&a.device, near.name()), (&b.device, far.name())));
         }
-        for (position, host) in self.hosts.iter().enumerate() {
+        for (position, host) in self.ends().enumerate() {
             let port = format!("host{position}");
             lines.push(pair(("mgmt0", host.namespace.name()), (&port, self.control().name())));
         }
@@ -318,8 +330,8 @@ impl Fabric {
                 shaping.extend(shape(device, cable.rate, delay));
             }
         }
-        let position = self.topology.hosts().position(|host| host == node);
-        if let Some(host) = position.and_then(|position| self.hosts.get(position)) {
+        let position = self.topology.ends().position(|end| end == node);
+        if let Some(host) = position.and_then(|position| self.ends().nth(position)) {
             lines.push(format!("addr add {}/16 dev mgmt0", host.management));
             lines.push("link set mgmt0 up".to_owned());
         }
@@ -336,7 +348,7 @@ impl Fabric {
             format!("addr add {CONTROL_ADDRESS}/16 dev mgmt0"),
             "link set mgmt0 up".to_owned(),
         ];
-        lines.extend((0..self.hosts.len()).map(|host| format!("link set host{host} master mgmt0 up")));
+        lines.extend((0..self.ends().count()).map(|host| format!("link set host{host} master mgmt0 up")));
         self.control().ip(&lines)
     }
 

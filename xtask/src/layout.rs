@@ -80,9 +80,9 @@ impl Layout {
                 let node = if side == 0 { from } else { to };
                 let kind = kind(topology, node);
                 let port = ports.get_mut(node).map_or(0, |next| std::mem::replace(next, *next + 1));
-                let stem = if kind == Kind::Host { "eth" } else { "port" };
+                let stem = if kind == Kind::Switch { "port" } else { "eth" };
                 let address = match (bridged, kind) {
-                    (true, Kind::Host) => Some((fabric_address(index as u32 + 1), 16)),
+                    (true, Kind::Host | Kind::Aggregator) => Some((fabric_address(index as u32 + 1), 16)),
                     (true, Kind::Switch) => None,
                     (false, _) => Some((fabric_address(2 * (index as u32 + 1) + side), 31)),
                 };
@@ -131,7 +131,7 @@ impl Layout {
 
     fn route(&mut self, topology: &Topology) {
         let mut routes = Vec::new();
-        for host in topology.hosts() {
+        for host in topology.ends() {
             self.route_host(host, &mut routes);
             for (_, own, far) in self.ends_of(host) {
                 let Some((address, length)) = own.address else { continue };
@@ -193,7 +193,7 @@ impl Layout {
     }
 }
 
-/// The management address of the host that is `position`-th among the hosts.
+/// The management address of the host or aggregator that is `position`-th among both.
 pub fn management_address(position: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(MANAGEMENT + 2 + (position as u32 & 0x7fff))
 }

@@ -16,6 +16,18 @@ pub fn star(hosts: usize, rate: &str) -> String {
     text
 }
 
+/// The same with the aggregator agg0 at the switch, whose link is as wide as those of all hosts together, `rate` in Mbit/s.
+pub fn star_with_aggregator(hosts: usize, rate: u64, delay: &str) -> String {
+    let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
+    for host in 0..hosts {
+        text += &format!("[[host]]\nname = \"h{host}\"\n");
+        text += &link(&format!("h{host}"), "s0", &format!("{rate}Mbit/s"));
+        text += &format!("delay = \"{delay}\"\n");
+    }
+    let wide = rate * hosts as u64;
+    text + &format!("[[aggregator]]\nname = \"agg0\"\nswitch = \"s0\"\nrate = \"{wide}Mbit/s\"\n")
+}
+
 /// Racks of `hosts` hosts each on leaves, every leaf linked to every spine, all links of one rate, as control's topology file.
 pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
     let mut text = String::new();
@@ -54,12 +66,14 @@ pub enum Kind {
     Host,
     /// Forwards.
     Switch,
+    /// Sums what hosts send.
+    Aggregator,
 }
 
-/// A host or a switch.
+/// A host, a switch or an aggregator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its name in the topology file, unique over hosts and switches.
+    /// Its name in the topology file, unique over all.
     pub name: String,
     /// What it is.
     pub kind: Kind,
@@ -76,10 +90,10 @@ pub struct Link {
     pub delay: Duration,
 }
 
-/// Nodes (hosts first, in the file's order, then switches) and links.
+/// Nodes (hosts first, in the file's order, then switches, then aggregators) and links, those of aggregators last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// Hosts and switches.
+    /// Hosts, switches and aggregators.
     pub nodes: Vec<Node>,
     /// Links between them.
     pub links: Vec<Link>,
@@ -101,7 +115,9 @@ impl Topology {
         let hosts = read.hosts().iter().map(|host| Node { name: host.name.clone(), kind: Kind::Host });
         let switches =
             read.switches().iter().map(|switch| Node { name: switch.name.clone(), kind: Kind::Switch });
-        let nodes = hosts.chain(switches).collect();
+        let aggregators =
+            read.aggregators().iter().map(|node| Node { name: node.name.clone(), kind: Kind::Aggregator });
+        let nodes = hosts.chain(switches).chain(aggregators).collect();
         let index = |node: planner::Node| match node {
             planner::Node::Host(host) => host.0,
             planner::Node::Switch(switch) => read.hosts().len() + switch.0,
@@ -111,12 +127,28 @@ impl Topology {
             rate: link.rate.0,
             delay: link.delay.into(),
         });
-        Ok(Self { nodes, links: links.collect(), text: text.to_owned() })
+        let first = read.hosts().len() + read.switches().len();
+        let own = read.aggregators().iter().enumerate().map(|(at, aggregator)| Link {
+            ends: [first + at, read.hosts().len() + aggregator.switch.0],
+            rate: aggregator.rate.0,
+            delay: aggregator.delay.into(),
+        });
+        Ok(Self { nodes, links: links.chain(own).collect(), text: text.to_owned() })
     }
 
     /// The indices of the hosts.
     pub fn hosts(&self) -> impl Iterator<Item = usize> {
         self.of_kind(Kind::Host)
+    }
+
+    /// The indices of the aggregators.
+    pub fn aggregators(&self) -> impl Iterator<Item = usize> {
+        self.of_kind(Kind::Aggregator)
+    }
+
+    /// The indices of all that sends and receives: hosts, then aggregators.
+    pub fn ends(&self) -> impl Iterator<Item = usize> {
+        self.hosts().chain(self.aggregators())
     }
 
     /// The indices of the switches.
@@ -155,6 +187,15 @@ mod tests {
         assert_eq!(topology.nodes[0], Node { name: "a".into(), kind: Kind::Host });
         let link = Link { ends: [0, 1], rate: 1_000_000_000, delay: Duration::from_micros(20) };
         assert_eq!(topology.links, [link]);
+    }
+
+    #[test]
+    fn an_aggregator_is_a_node_of_its_own_behind_all_others() {
+        let topology = Topology::parse(&star_with_aggregator(4, 250, "0us")).unwrap();
+        assert_eq!(topology.nodes[5], Node { name: "agg0".into(), kind: Kind::Aggregator });
+        let link = Link { ends: [5, 4], rate: 1_000_000_000, delay: Duration::ZERO };
+        assert_eq!(topology.links[4], link);
+        assert_eq!(topology.ends().collect::<Vec<_>>(), [0, 1, 2, 3, 5]);
     }
 
     #[test]

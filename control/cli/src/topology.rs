@@ -38,6 +38,10 @@ fn page(topology: &Topology) -> String {
         };
         rows.push(row([&switch.name, kind, "-"]));
     }
+    for aggregator in topology.aggregators() {
+        let at = topology.node_name(Node::Switch(aggregator.switch));
+        rows.push(row([&aggregator.name, &format!("aggregator at {at}, {}", aggregator.rate), "-"]));
+    }
     page += &format!("\nNODES\n{}", table(&rows));
     if topology.hosts().len() <= MOST_HOSTS {
         page += &ring(topology);

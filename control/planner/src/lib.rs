@@ -4,6 +4,7 @@
 //! Architecture invariant: no clock, socket, thread or file; a topology comes as text, time as a number.
 #![forbid(unsafe_code)]
 
+mod aggregation;
 mod conditions;
 mod direct;
 mod estimates;
@@ -18,6 +19,7 @@ mod topology;
 mod tuning;
 mod units;
 
+pub use aggregation::{Aggregated, Aggregation, Offer, aggregation};
 pub use conditions::{Conditions, Drains, Use};
 pub use direct::{Direct, Reach, delays};
 pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};
@@ -30,6 +32,9 @@ pub use plan::{
 pub use rhythm::{Operation, Rhythm};
 pub use stagger::{Hold, stagger};
 pub use text::{Position, TextError, parse_toml};
-pub use topology::{Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
+pub use topology::{
+    Aggregator, AggregatorId, Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology,
+    TopologyError,
+};
 pub use tuning::{Tuning, tuning};
 pub use units::{Bytes, Nanos, Rate, UnitError};

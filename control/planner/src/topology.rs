@@ -24,6 +24,10 @@ pub struct SwitchId(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub usize);
 
+/// An aggregator, counted from 0 in the file's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AggregatorId(pub usize);
+
 /// An end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
@@ -66,6 +70,19 @@ pub struct Switch {
     pub addresses: Vec<IpAddr>,
 }
 
+/// A machine at a switch that sums what hosts send. No ring crosses it, and its link is its own alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aggregator {
+    /// Its name, unique among hosts, switches and aggregators.
+    pub name: String,
+    /// What it hangs on.
+    pub switch: SwitchId,
+    /// What its link carries in each direction.
+    pub rate: Rate,
+    /// One way.
+    pub delay: Nanos,
+}
+
 /// A full-duplex link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
@@ -87,6 +104,7 @@ pub struct Topology {
     hosts: Vec<Host>,
     switches: Vec<Switch>,
     links: Vec<Link>,
+    aggregators: Vec<Aggregator>,
     by_name: BTreeMap<String, Node>,
     by_address: BTreeMap<IpAddr, SwitchId>,
     host_links: Vec<Vec<LinkId>>,
@@ -129,6 +147,14 @@ pub enum TopologyError {
     /// A link to nowhere.
     #[error("{at}: no host or switch is named `{name}`")]
     UnknownNode {
+        /// Where.
+        at: Position,
+        /// The name.
+        name: String,
+    },
+    /// An aggregator that hangs on no switch.
+    #[error("{at}: no switch is named `{name}`")]
+    NoSwitch {
         /// Where.
         at: Position,
         /// The name.
@@ -203,6 +229,7 @@ impl Topology {
         hosts: Vec<Host>,
         switches: Vec<Switch>,
         links: Vec<Link>,
+        aggregators: Vec<Aggregator>,
         by_name: BTreeMap<String, Node>,
         by_address: BTreeMap<IpAddr, SwitchId>,
     ) -> Self {
@@ -227,7 +254,17 @@ impl Topology {
             .iter()
             .map(|at: &Vec<LinkId>| at.iter().copied().filter(between).collect())
             .collect();
-        Self { hosts, switches, links, by_name, by_address, host_links, switch_links, between_switches }
+        Self {
+            hosts,
+            switches,
+            links,
+            aggregators,
+            by_name,
+            by_address,
+            host_links,
+            switch_links,
+            between_switches,
+        }
     }
 
     /// Hosts, in the file's order.
@@ -243,6 +280,16 @@ impl Topology {
     /// Links, in the file's order.
     pub fn links(&self) -> &[Link] {
         &self.links
+    }
+
+    /// Aggregators, in the file's order.
+    pub fn aggregators(&self) -> &[Aggregator] {
+        &self.aggregators
+    }
+
+    /// The aggregator of a name.
+    pub fn aggregator(&self, name: &str) -> Option<AggregatorId> {
+        self.aggregators.iter().position(|known| known.name == name).map(AggregatorId)
     }
 
     /// The host of a name.

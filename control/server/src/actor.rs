@@ -117,7 +117,8 @@ impl Actor {
         stored: Stored,
         (keeper, kept): (Keeper, mpsc::UnboundedReceiver<Kept>),
     ) -> Self {
-        let most_streams = settings.topology.hosts().len() * 2 + 16;
+        let ends = settings.topology.hosts().len() + settings.topology.aggregators().len();
+        let most_streams = ends * 2 + 16;
         let mut state = State::new(settings, seed);
         state.restore(stored, realtime());
         Self {

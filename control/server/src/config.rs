@@ -1,6 +1,6 @@
 //! Control's configuration file, and the topology that it names.
 
-use crate::state::{Directly, Settings};
+use crate::state::{Directly, Settings, Terms};
 use harmonaize_planner::{Nanos, Position, TextError, Topology, TopologyError, parse_toml};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -100,6 +100,9 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct FileTenant {
     name: toml::Spanned<String>,
+    #[serde(default = "yes")]
+    aggregation: bool,
+    weight: Option<toml::Spanned<u32>>,
 }
 
 const fn seconds<const N: u64>() -> Nanos {
@@ -144,6 +147,8 @@ impl Config {
     /// direct = { b = "never" }       # whether a tenant's small operations go straight from each host to all; control decides where absent
     /// [[tenant]]
     /// name = "a"
+    /// aggregation = true            # whether its large operations may be summed by aggregators on the way
+    /// weight = 1                    # where tenants compete for an aggregator's memory
     /// ```
     ///
     /// # Errors
@@ -170,7 +175,7 @@ impl Config {
 impl File {
     fn settle(self, text: &str, topology: Topology, store: Option<StoreConfig>) -> Result<Config, TextError> {
         let wrong = |byte: usize, message: String| TextError { at: Position::of(text, byte), message };
-        let mut tenants: Vec<String> = Vec::new();
+        let (mut tenants, mut terms): (Vec<String>, BTreeMap<String, Terms>) = Default::default();
         for tenant in self.tenant {
             let (at, name) = (tenant.name.span().start, tenant.name.into_inner());
             if name.is_empty() || name.len() > 63 || !name.chars().all(|c| c.is_ascii_graphic()) {
@@ -182,6 +187,13 @@ impl File {
             if tenants.contains(&name) {
                 return Err(wrong(at, format!("tenant `{name}` is there already")));
             }
+            let weight = tenant.weight.as_ref().map_or(1, |weight| *weight.get_ref());
+            if !(1..=1000).contains(&weight) {
+                let at = tenant.weight.map_or(at, |weight| weight.span().start);
+                return Err(wrong(at, format!("a weight must be 1 to 1000, not {weight}")));
+            }
+            let own = Terms { allowed: tenant.aggregation, weight };
+            terms.extend((own != Terms::default()).then(|| (name.clone(), own)));
             tenants.push(name);
         }
         let (at, paths) = (self.paths.span().start, self.paths.into_inner());
@@ -213,6 +225,7 @@ impl File {
             replan: self.replan,
             compression: self.compression,
             direct: self.direct,
+            terms,
         };
         Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings, store })
     }
@@ -267,6 +280,12 @@ name = "a"
         expect(
             change("20000-29999", "29999-20000"),
             "control.toml: line 4, column 16: `29999-20000` is not a range",
+        );
+        let terms = load(&format!("{GOOD}aggregation = false\nweight = 3\n")).unwrap().settings.terms;
+        assert_eq!(terms.get("a"), Some(&Terms { allowed: false, weight: 3 }));
+        expect(
+            load(&format!("{GOOD}weight = 0\n")).unwrap_err(),
+            "control.toml: line 7, column 10: a weight must be 1 to 1000",
         );
         expect(change("\"a\"", "\"a b\""), "control.toml: line 6, column 8: `a b` is not a usable name");
         expect(

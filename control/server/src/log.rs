@@ -38,6 +38,13 @@ pub(crate) fn log(fact: &Fact) {
             tracing::info!(decision, %trigger, %reason, changes = %changes.join(","), "new plan");
         }
         Fact::PlanUnfit { count, why } => tracing::error!(count, %why, "a plan did not pass the check"),
+        Fact::AggregatorConnected { name, address } => {
+            tracing::info!(%name, %address, "aggregator connected");
+        }
+        Fact::AggregatorGone { name } => tracing::warn!(%name, "an aggregator's session ended"),
+        Fact::GrantRefused { name, communicator, why } => {
+            tracing::warn!(%name, communicator = %id(*communicator), %why, "an aggregator refuses a communicator");
+        }
         Fact::Held { communicator, tenant, name, hold, reason } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, ?hold, %reason, "operation held back");
         }

@@ -1,5 +1,6 @@
 //! What control knows and decides, as a pure state machine: messages, calls and the time come in, outputs go out.
 
+mod aggregation;
 mod carry;
 mod change;
 mod coding;
@@ -26,6 +27,7 @@ pub use direct::Directly;
 #[cfg(test)]
 mod tests;
 
+pub use aggregation::Terms;
 pub use change::ReorderError;
 use communicator::Communicator;
 pub use decisions::{Changed, Counts, Decision, Noticed, Outcome, Trigger};
@@ -47,6 +49,7 @@ pub struct SessionId(pub u64);
 
 /// What control does.
 #[derive(Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "most are messages, and each is carried out where it was made")]
 pub enum Output {
     /// Send to an agent.
     Send(SessionId, to_agent::Message),
@@ -66,6 +69,12 @@ pub enum Fact {
     AgentConnected { host: String, listen: String },
     /// An agent's session ended.
     AgentGone { host: String },
+    /// An aggregator's session opened.
+    AggregatorConnected { name: String, address: String },
+    /// An aggregator's session ended; what it serves it may serve on.
+    AggregatorGone { name: String },
+    /// An aggregator does not serve a communicator, and says why.
+    GrantRefused { name: String, communicator: u64, why: String },
     /// An agent cannot do all that agents can, and says why.
     AgentLacks { host: String, what: String },
     /// A session was refused or ended by control.
@@ -132,6 +141,14 @@ pub struct Settings {
     pub compression: bool,
     /// How small operations of a tenant go; as control decides where it is absent.
     pub direct: BTreeMap<String, Directly>,
+    /// What tenants have of aggregators, where that is another than usual.
+    pub terms: BTreeMap<String, Terms>,
+}
+
+impl Settings {
+    fn terms(&self, tenant: &str) -> Terms {
+        self.terms.get(tenant).copied().unwrap_or_default()
+    }
 }
 
 /// Everything that control knows.
@@ -146,6 +163,7 @@ pub struct State {
     hosts: BTreeMap<HostId, SessionId>,
     waiting: BTreeMap<(String, String), Waiting>,
     communicators: BTreeMap<u64, Communicator>,
+    aggregators: aggregation::Aggregators,
     ports: Ports,
     ended: VecDeque<Ended>,
     errors: u64,
@@ -183,6 +201,7 @@ impl State {
             hosts: BTreeMap::new(),
             waiting: BTreeMap::new(),
             communicators: BTreeMap::new(),
+            aggregators: aggregation::Aggregators::default(),
             ports,
             ended: VecDeque::new(),
             errors: 0,
@@ -217,6 +236,11 @@ impl State {
             return self.breach(now, from, "a message without content");
         };
         match message {
+            message if self.is_aggregator(from) => {
+                if let Err(breach) = self.aggregator_message(from, message) {
+                    self.breach(now, from, breach);
+                }
+            }
             Message::Hello(hello) if !self.sessions.contains_key(&from) => self.hello(now, from, &hello),
             _ if !self.sessions.contains_key(&from) => self.breach(now, from, "a message before Hello"),
             message => {
@@ -272,7 +296,8 @@ impl State {
         let questions = self.questions.values().map(|question| question.deadline);
         let plans =
             [self.operator.deadline(), self.trace_deadline(), self.probes.deadline(), self.plan_deadline()];
-        waiting.chain(communicators).chain(questions).chain(plans.into_iter().flatten()).min()
+        let plans = plans.into_iter().chain([self.aggregation_deadline()]);
+        waiting.chain(communicators).chain(questions).chain(plans.flatten()).min()
     }
 
     /// Ends what has waited long enough.
@@ -280,6 +305,7 @@ impl State {
         self.expire_joins(now);
         self.expire_communicators(now);
         self.expire_questions(now);
+        self.expire_aggregations(now);
         self.look_at_windows(now);
         self.expire_traces(now);
         self.expire_plans(now);

@@ -39,6 +39,7 @@ fn config() -> Config {
         replan: true,
         compression: true,
         direct: Default::default(),
+        terms: Default::default(),
     };
     let listen = "127.0.0.1:0".parse().unwrap();
     Config { listen, session_timeout: Duration::from_secs(10), settings, store: None }
@@ -104,7 +105,7 @@ impl Agent {
             listen,
             build: String::new(),
             running: vec![],
-            abilities: None,
+            ..v1::Hello::default()
         };
         self.say(from_agent::Message::Hello(hello)).await;
     }

@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, bail};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
+use harmonaize_agent::aggregator::{self, AggregatorConfig};
 use harmonaize_agent::config::Config;
 use harmonaize_agent::observe::Observe;
 use std::path::PathBuf;
 
-/// The provider's agent: runs the collectives of this host's tenants.
+/// The provider's agent: runs the collectives of this host's tenants, or aggregates those of others.
 #[derive(Parser)]
 #[command(
     version,
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 Examples:
   harmonaize-agent --config /etc/harmonaize/agent.toml
   harmonaize-agent --config agent.toml --check          says whether the file is right, and ends
+  harmonaize-agent --role aggregator --config aggregator.toml   sums on the way what hosts send: see below
   harmonaize-agent observe                              only shows what crosses this host's interfaces: see observe --help
 
 A configuration:
@@ -50,9 +52,23 @@ To measure what crosses this host's interfaces:
   run_time = false                 # true: how long the programs run in the kernel, at some 30 ns a packet
   diagnosis = false                # true: the log says why packets are of no flow, or found no place
 
+An aggregator, on an offload unit or a machine near the switch that control's topology says it hangs on:
+  name = \"agg0\"                    # this aggregator's name in control's topology
+  control = \"10.0.0.1:7000\"
+  listen = \"10.1.0.9:7400\"         # UDP; where workers send their parts
+  # The rest may be left out:
+  pool = \"8MiB\"                    # memory for sums; else half of the last-level cache
+  mtu = 1500                       # what a frame carries between here and the hosts; up to 9000 is worth it
+  spin = \"50us\"                    # how long it looks for packets before it sleeps
+  packets_per_second = 400000      # what control takes one core to do; else it is measured at the start
+  metrics = \"127.0.0.1:9478\"       # Prometheus
+
 RUST_LOG sets what is logged (for example RUST_LOG=debug)."
 )]
 struct Arguments {
+    /// What to be.
+    #[arg(long, value_enum, default_value_t = Role::Host)]
+    role: Role,
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -61,6 +77,14 @@ struct Arguments {
     check: bool,
     #[command(subcommand)]
     command: Option<Command>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Role {
+    /// The agent of a host: runs its tenants' collectives.
+    Host,
+    /// An aggregator on the way.
+    Aggregator,
 }
 
 #[derive(Subcommand)]
@@ -82,6 +106,16 @@ fn main() -> anyhow::Result<()> {
         });
     }
     let Some(file) = arguments.config else { bail!("--config is missing; see --help") };
+    if matches!(arguments.role, Role::Aggregator) {
+        let config = AggregatorConfig::read(&file)?;
+        if arguments.check {
+            return Ok(());
+        }
+        return runtime.block_on(async {
+            let stop = harmonaize_agent::run::signalled()?;
+            aggregator::run(config, stop).await
+        });
+    }
     let config = Config::read(&file)?;
     if arguments.check {
         return Ok(());

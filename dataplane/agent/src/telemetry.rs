@@ -15,7 +15,7 @@ mod clock;
 mod finding;
 mod gaps;
 mod handle;
-mod http;
+pub(crate) mod http;
 mod links;
 mod looks;
 mod metrics;

@@ -36,6 +36,7 @@ fn config(listen: SocketAddr) -> Config {
         replan: true,
         compression: true,
         direct: Default::default(),
+        terms: Default::default(),
     };
     Config { listen, session_timeout: LIMIT, settings, store: None }
 }

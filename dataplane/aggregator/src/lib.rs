@@ -18,7 +18,7 @@ mod worker;
 
 pub use aggregator::{Aggregator, Counters, Grant, GrantError, Outbox, Parent, Partial, Strangers, To};
 pub use agreement::{Agreement, Audience, Leader, Way};
-pub use packet::Key;
+pub use packet::{Key, worker_key};
 pub use pool::{Pool, PoolError, Share};
 pub use sum::Form;
 pub use worker::{Event, Reason, Tensors, Worker, WorkerConfig, WorkerCounters};

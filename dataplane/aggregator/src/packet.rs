@@ -146,14 +146,10 @@ impl Key {
     /// The key of worker `worker` of communicator `communicator`, of which `secret` is the aggregator's alone: a worker is told its
     /// key, and cannot make another's.
     pub fn derive(secret: &[u8; 32], communicator: u64, worker: u16) -> Self {
-        let mut mac = keyed(secret);
-        mac.update(b"harmonaize aggregation");
-        mac.update(&communicator.to_le_bytes());
-        mac.update(&worker.to_le_bytes());
-        Self::new(&mac.finalize().into_bytes().into())
+        Self::new(&worker_key(secret, communicator, worker))
     }
 
-    /// From the bytes that [`Key::derive`] stands for.
+    /// From the bytes of [`worker_key`].
     pub fn new(bytes: &[u8; 32]) -> Self {
         Self(keyed(bytes))
     }
@@ -168,6 +164,15 @@ impl Key {
         tag.iter_mut().zip(whole).for_each(|(to, from)| *to = from);
         tag
     }
+}
+
+/// The bytes of the key of [`Key::derive`], as a worker is told them.
+pub fn worker_key(secret: &[u8; 32], communicator: u64, worker: u16) -> [u8; 32] {
+    let mut mac = keyed(secret);
+    mac.update(b"harmonaize aggregation");
+    mac.update(&communicator.to_le_bytes());
+    mac.update(&worker.to_le_bytes());
+    mac.finalize().into_bytes().into()
 }
 
 fn keyed(bytes: &[u8; 32]) -> Hmac<Sha256> {
@@ -267,6 +272,11 @@ impl<'a> Sealed<'a> {
     /// The worker that it names.
     pub fn worker(&self) -> u16 {
         self.wire.worker.get()
+    }
+
+    /// The session that it names.
+    pub fn session(&self) -> u64 {
+        self.wire.session.get()
     }
 
     /// What it says, once `key`, that of the worker it names, is found to have made its tag.

@@ -91,14 +91,15 @@ impl Pool {
         self.free.len()
     }
 
-    fn total(&self) -> u32 {
+    /// All units.
+    pub fn units(&self) -> u32 {
         u32::try_from(self.units.len()).unwrap_or(u32::MAX)
     }
 
     /// Units that nobody is guaranteed.
     fn unpromised(&self) -> u32 {
         let promised = self.holdings.values().map(|holding| holding.share.guaranteed).sum::<u32>();
-        self.total().saturating_sub(promised)
+        self.units().saturating_sub(promised)
     }
 
     /// Promises `share` to a communicator whose chunks take `grain` units each.
@@ -202,7 +203,7 @@ impl Pool {
             return;
         }
         let owned = self.holdings.values().map(|holding| holding.owned).sum::<u32>();
-        let mut spare = self.total().saturating_sub(owned);
+        let mut spare = self.units().saturating_sub(owned);
         for guaranteed in [true, false] {
             for holding in self.holdings.values_mut() {
                 let up_to = if guaranteed { holding.share.guaranteed } else { holding.quota };

@@ -52,7 +52,21 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("planner", &["abi", "plan"]),
     ("disclose", &["abi", "plan", "planner"]),
     ("store", &["planner"]),
-    ("server", &["abi", "plan", "codec", "planner", "disclose", "store", "api", "api-tenant", "analysis"]),
+    (
+        "server",
+        &[
+            "abi",
+            "plan",
+            "codec",
+            "aggregator",
+            "planner",
+            "disclose",
+            "store",
+            "api",
+            "api-tenant",
+            "analysis",
+        ],
+    ),
     ("cli", &["abi", "api", "api-tenant", "client", "planner", "events", "analysis"]),
     ("xtask", &["abi", "plan", "planner"]),
 ];

@@ -60,6 +60,42 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> Value {
         "hosts": hosts.collect::<Vec<_>>(),
         "switches": switches.collect::<Vec<_>>(),
         "links": links.collect::<Vec<_>>(),
+        "aggregators": reply.aggregators.iter().map(aggregator).collect::<Vec<_>>(),
+    })
+}
+
+fn aggregator(one: &v1::FabricAggregator) -> Value {
+    let tenant = |tenant: &v1::AggregatedTenant| {
+        json!({
+            "tenant": tenant.tenant,
+            "communicators": tenant.communicators,
+            "sums": tenant.sums,
+            "partial_sums": tenant.partial_sums,
+            "received": tenant.received,
+            "sent": tenant.sent,
+            "no_slot": tenant.no_slot,
+            "refused": tenant.refused,
+        })
+    };
+    let report = one.report.as_ref().map(|report| {
+        json!({
+            "tenants": report.tenants.iter().map(tenant).collect::<Vec<_>>(),
+            "used": report.used,
+            "strange": report.strange,
+            "unsent": report.unsent,
+        })
+    });
+    json!({
+        "name": one.name,
+        "at": one.at,
+        "rate_bits": one.rate_bits,
+        "connected": one.connected,
+        "address": one.address,
+        "units": one.units,
+        "guaranteed": one.guaranteed,
+        "unit_bytes": one.unit_bytes,
+        "communicators": one.communicators,
+        "report": report,
     })
 }
 
@@ -108,6 +144,8 @@ fn plan(plan: &v1::PlanStatus) -> Value {
         "one_shot_bytes": plan.one_shot_bytes,
         "two_shot_bytes": plan.two_shot_bytes,
         "direct_reason": plan.direct_reason,
+        "aggregator": plan.aggregator,
+        "aggregation_reason": plan.aggregation_reason,
     })
 }
 

@@ -49,6 +49,8 @@ fn plans_in_words() {
         budget: "vNMSE at most 0.001".to_owned(),
         codec: "int8".to_owned(),
         codec_reason: "4.000 ms for 1.0 MiB, which take 13.000 ms exact".to_owned(),
+        aggregator: "agg0".to_owned(),
+        aggregation_reason: "1.0 ms for 1 MiB by agg0 at s0, 1.5 ms by the hosts".to_owned(),
         ..plan()
     };
     let reply = v1::PlansReply { plans: vec![coded], switches: 2, given_up: 1, planned: 9 };
@@ -68,8 +70,47 @@ LINKS OF RINGS
 a/world: others fill  [2Jspine0
 
 a/world: tensors travel as int8 (budget: vNMSE at most 0.001): 4.000 ms for 1.0 MiB, which take 13.000 ms exact
+
+a/world: agg0 sums large operations on the way: 1.0 ms for 1 MiB by agg0 at s0, 1.5 ms by the hosts
 "
     );
+    let value = json::plans(&reply);
+    assert_eq!(value["plans"][0]["aggregator"], "agg0");
+    let alone = v1::PlanStatus { aggregation_reason: "no aggregator is there".to_owned(), ..plan() };
+    let shown = text::plans(&v1::PlansReply { plans: vec![alone], ..v1::PlansReply::default() });
+    assert!(shown.ends_with("a/world: no aggregator sums on the way: no aggregator is there\n"), "{shown}");
+}
+
+#[test]
+fn aggregators_in_words() {
+    let tenant = v1::AggregatedTenant { tenant: "a".to_owned(), sums: 12, ..v1::AggregatedTenant::default() };
+    let report = v1::AggregatorReport { tenants: vec![tenant], used: 3, strange: 1, unsent: 0 };
+    let one = v1::FabricAggregator {
+        name: "agg0".to_owned(),
+        at: "s0".to_owned(),
+        rate_bits: 4_000_000_000,
+        connected: true,
+        address: "10.0.0.9:7400".to_owned(),
+        units: 4096,
+        guaranteed: 64,
+        unit_bytes: 1392,
+        communicators: 1,
+        report: Some(report),
+    };
+    let away = v1::FabricAggregator { name: "agg1".to_owned(), at: "s0".to_owned(), ..Default::default() };
+    let reply = v1::TopologyReply { aggregators: vec![one, away], ..v1::TopologyReply::default() };
+    let shown = text::topology(&reply);
+    for line in ["agg0", "agg1"] {
+        let line = shown.lines().find(|text| text.contains(line)).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[0] {
+            "agg0" => assert_eq!(words, ["agg0", "s0", "4.00G", "connected", "1", "64", "of", "4096", "12"]),
+            _ => assert_eq!(words, ["agg1", "s0", "0", "away", "0", "-", "0"]),
+        }
+    }
+    let value = json::topology(&reply);
+    assert_eq!(value["aggregators"][0]["report"]["tenants"][0]["sums"], 12);
+    assert!(value["aggregators"][1]["report"].is_null());
 }
 
 fn decision() -> v1::DecisionRecord {

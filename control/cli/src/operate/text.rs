@@ -62,6 +62,25 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
         row([&switch.name, &switch.kind, &connections, &drained])
     });
     section(&mut page, "SWITCHES", row(["switch", "kind", "connections", "use"]), switches.collect());
+    let aggregators = reply.aggregators.iter().map(|one| {
+        let agent = if one.connected { "connected" } else { "away" };
+        let sums: u64 = one.report.iter().flat_map(|report| &report.tenants).map(|tenant| tenant.sums).sum();
+        let units = match one.units {
+            0 => "-".to_owned(),
+            units => format!("{} of {units}", one.guaranteed),
+        };
+        row([
+            &one.name,
+            &one.at,
+            &rate(one.rate_bits),
+            agent,
+            &one.communicators.to_string(),
+            &units,
+            &sums.to_string(),
+        ])
+    });
+    let head = row(["aggregator", "at", "carries", "agent", "communicators", "guaranteed", "sums"]);
+    section(&mut page, "AGGREGATORS", head, aggregators.collect());
     let all = reply.links.len() <= MOST_LINKS;
     let shown = reply.links.iter().filter(|link| all || link.state() != LinkState::Ok);
     let head = row(["from", "to", "carries", "others", "state", "sure", "since", "connections"]);
@@ -164,6 +183,14 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
         let (one, two) = (bytes(plan.one_shot_bytes), bytes(plan.two_shot_bytes));
         let why = sentence(&plan.direct_reason);
         page += &format!("\n{name}: directly in one shot up to {one}, in two up to {two}: {why}\n");
+    }
+    for plan in plans.iter().filter(|plan| !plan.aggregation_reason.is_empty()) {
+        let by = match plan.aggregator.as_str() {
+            "" => "no aggregator sums on the way".to_owned(),
+            by => format!("{} sums large operations on the way", clean(by)),
+        };
+        let name = name(&plan.tenant, &plan.name);
+        page += &format!("\n{name}: {by}: {}\n", sentence(&plan.aggregation_reason));
     }
     page
 }

@@ -83,12 +83,13 @@ fn plan_row(plan: &PlanStatus, now: u64) -> Vec<Cell> {
     ]
 }
 
-/// The codec, where tensors do not travel as they are, and why it runs by this plan.
+/// The codec, where tensors do not travel as they are, the aggregator, if there is one, and why it runs by this plan.
 fn why(plan: &PlanStatus) -> String {
-    let coded = !matches!(plan.codec.as_str(), "" | "exact");
-    let codec = if coded { plan.codec.as_str() } else { "" };
-    let between = if coded && !plan.reason.is_empty() { ": " } else { "" };
-    clean(&format!("{codec}{between}{}", plan.reason))
+    let codec = Some(plan.codec.as_str()).filter(|codec| !matches!(*codec, "" | "exact"));
+    let aggregator = Some(plan.aggregator.as_str()).filter(|name| !name.is_empty());
+    let reason = Some(plan.reason.as_str()).filter(|reason| !reason.is_empty());
+    let words: Vec<&str> = codec.into_iter().chain(aggregator).chain(reason).collect();
+    clean(&words.join(": "))
 }
 
 /// The switches that its connections cross, each with how many of them: "spine0 x4, leaf0 x2".

@@ -1,7 +1,7 @@
 //! Topology files: text in, a checked topology or the first thing that is wrong out.
 
 use super::MOST_NODES;
-use super::{Host, HostId, Link, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
+use super::{Aggregator, Host, HostId, Link, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
 use crate::text::{Lines, Position, parse_toml};
 use crate::units::{Nanos, Rate};
 use core::net::IpAddr;
@@ -18,6 +18,8 @@ struct File {
     switch: Vec<FileSwitch>,
     #[serde(default)]
     link: Vec<FileLink>,
+    #[serde(default)]
+    aggregator: Vec<FileAggregator>,
 }
 
 #[derive(Deserialize)]
@@ -47,6 +49,16 @@ struct FileLink {
     delay: Nanos,
     #[serde(default)]
     risk: Vec<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileAggregator {
+    name: Spanned<String>,
+    switch: Spanned<String>,
+    rate: Spanned<Rate>,
+    #[serde(default)]
+    delay: Nanos,
 }
 
 /// What is known while a file is read.
@@ -116,6 +128,19 @@ impl Reader<'_> {
         known.ok_or_else(|| TopologyError::UnknownNode { at: self.at(name), name: name.get_ref().clone() })
     }
 
+    fn aggregator(&mut self, aggregator: &FileAggregator) -> Result<Aggregator, TopologyError> {
+        let switch = self.names.get(aggregator.switch.get_ref()).map(|(node, _)| *node);
+        let Some(Node::Switch(switch)) = switch else {
+            let name = aggregator.switch.get_ref().chars().take(80).collect();
+            return Err(TopologyError::NoSwitch { at: self.at(&aggregator.switch), name });
+        };
+        if *aggregator.rate.get_ref() == Rate(0) {
+            return Err(TopologyError::ZeroRate { at: self.at(&aggregator.rate) });
+        }
+        let name = self.name(&aggregator.name, Node::Switch(switch))?;
+        Ok(Aggregator { name, switch, rate: *aggregator.rate.get_ref(), delay: aggregator.delay })
+    }
+
     fn link(
         &self,
         link: &FileLink,
@@ -153,6 +178,11 @@ impl Topology {
     /// rate = "1Gbit/s"         # each direction
     /// delay = "50us"           # one way; 0 where absent
     /// risk = ["conduit-1"]     # optional: fails together with others that name it
+    /// [[aggregator]]           # optional: a machine that sums what hosts send
+    /// name = "agg0"
+    /// switch = "leaf0"         # what it hangs on, by a link of its own
+    /// rate = "4Gbit/s"         # of that link, each direction
+    /// delay = "50us"           # one way; 0 where absent
     /// ```
     ///
     /// # Errors
@@ -162,7 +192,12 @@ impl Topology {
         if file.host.is_empty() {
             return Err(TopologyError::NoHosts);
         }
-        for (count, what) in [(file.host.len(), "hosts"), (file.switch.len(), "switches")] {
+        let counts = [
+            (file.host.len(), "hosts"),
+            (file.switch.len(), "switches"),
+            (file.aggregator.len(), "aggregators"),
+        ];
+        for (count, what) in counts {
             if count > MOST_NODES {
                 return Err(TopologyError::TooMany(what));
             }
@@ -180,10 +215,17 @@ impl Topology {
             let addresses = reader.addresses(switch, SwitchId(index), &switches)?;
             switches.push(Switch { name, kind: switch.kind, addresses });
         }
+        let aggregators: Result<Vec<_>, _> =
+            file.aggregator.iter().map(|aggregator| reader.aggregator(aggregator)).collect();
+        let aggregators = aggregators?;
+        // Links join hosts and switches alone.
+        for aggregator in &aggregators {
+            reader.names.remove(&aggregator.name);
+        }
         let mut joined = HashMap::new();
         let links: Result<Vec<_>, _> = file.link.iter().map(|link| reader.link(link, &mut joined)).collect();
         let by_name = reader.names.iter().map(|(name, (node, _))| (name.clone(), *node)).collect();
-        let topology = Self::wire(hosts, switches, links?, by_name, reader.addresses.clone());
+        let topology = Self::wire(hosts, switches, links?, aggregators, by_name, reader.addresses.clone());
         if let Some((host, other)) = topology.disconnected() {
             let at =
                 file.host.get(host.0).map_or(Position { line: 1, column: 1 }, |host| reader.at(&host.name));

@@ -96,6 +96,31 @@ fn says_what_is_wrong_and_where() {
 }
 
 #[test]
+fn an_aggregator_hangs_on_a_switch_and_no_link_joins_it() {
+    let aggregator =
+        "[[aggregator]]\nname = \"agg0\"\nswitch = \"top\"\nrate = \"2Gbit/s\"\ndelay = \"5us\"\n";
+    let good = GOOD.to_owned() + aggregator;
+    let topology = Topology::parse(&good).unwrap();
+    let [known] = topology.aggregators() else { panic!("{topology:?}") };
+    assert_eq!((known.name.as_str(), known.switch, known.rate), ("agg0", SwitchId(1), Rate(2_000_000_000)));
+    assert_eq!((topology.aggregator("agg0"), topology.aggregator("top")), (Some(AggregatorId(0)), None));
+    assert_eq!((topology.host("agg0"), topology.switch("agg0")), (None, None));
+    for (text, expected) in [
+        (good.replace("switch = \"top\"", "switch = \"h0\""), "no switch is named `h0`"),
+        (good.replace("\"agg0\"", "\"leaf\""), "`leaf` is there already"),
+        (good.replace("2Gbit/s", "0Gbit/s"), "the link's rate is zero"),
+        (good.clone() + aggregator, "`agg0` is there already"),
+        (
+            good.clone() + "[[link]]\nfrom = \"agg0\"\nto = \"leaf\"\nrate = \"1Gbit/s\"\n",
+            "no host or switch is named `agg0`",
+        ),
+    ] {
+        let error = Topology::parse(&text).unwrap_err().to_string();
+        assert!(error.contains(expected), "expected {expected}\ngot      {error}");
+    }
+}
+
+#[test]
 fn hosts_do_not_forward() {
     let text = r#"
         host = [{ name = "a" }, { name = "b" }, { name = "c" }]

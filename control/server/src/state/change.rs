@@ -107,6 +107,7 @@ impl State {
             communicator.plan = pending.plan;
             communicator.coding.switched(now, pending.coding);
             communicator.shots = pending.shots;
+            communicator.aggregation = pending.aggregation;
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
             self.active_changed();
@@ -157,6 +158,7 @@ impl State {
         communicator.plan = pending.plan;
         communicator.coding.switched(now, pending.coding);
         communicator.shots = pending.shots;
+        let aggregation = std::mem::replace(&mut communicator.aggregation, pending.aggregation);
         communicator.failures = 0;
         // What changes the codec alone makes no other way dearer.
         if pending.decision.is_some() && moved {
@@ -167,6 +169,7 @@ impl State {
         let mut old = std::mem::replace(&mut communicator.ports, pending.ports);
         super::carry::keep(&mut old, &communicator.ports);
         self.ports.release(&mut old);
+        self.end_aggregation(now, &aggregation);
         self.decisions.switched(now, pending.decision, id);
         self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
         self.active_changed();
@@ -207,6 +210,8 @@ impl State {
             self.ports.release(&mut pending.ports);
             self.decisions.given_up(pending.decision, id, &why);
             communicator.coding.given_up(&pending.coding);
+            communicator.refused.extend(pending.aggregation.aggregator);
+            self.end_aggregation(now, &pending.aggregation);
             self.hold_off(now, id);
         }
         let Some(communicator) = self.communicators.get(&id) else { return };

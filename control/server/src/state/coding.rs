@@ -364,7 +364,7 @@ impl State {
         }
     }
 
-    fn propose_same(&mut self, now: Duration, id: u64, decision: Option<u64>) -> u64 {
+    pub(super) fn propose_same(&mut self, now: Duration, id: u64, decision: Option<u64>) -> u64 {
         let Some(known) = self.communicators.get(&id) else { return 0 };
         let (order, plan) = (known.order.clone(), known.plan.clone());
         let hops = self.hops(known, &order, &known.links);

@@ -1,5 +1,6 @@
 //! A communicator's life from its recipe to its end.
 
+use super::aggregation;
 use super::coding::{Chosen, Coding};
 use super::decisions::Trigger;
 use super::direct::Shots;
@@ -7,7 +8,7 @@ use super::replan::{MOST_RECENT, Planned};
 use super::status::Ended;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
-use harmonaize_planner::{HostId, Tuning};
+use harmonaize_planner::{AggregatorId, HostId, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -55,6 +56,10 @@ pub(super) struct Communicator {
     pub failures: u32,
     /// What its ranks let be lost, and how its tensors travel.
     pub coding: Coding,
+    /// How its large operations are summed in the epoch in use.
+    pub aggregation: aggregation::Chosen,
+    /// Aggregators that refused to serve it.
+    pub refused: BTreeSet<AggregatorId>,
 }
 
 /// A participant.
@@ -81,6 +86,7 @@ pub(super) struct Pending {
     pub plan: Option<Planned>,
     pub coding: Chosen,
     pub shots: Shots,
+    pub aggregation: aggregation::Chosen,
     /// The decision that it comes from.
     pub decision: Option<u64>,
     pub prepared: BTreeSet<usize>,
@@ -195,7 +201,7 @@ impl State {
     fn close_if_over(&mut self, now: Duration, id: u64) {
         let over =
             self.communicators.get(&id).is_some_and(|known| known.members.iter().all(|member| member.closed));
-        if over && let Some(Communicator { tenant, name, .. }) = self.remove(id) {
+        if over && let Some(Communicator { tenant, name, .. }) = self.remove(now, id) {
             self.fact(Fact::Closed { communicator: id, tenant, name });
         } else {
             self.switch_if_complete(now, id);
@@ -222,7 +228,7 @@ impl State {
 
     /// Ends a communicator: its agents are told, but for the one that said so.
     pub(super) fn end(&mut self, now: Duration, id: u64, cause: EndCause, except: Option<SessionId>) {
-        let Some(communicator) = self.remove(id) else { return };
+        let Some(communicator) = self.remove(now, id) else { return };
         for member in communicator.members.iter().filter(|member| !member.closed) {
             if let Some(session) = member.session.filter(|session| Some(*session) != except)
                 && self.sessions.contains_key(&session)
@@ -256,11 +262,13 @@ impl State {
         });
     }
 
-    fn remove(&mut self, id: u64) -> Option<Communicator> {
+    fn remove(&mut self, now: Duration, id: u64) -> Option<Communicator> {
         let mut communicator = self.communicators.remove(&id)?;
+        self.end_aggregation(now, &communicator.aggregation);
         self.ports.release(&mut communicator.ports);
         if let Some(pending) = &mut communicator.pending {
             self.ports.release(&mut pending.ports);
+            self.end_aggregation(now, &pending.aggregation);
             self.decisions.ended(pending.decision, id);
         }
         self.rhythms.remove(&id);

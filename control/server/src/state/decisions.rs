@@ -27,6 +27,8 @@ pub enum Trigger {
     Faded,
     /// A communicator formed or ended.
     Communicators,
+    /// An aggregator is there.
+    Aggregators,
     /// A drain or maintenance began or ended.
     Withdrawn,
     /// The ranks of a communicator agreed on another budget.
@@ -64,6 +66,7 @@ impl std::fmt::Display for Trigger {
             Self::Paths { what } => f.write_str(what),
             Self::Faded => f.write_str("nothing has spoken for an estimate for long"),
             Self::Communicators => f.write_str("a communicator formed or ended"),
+            Self::Aggregators => f.write_str("an aggregator is there"),
             Self::Withdrawn => f.write_str("a drain or maintenance began or ended"),
             Self::Budget => f.write_str("the ranks of a communicator agreed on another budget"),
             Self::Unpinned => f.write_str("an order is control's to choose again"),

@@ -1,5 +1,6 @@
 //! From a complete set of joins, or a new order, to a recipe for each participant.
 
+use super::aggregation;
 use super::coding::Coding;
 use super::communicator::{Communicator, Member, Pending};
 use super::direct::Shots;
@@ -83,6 +84,8 @@ impl State {
             held_off: None,
             failures: 0,
             coding: Coding::new(waiting.budget.clone()),
+            aggregation: aggregation::Chosen::default(),
+            refused: BTreeSet::new(),
         };
         let proposal = self.first_plan(now, id, &hosts);
         self.communicators.insert(id, communicator);
@@ -158,9 +161,12 @@ impl State {
             .iter()
             .map(|member| v1::Participant { ranks: member.ranks.clone(), host: self.host_name(member.host) })
             .collect();
-        let by = plan.as_ref().or(communicator.plan.as_ref());
+        let planned = plan.as_ref().or(communicator.plan.as_ref()).cloned();
+        let by = planned.as_ref();
         let (coding, shots) = (self.choose_coding(now, id, by), self.choose_shots(id, &order, by));
         let tuning = self.tuning_message(communicator.tuning, shots.sizes);
+        let aggregation = self.choose_aggregation(id, coding.codec, by);
+        let Some(communicator) = self.communicators.get(&id) else { return 0 };
         let mut recipes = Vec::new();
         for ((index, member), peers) in communicator.members.iter().enumerate().zip(links) {
             let local = member
@@ -180,7 +186,7 @@ impl State {
                 local: local.collect(),
                 budget: coding.budget(),
                 coding: coding.coding(),
-                aggregation: None,
+                aggregation: aggregation.recipe(index as u32),
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
@@ -196,6 +202,7 @@ impl State {
                 plan,
                 coding,
                 shots,
+                aggregation,
                 decision,
                 prepared,
                 switched,

@@ -1,5 +1,6 @@
 //! Communicators that outlived a restart of control: agents name them in Hello, and control learns them again.
 
+use super::aggregation;
 use super::coding::Coding;
 use super::communicator::{Communicator, EndCause, Member, dissolved};
 use super::direct::Shots;
@@ -93,7 +94,13 @@ impl State {
             communicator.order.clone_from(&recipe.order);
             communicator.coding.take_up(recipe);
             communicator.shots = shots(recipe);
+            let told = aggregation::Chosen::told(recipe);
+            let before = std::mem::replace(&mut communicator.aggregation, told);
             communicator.next_epoch = recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1);
+            self.end_aggregation(now, &before);
+        }
+        if let Some(told) = self.communicators.get(&id).map(|known| known.aggregation.clone()) {
+            self.recover_aggregation(id, &told);
         }
         self.take_up_plan(id);
         self.learn_usage(id);
@@ -153,6 +160,8 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         held_off: None,
         failures: 0,
         coding: Coding::recovered(recipe),
+        aggregation: aggregation::Chosen::told(recipe),
+        refused: BTreeSet::new(),
     }
 }
 

@@ -152,6 +152,7 @@ impl State {
         }
         self.leave_forbidden(now, number, &mut changes);
         self.recode(now, number, &mut changes);
+        self.aggregate(now, number, &mut changes);
         if changes.is_empty() {
             return;
         }

@@ -40,6 +40,7 @@ pub(super) struct Abilities {
     pub verdicts: bool,
     pub carry: bool,
     pub direct: bool,
+    pub aggregation: bool,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
     /// What is missing and why.
@@ -60,6 +61,7 @@ impl Abilities {
             verdicts: said.path_verdicts,
             carry: said.carry,
             direct: said.direct,
+            aggregation: said.aggregation,
             codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }
@@ -74,6 +76,9 @@ impl State {
                 "the agent speaks version {version}, control {PROTOCOL_VERSION}; upgrade the older of the two"
             );
             return self.refuse(from, RefusedKind::Version, text);
+        }
+        if let Some(aggregator) = &hello.aggregator {
+            return self.aggregator_hello(now, from, hello, aggregator);
         }
         let Some(host) = self.settings.topology.host(&hello.host) else {
             let name: String = hello.host.chars().take(80).collect();
@@ -121,6 +126,9 @@ impl State {
 
     /// A connection has ended, whoever ended it.
     pub fn session_ended(&mut self, now: Duration, session: SessionId) {
+        if self.aggregator_gone(session) {
+            return;
+        }
         let Some(ended) = self.sessions.remove(&session) else { return };
         self.hosts.remove(&ended.host);
         for (key, rank) in ended.joins.into_values() {
@@ -150,7 +158,7 @@ impl State {
         self.session_ended(now, session);
     }
 
-    fn refuse(&mut self, session: SessionId, kind: RefusedKind, reason: String) {
+    pub(super) fn refuse(&mut self, session: SessionId, kind: RefusedKind, reason: String) {
         self.fact(Fact::SessionRefused { reason: reason.clone() });
         let refused = v1::Refused { kind: kind.into(), reason, protocol_version: PROTOCOL_VERSION };
         self.send(session, to_agent::Message::Refused(refused));
@@ -159,7 +167,8 @@ impl State {
 
     /// Tells every agent that control goes down. Their communicators run on.
     pub fn shut_down(&mut self) {
-        for session in self.sessions.keys().copied().collect::<Vec<_>>() {
+        let aggregators = self.leave_aggregators();
+        for session in self.sessions.keys().copied().chain(aggregators).collect::<Vec<_>>() {
             self.refuse(session, RefusedKind::Shutdown, "control is going down".to_owned());
         }
         self.sessions.clear();

@@ -117,6 +117,10 @@ impl Attached {
                 (Some(SessionRequest::Detail { attachment, communicator, reply }), None)
             }
             Request::Detail { id, .. } => (None, Some(Answer::Detail { id, detail: None })),
+            Request::Events { id, .. } => {
+                let read = Err("this agent tells of no events".to_owned());
+                (None, Some(Answer::Events { id, read }))
+            }
             Request::SetBudget { id, communicator, budget } => {
                 let known = self.joined.contains(&communicator);
                 let unknown = || "no such communicator on this attachment".to_owned();

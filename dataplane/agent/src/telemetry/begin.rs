@@ -1,6 +1,7 @@
 //! Telemetry of an agent, from its configuration; without it the agent runs on.
 
 use crate::config::Telemetry;
+use crate::telemetry::metrics::{Labels, text};
 use crate::telemetry::socket::Socket;
 use crate::telemetry::{Finding, Found, Handle, Setup, http, report, service, start};
 use anyhow::{Context, anyhow};
@@ -8,6 +9,7 @@ use harmonaize_api::v1::from_agent;
 use harmonaize_engine::MarkReader;
 use harmonaize_loader::{Collector, EndpointOptions, Options, Programs, interface_with, own_namespace};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -67,7 +69,12 @@ impl Running {
             match TcpListener::bind(address).await {
                 Ok(listener) => {
                     self.metrics = listener.local_addr().ok();
-                    self.servers.spawn(http::serve(self.handle(), listener, self.closing.subscribe()));
+                    let (handle, labels) = (self.handle(), Arc::new(Labels::default()));
+                    let scrape = move || {
+                        let (handle, labels) = (handle.clone(), Arc::clone(&labels));
+                        async move { text(handle.read(false).await?, &labels).ok() }
+                    };
+                    self.servers.spawn(http::serve(scrape, listener, self.closing.subscribe()));
                 }
                 Err(error) => tracing::error!("no metrics: cannot listen on {address}: {error}"),
             }

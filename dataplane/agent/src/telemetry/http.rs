@@ -1,7 +1,6 @@
 //! The little HTTP that a scrape needs: one GET a connection, bounded in bytes, time and number.
 
-use crate::telemetry::metrics::{Labels, text};
-use crate::telemetry::{Handle, failed};
+use crate::telemetry::failed;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,9 +15,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections at a time; others wait.
 const CONNECTIONS: usize = 8;
 
-/// Answers scrapes until `closed` says so.
-pub(crate) async fn serve(handle: Handle, listener: TcpListener, mut closed: watch::Receiver<bool>) {
-    let (labels, places) = (Arc::new(Labels::default()), Arc::new(Semaphore::new(CONNECTIONS)));
+/// Answers scrapes with what `scrape` gives, none once that has ended, until `closed` says so.
+pub(crate) async fn serve<F>(
+    scrape: impl Fn() -> F + Clone + Send + 'static,
+    listener: TcpListener,
+    mut closed: watch::Receiver<bool>,
+) where
+    F: Future<Output = Option<String>> + Send + 'static,
+{
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let accepted = tokio::select! {
@@ -27,10 +32,10 @@ pub(crate) async fn serve(handle: Handle, listener: TcpListener, mut closed: wat
         };
         match accepted {
             Ok((stream, _)) => {
-                let (handle, labels) = (handle.clone(), Arc::clone(&labels));
+                let scrape = scrape.clone();
                 tokio::spawn(async move {
                     // Who is too slow, or gone, gets nothing.
-                    let _ = timeout(PATIENCE, answer(stream, &handle, &labels)).await;
+                    let _ = timeout(PATIENCE, answer(stream, scrape())).await;
                     drop(place);
                 });
             }
@@ -42,7 +47,7 @@ pub(crate) async fn serve(handle: Handle, listener: TcpListener, mut closed: wat
     }
 }
 
-async fn answer(mut stream: TcpStream, handle: &Handle, labels: &Labels) -> std::io::Result<()> {
+async fn answer(mut stream: TcpStream, text: impl Future<Output = Option<String>>) -> std::io::Result<()> {
     let mut request = Vec::new();
     let head = loop {
         if let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -68,10 +73,9 @@ async fn answer(mut stream: TcpStream, handle: &Handle, labels: &Labels) -> std:
         }
         _ => return reply(&mut stream, "405 Method Not Allowed", "only GET\n").await,
     }
-    let text = handle.read(false).await.and_then(|reading| text(reading, labels).ok());
-    match text {
+    match text.await {
         Some(text) => reply(&mut stream, "200 OK", &text).await,
-        None => reply(&mut stream, "503 Service Unavailable", "telemetry has ended\n").await,
+        None => reply(&mut stream, "503 Service Unavailable", "what was measured has ended\n").await,
     }
 }
 

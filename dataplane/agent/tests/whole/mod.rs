@@ -46,6 +46,8 @@ pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
         telemetry_interval: Duration::from_secs(1),
         replan: true,
         compression: true,
+        direct: Default::default(),
+        terms: Default::default(),
     };
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {

@@ -57,7 +57,7 @@ impl State {
             hosts: hosts.collect(),
             switches: switches.collect(),
             links: self.link_states(now, &crossings),
-            aggregators: Vec::new(),
+            aggregators: self.aggregators_reply(),
         }
     }
 
@@ -206,6 +206,8 @@ impl State {
             one_shot_bytes: known.shots.sizes.one_shot.0,
             two_shot_bytes: known.shots.sizes.two_shot.0,
             direct_reason: known.shots.reason.clone(),
+            aggregator: self.aggregator_of(&known.aggregation),
+            aggregation_reason: known.aggregation.reason.clone(),
             ..v1::PlanStatus::default()
         };
         match &known.plan {

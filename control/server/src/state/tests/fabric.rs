@@ -318,8 +318,7 @@ impl Fabric {
             }
             Message::ProbePath(question) => {
                 self.probes += 1;
-                let answer = self.probe(host, &question);
-                let wait = self.between(5, 30);
+                let (answer, wait) = (self.probe(host, &question), self.between(5, 30));
                 self.trains.retain(|(until, _)| *until > self.now);
                 if let Some(path) = self.probed_path(host, &question) {
                     let meets = |other: &Path| other.links().iter().any(|link| path.links().contains(link));

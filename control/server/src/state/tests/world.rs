@@ -48,6 +48,7 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         replan: true,
         compression: true,
         direct: BTreeMap::new(),
+        terms: BTreeMap::new(),
     }
 }
 

@@ -1,0 +1,379 @@
+//! Whether a group of hosts does better with an aggregator on the way, with which one, and from which size of operation on.
+//!
+//! By an aggregator each host sends and receives an operation's bytes once; in a ring of n hosts it sends 2(n-1)/n of them over
+//! 2(n-1) steps, or, directly, to all at once. What an aggregator carries for each host is the least of what the hosts' ways to its
+//! switch carry, its link, and its core, each shared by all hosts and by the communicators that it serves.
+
+use crate::conditions::{Conditions, Use};
+use crate::path::DirectedLink;
+use crate::topology::{AggregatorId, HostId, Node, SwitchId, Topology};
+use crate::units::{Bytes, Nanos, Rate};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Bytes of a packet beside its payload: Ethernet with its gap, IP, UDP, and the aggregation's own header.
+const HEADERS: f64 = 38.0 + 28.0 + 80.0;
+/// What it must gain: a tenth of the time.
+const GAIN: f64 = 0.9;
+/// Sizes that are looked at: powers of two, 1 KiB to 256 MiB.
+const SIZES: std::ops::RangeInclusive<u32> = 10..=28;
+/// The size of which the reason speaks, if nothing is known of operations.
+const TYPICAL: u64 = 64 << 20;
+
+/// An aggregator that could be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Which.
+    pub aggregator: AggregatorId,
+    /// Payload of a packet.
+    pub payload: Bytes,
+    /// Packets in, and as many out, that it does in a second; 0 where that is not known.
+    pub packets_per_second: u64,
+    /// Communicators that it serves beside this one.
+    pub others: u32,
+}
+
+/// How an aggregator would serve a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aggregated {
+    /// Which.
+    pub aggregator: AggregatorId,
+    /// Payload that each host can send, and receive, in a second.
+    pub rate: Rate,
+    /// One way between the farthest host and it.
+    pub delay: Nanos,
+    /// Operations of so many bytes and more are faster by it.
+    pub least: Bytes,
+}
+
+/// What was decided for a group, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aggregation {
+    /// The best aggregator; none where none is worth it.
+    pub chosen: Option<Aggregated>,
+    /// In words.
+    pub reason: String,
+}
+
+/// Decides for a group of hosts whose ring carries `ring` from each to the next, and where operations have `operation` bytes (0: not
+/// known). Cost: the hosts times the switches for each offer.
+pub fn aggregation(
+    topology: &Topology,
+    conditions: &Conditions,
+    hosts: &[HostId],
+    ring: Rate,
+    operation: Bytes,
+    offers: &[Offer],
+) -> Aggregation {
+    let none = |reason: String| Aggregation { chosen: None, reason };
+    if hosts.len() < 2 {
+        return none("nothing crosses a wire".to_owned());
+    }
+    if offers.is_empty() {
+        return none("no aggregator is there".to_owned());
+    }
+    if ring.0 == 0 {
+        return none("nothing passes now".to_owned());
+    }
+    let size = if operation.0 == 0 { TYPICAL } else { operation.0 };
+    let mut best: Option<(f64, Aggregated, String)> = None;
+    let mut refused = Vec::new();
+    for offer in offers {
+        let Some(name) = topology.aggregators().get(offer.aggregator.0).map(named(topology)) else {
+            continue;
+        };
+        let Some(way) = Way::to(topology, conditions, hosts, offer) else {
+            refused.push(format!("not all hosts reach {name} over open links"));
+            continue;
+        };
+        let by_hosts = Hosts { count: hosts.len() as f64, rate: bytes(ring), delay: way.between };
+        let (here, there) = (way.time(size as f64), by_hosts.time(size as f64));
+        let pays = |size: u64| way.time(size as f64) < GAIN * by_hosts.time(size as f64);
+        // From the largest size down, as far as it pays.
+        let least = SIZES.rev().map(|power| 1_u64 << power).take_while(|size| pays(*size)).last();
+        let took = format!(
+            "{} in {} by {name}, {} by the hosts",
+            Bytes(size),
+            Nanos((here * 1e9) as u64),
+            Nanos((there * 1e9) as u64)
+        );
+        match least {
+            Some(least) if best.as_ref().is_none_or(|(time, _, _)| here < *time) => {
+                let rate = Rate((way.rate * 8.0) as u64);
+                let delay = Nanos((way.delay * 1e9) as u64);
+                let aggregated =
+                    Aggregated { aggregator: offer.aggregator, rate, delay, least: Bytes(least) };
+                best = Some((here, aggregated, format!("{took}; from {} on", Bytes(least))));
+            }
+            Some(_) => {}
+            None => refused.push(took),
+        }
+    }
+    match best {
+        Some((_, aggregated, reason)) => Aggregation { chosen: Some(aggregated), reason },
+        None => none(refused.join("; ")),
+    }
+}
+
+fn named(topology: &Topology) -> impl Fn(&crate::Aggregator) -> String {
+    |aggregator| format!("{} at {}", aggregator.name, topology.node_name(Node::Switch(aggregator.switch)))
+}
+
+fn bytes(rate: Rate) -> f64 {
+    rate.0 as f64 / 8.0
+}
+
+fn seconds(delay: Nanos) -> f64 {
+    delay.0 as f64 / 1e9
+}
+
+/// What hosts do among themselves; bytes and seconds.
+struct Hosts {
+    count: f64,
+    rate: f64,
+    /// One way between two of them.
+    delay: f64,
+}
+
+impl Hosts {
+    /// The fastest of a ring, and of sending directly in two steps or in one.
+    fn time(&self, size: f64) -> f64 {
+        let Self { count, rate, delay } = *self;
+        let shared = 2.0 * (count - 1.0) / count * size / rate;
+        let ring = shared + 2.0 * (count - 1.0) * delay;
+        let two = shared + 2.0 * delay;
+        let one = (count - 1.0) * size / rate + delay;
+        ring.min(two).min(one)
+    }
+}
+
+/// The hosts' ways to an aggregator; bytes and seconds.
+struct Way {
+    /// Payload a second and host.
+    rate: f64,
+    delay: f64,
+    /// One way between the two hosts that are farthest from each other, at most.
+    between: f64,
+}
+
+impl Way {
+    /// None where a host has no way of open links.
+    fn to(topology: &Topology, conditions: &Conditions, hosts: &[HostId], offer: &Offer) -> Option<Self> {
+        let aggregator = topology.aggregators().get(offer.aggregator.0)?;
+        let spread = Spread::new(topology, conditions, aggregator.switch);
+        let mut loads: BTreeMap<DirectedLink, f64> = BTreeMap::new();
+        let mut farthest = 0.0_f64;
+        for host in hosts {
+            farthest = farthest.max(spread.add(*host, &mut loads)?);
+        }
+        let (count, takers) = (hosts.len() as f64, 1.0 + f64::from(offer.others));
+        let payload = offer.payload.0.max(1) as f64;
+        let goes = payload / (payload + HEADERS);
+        // Sums go the same ways back.
+        let links = loads.iter().map(|(link, load)| {
+            let both = [*link, link.reversed()].map(|link| conditions.available(link));
+            both.into_iter().map(bytes).fold(f64::INFINITY, f64::min) * goes / load
+        });
+        let link = bytes(aggregator.rate) * goes / (count * takers);
+        let core = match offer.packets_per_second {
+            0 => f64::INFINITY,
+            packets => packets as f64 * payload / (count * takers),
+        };
+        let rate = links.fold(link.min(core), f64::min);
+        let delay = farthest + seconds(aggregator.delay);
+        (rate > 1.0).then_some(Self { rate, delay, between: 2.0 * farthest })
+    }
+
+    fn time(&self, size: f64) -> f64 {
+        size / self.rate + 2.0 * self.delay
+    }
+}
+
+/// The shortest ways of open links to a switch.
+struct Spread<'a> {
+    topology: &'a Topology,
+    conditions: &'a Conditions,
+    /// Of each switch that reaches it: how many links away it is.
+    away: BTreeMap<SwitchId, u32>,
+}
+
+impl<'a> Spread<'a> {
+    fn new(topology: &'a Topology, conditions: &'a Conditions, target: SwitchId) -> Self {
+        let mut away = BTreeMap::from([(target, 0)]);
+        let mut next = VecDeque::from([(target, 0)]);
+        let spread = Self { topology, conditions, away: BTreeMap::new() };
+        while let Some((switch, steps)) = next.pop_front() {
+            for (_, node) in spread.open(Node::Switch(switch)) {
+                if let Node::Switch(other) = node
+                    && !away.contains_key(&other)
+                {
+                    away.insert(other, steps + 1);
+                    next.push_back((other, steps + 1));
+                }
+            }
+        }
+        Self { away, ..spread }
+    }
+
+    /// Links that are open both ways, as they leave a node, and where they lead.
+    fn open(&self, node: Node) -> impl Iterator<Item = (DirectedLink, Node)> {
+        let links =
+            self.topology.links_at(node).iter().filter_map(move |link| self.topology.directed(*link, node));
+        let usable = |link: &DirectedLink| self.conditions.usable(*link) == Use::Open;
+        let open = links.filter(move |link| usable(link) && usable(&link.reversed()));
+        open.filter_map(|link| Some((link, self.topology.ends(link)?.1)))
+    }
+
+    /// Links from a node that lead nearer.
+    fn nearer(&self, node: Node) -> Vec<(DirectedLink, SwitchId)> {
+        let own = match node {
+            Node::Switch(switch) => self.away.get(&switch).copied(),
+            Node::Host(_) => None,
+        };
+        let steps = |node: Node| match node {
+            Node::Switch(switch) => self.away.get(&switch).map(|away| (switch, *away)),
+            Node::Host(_) => None,
+        };
+        let mut all: Vec<(DirectedLink, SwitchId, u32)> = self
+            .open(node)
+            .filter_map(|(link, next)| steps(next).map(|(switch, away)| (link, switch, away)))
+            .collect();
+        let nearest = all.iter().map(|(_, _, away)| *away).min();
+        all.retain(|(_, _, away)| Some(*away) == nearest && own.is_none_or(|own| *away < own));
+        all.into_iter().map(|(link, switch, _)| (link, switch)).collect()
+    }
+
+    /// Adds what a host sends, split alike over equal ways; its delay, in seconds, by the longest of them.
+    fn add(&self, host: HostId, loads: &mut BTreeMap<DirectedLink, f64>) -> Option<f64> {
+        let mut parts: BTreeMap<Node, (f64, f64)> = BTreeMap::from([(Node::Host(host), (1.0, 0.0))]);
+        // All parts are as far away at each step.
+        loop {
+            let arrived =
+                |node: &Node| matches!(node, Node::Switch(switch) if self.away.get(switch) == Some(&0));
+            if parts.keys().all(arrived) {
+                return parts.into_values().map(|(_, delay)| delay).reduce(f64::max);
+            }
+            let mut next: BTreeMap<Node, (f64, f64)> = BTreeMap::new();
+            for (node, (part, delay)) in parts {
+                let links = self.nearer(node);
+                if links.is_empty() {
+                    return None;
+                }
+                let each = part / links.len() as f64;
+                for (link, switch) in links {
+                    *loads.entry(link).or_default() += each;
+                    let known = self.topology.links().get(link.link.0)?;
+                    let entry = next.entry(Node::Switch(switch)).or_default();
+                    *entry = (entry.0 + each, entry.1.max(delay + seconds(known.delay)));
+                }
+            }
+            parts = next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn star(hosts: usize, delay: &str, aggregator: &str) -> Topology {
+        let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
+        for host in 0..hosts {
+            text += &format!(
+                "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"1Gbit/s\"\ndelay = \"{delay}\"\n"
+            );
+        }
+        text += &format!("[[aggregator]]\nname = \"agg0\"\nswitch = \"s0\"\nrate = \"{aggregator}\"\n");
+        Topology::parse(&text).unwrap()
+    }
+
+    fn offer(packets_per_second: u64) -> Offer {
+        Offer { aggregator: AggregatorId(0), payload: Bytes(8192), packets_per_second, others: 0 }
+    }
+
+    fn decide(topology: &Topology, conditions: &Conditions, offer: Offer) -> Aggregation {
+        let hosts: Vec<HostId> = (0..topology.hosts().len()).map(HostId).collect();
+        aggregation(topology, conditions, &hosts, Rate(1_000_000_000), Bytes(0), &[offer])
+    }
+
+    #[test]
+    fn a_wide_aggregator_takes_large_operations_and_the_rates_are_as_bounds_say() {
+        for hosts in [4, 8] {
+            let topology = star(hosts, "50us", "8Gbit/s");
+            let decided = decide(&topology, &Conditions::clear(&topology), offer(0));
+            let chosen = decided.chosen.unwrap();
+            let goes = 8192.0 / (8192.0 + HEADERS);
+            assert!((chosen.rate.0 as f64 / 1e9 - goes).abs() < 1e-3, "{chosen:?}");
+            assert_eq!(chosen.delay, Nanos(50_000));
+            let by_hosts = Hosts { count: hosts as f64, rate: 125e6, delay: 1e-4 };
+            let least = chosen.least.0 as f64;
+            let here = |size: f64| size / bytes(chosen.rate) + 1e-4;
+            assert!(here(least) < GAIN * by_hosts.time(least));
+            assert!(here(least / 2.0) >= GAIN * by_hosts.time(least / 2.0) || least <= 1024.0);
+            assert!(decided.reason.contains("by agg0 at s0"), "{}", decided.reason);
+        }
+    }
+
+    #[test]
+    fn a_narrow_link_a_slow_core_or_many_others_make_it_worth_nothing() {
+        let wide = star(4, "50us", "4Gbit/s");
+        let clear = Conditions::clear(&wide);
+        assert!(decide(&wide, &clear, offer(0)).chosen.is_some());
+        assert_eq!(decide(&wide, &clear, offer(20_000)).chosen, None, "20,000 packets a second");
+        assert_eq!(decide(&wide, &clear, Offer { others: 3, ..offer(0) }).chosen, None);
+        let narrow = star(4, "50us", "1Gbit/s");
+        let decided = decide(&narrow, &Conditions::clear(&narrow), offer(0));
+        assert!(decided.chosen.is_none() && decided.reason.contains("by the hosts"), "{}", decided.reason);
+        let two = star(2, "50us", "2Gbit/s");
+        assert_eq!(decide(&two, &Conditions::clear(&two), offer(0)).chosen, None, "two hosts gain nothing");
+    }
+
+    #[test]
+    fn a_closed_way_and_no_aggregator_are_told() {
+        let topology = star(4, "50us", "4Gbit/s");
+        let mut conditions = Conditions::clear(&topology);
+        conditions.restrict(crate::LinkId(2), Use::Failed);
+        let decided = decide(&topology, &conditions, offer(0));
+        assert_eq!(decided.reason, "not all hosts reach agg0 at s0 over open links");
+        let hosts = [HostId(0), HostId(1), HostId(3)];
+        let all = |hosts: &[HostId], offers: &[Offer]| {
+            aggregation(&topology, &conditions, hosts, Rate(1_000_000_000), Bytes(0), offers)
+        };
+        assert!(all(&hosts, &[offer(0)]).chosen.is_some(), "who is not there counts for nothing");
+        assert_eq!(all(&hosts, &[]).reason, "no aggregator is there");
+        assert_eq!(all(&hosts[..1], &[offer(0)]).reason, "nothing crosses a wire");
+    }
+
+    #[test]
+    fn racks_share_their_uplinks_and_spread_over_spines() {
+        let mut text = String::new();
+        for switch in ["spine0", "spine1", "leaf0", "leaf1"] {
+            text += &format!("[[switch]]\nname = \"{switch}\"\n");
+        }
+        for leaf in 0..2 {
+            for spine in 0..2 {
+                text += &format!(
+                    "[[link]]\nfrom = \"leaf{leaf}\"\nto = \"spine{spine}\"\nrate = \"1Gbit/s\"\ndelay = \"10us\"\n"
+                );
+            }
+        }
+        for host in 0..8 {
+            let leaf = host / 4;
+            text += &format!(
+                "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"leaf{leaf}\"\nrate = \"1Gbit/s\"\n"
+            );
+        }
+        text += "[[aggregator]]\nname = \"agg0\"\nswitch = \"leaf0\"\nrate = \"8Gbit/s\"\n";
+        let topology = Topology::parse(&text).unwrap();
+        let conditions = Conditions::clear(&topology);
+        let hosts: Vec<HostId> = (0..8).map(HostId).collect();
+        let way = Way::to(&topology, &conditions, &hosts, &offer(0)).unwrap();
+        // Four hosts of the other rack over two uplinks of 1 Gbit/s each.
+        let goes = 8192.0 / (8192.0 + HEADERS);
+        assert!((way.rate - 0.5 * 125e6 * goes).abs() < 1.0, "{}", way.rate);
+        assert!((way.delay - 20e-6).abs() < 1e-9);
+        let mut closed = conditions.clone();
+        closed.restrict(crate::LinkId(0), Use::Failed);
+        let way = Way::to(&topology, &closed, &hosts, &offer(0)).unwrap();
+        assert!((way.rate - 0.25 * 125e6 * goes).abs() < 1.0, "one uplink is left: {}", way.rate);
+    }
+}

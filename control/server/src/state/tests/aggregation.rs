@@ -1,0 +1,282 @@
+//! Aggregators come and go: whom they are granted, what workers are told, and that nothing that runs is disturbed.
+
+use super::world::{SECOND, World, hello, settings_of};
+use crate::state::{SessionId, Settings, Terms};
+use harmonaize_aggregator::worker_key;
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
+use std::collections::BTreeSet;
+
+fn settings() -> Settings {
+    let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
+    for host in 0..4 {
+        text += &format!(
+            "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n"
+        );
+    }
+    text += "[[aggregator]]\nname = \"agg0\"\nswitch = \"s0\"\nrate = \"4Gbit/s\"\n";
+    Settings { source_ports: None, ..settings_of(&text) }
+}
+
+fn aggregator(granted: &[u64]) -> v1::Hello {
+    let aggregator = v1::Aggregator {
+        incarnation: 7,
+        units: 4096,
+        unit_bytes: 1392,
+        packets_per_second: 0,
+        granted: granted.to_vec(),
+    };
+    v1::Hello {
+        protocol_version: PROTOCOL_VERSION,
+        host: "agg0".to_owned(),
+        listen: "10.0.0.99:7400".to_owned(),
+        aggregator: Some(aggregator),
+        ..v1::Hello::default()
+    }
+}
+
+fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
+    let abilities = v1::Abilities { aggregation: true, carry: true, ..v1::Abilities::default() };
+    v1::Hello { abilities: Some(abilities), ..hello(host, running) }
+}
+
+fn agents(world: &mut World) -> Vec<SessionId> {
+    let sessions: Vec<SessionId> = (0..4).map(|host| world.hello(able(host, vec![]))).collect();
+    sessions.iter().for_each(|session| drop(world.heard(*session)));
+    sessions
+}
+
+fn grants(world: &mut World, session: SessionId) -> Vec<v1::GrantAggregation> {
+    let heard = world.heard(session).into_iter();
+    let grants = heard.filter_map(|message| match message {
+        to_agent::Message::GrantAggregation(grant) => Some(grant),
+        _ => None,
+    });
+    grants.collect()
+}
+
+fn revoked(world: &mut World, session: SessionId) -> Vec<u64> {
+    let heard = world.heard(session).into_iter();
+    let revoked = heard.filter_map(|message| match message {
+        to_agent::Message::RevokeAggregation(revoked) => Some(revoked.communicator),
+        _ => None,
+    });
+    revoked.collect()
+}
+
+fn answer(world: &mut World, session: SessionId, communicator: u64, refused: &str) {
+    let refused = refused.to_owned();
+    let answer = v1::AggregationGranted { communicator, refused };
+    world.say(session, from_agent::Message::AggregationGranted(answer));
+}
+
+fn plan(world: &World, id: u64) -> v1::PlanStatus {
+    world.state.plans_reply(id).unwrap().plans.remove(0)
+}
+
+fn join_all(world: &mut World, sessions: &[SessionId], tenant: &str) -> Vec<v1::Recipe> {
+    for (rank, session) in sessions.iter().enumerate() {
+        world.join_as(*session, tenant, "world", rank as u32, sessions.len() as u32);
+    }
+    sessions.iter().map(|session| world.recipe(*session)).collect()
+}
+
+#[test]
+fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
+    let mut world = World::new(settings(), 1);
+    let agg = world.hello(aggregator(&[]));
+    assert!(matches!(world.heard(agg).as_slice(), [to_agent::Message::Welcome(_)]));
+    let sessions = agents(&mut world);
+    let recipes = join_all(&mut world, &sessions, "a");
+    let [grant] = grants(&mut world, agg).try_into().unwrap();
+    assert_eq!((grant.workers, grant.tenant.as_str(), grant.weight), (4, "a", 1));
+    assert!(grant.guaranteed >= 2 && grant.guaranteed <= grant.most && grant.most <= 4096, "{grant:?}");
+    assert_eq!(grant.chunk_elements, 348);
+    let secret: [u8; 32] = grant.secret.clone().try_into().unwrap();
+    let mut keys = BTreeSet::new();
+    for (index, recipe) in recipes.iter().enumerate() {
+        let told = recipe.aggregation.clone().unwrap();
+        assert_eq!((told.address.as_str(), told.communicator), ("10.0.0.99:7400", grant.communicator));
+        assert_eq!((told.worker, told.workers, told.partial), (index as u32, 4, false));
+        assert_eq!(told.key, worker_key(&secret, grant.communicator, index as u16));
+        assert!(told.least_bytes >= 1024 && told.window >= 16 && 2 * told.window <= grant.most, "{told:?}");
+        keys.insert(told.key);
+    }
+    assert_eq!(keys.len(), 4);
+    let id = recipes[0].communicator;
+    world.prepare(&sessions, id, 1);
+    let shown = plan(&world, id);
+    assert_eq!(shown.aggregator, "agg0");
+    assert!(shown.aggregation_reason.contains("by agg0 at s0"), "{shown:?}");
+    let fabric = world.state.topology_reply(world.now).aggregators;
+    assert_eq!((fabric[0].connected, fabric[0].communicators, fabric[0].units), (true, 1, 4096));
+    assert_eq!((fabric[0].at.as_str(), fabric[0].guaranteed), ("s0", grant.guaranteed));
+    assert!(world.state.dissolve(world.now, id, "over"));
+    world.settle();
+    assert_eq!(revoked(&mut world, agg), [] as [u64; 0], "segments may be under way");
+    world.wait(SECOND * 5);
+    assert_eq!(revoked(&mut world, agg), [grant.communicator]);
+}
+
+#[test]
+fn who_has_none_goes_by_the_hosts_and_is_told_why() {
+    type Case = (&'static str, fn(&mut Settings), bool, bool);
+    let cases: [Case; 3] = [
+        (
+            "the tenant has none",
+            |settings| {
+                settings.terms.insert("a".to_owned(), Terms { allowed: false, weight: 1 });
+            },
+            true,
+            true,
+        ),
+        ("no aggregator is there", |_| {}, false, true),
+        ("not all agents can", |_| {}, true, false),
+    ];
+    for (why, change, there, can) in cases {
+        let mut settings = settings();
+        change(&mut settings);
+        let mut world = World::new(settings, 2);
+        let agg = there.then(|| world.hello(aggregator(&[])));
+        let mut sessions = agents(&mut world);
+        if !can {
+            world.gone(sessions[3]);
+            sessions[3] = world.agent(3);
+        }
+        let recipes = join_all(&mut world, &sessions, "a");
+        assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none()), "{why}");
+        assert!(agg.is_none_or(|agg| grants(&mut world, agg).is_empty()), "{why}");
+        let id = recipes[0].communicator;
+        world.prepare(&sessions, id, 1);
+        assert_eq!(plan(&world, id).aggregation_reason, why);
+    }
+    let bare = settings_of("[[host]]\nname = \"h0\"\n");
+    let mut world = World::new(bare, 2);
+    let session = world.hello(able(0, vec![]));
+    world.heard(session);
+    let id = world.form(&[session], "world");
+    assert_eq!(plan(&world, id).aggregation_reason, "", "nothing is said where there is none at all");
+}
+
+#[test]
+fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_disturbs_nobody() {
+    let mut world = World::new(settings(), 3);
+    let sessions = agents(&mut world);
+    let id = world.form(&sessions, "world");
+    world.wait(SECOND);
+    sessions.iter().for_each(|session| drop(world.heard(*session)));
+    let agg = world.hello(aggregator(&[]));
+    world.wait(SECOND);
+    let [grant] = grants(&mut world, agg).try_into().unwrap();
+    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    assert!(recipes.iter().all(|recipe| {
+        recipe.epoch == 2
+            && recipe.aggregation.as_ref().is_some_and(|told| told.communicator == grant.communicator)
+    }));
+    assert!(recipes.iter().all(|recipe| recipe.peers.iter().all(|peer| peer.carried)), "links go on");
+    world.prepare(&sessions, id, 2);
+    for session in &sessions {
+        let switched = v1::Switched { communicator: id, epoch: 2, first_segment: 0 };
+        world.say(*session, from_agent::Message::Switched(switched));
+    }
+    answer(&mut world, agg, grant.communicator, "");
+    assert_eq!(plan(&world, id).aggregator, "agg0");
+    world.gone(agg);
+    world.wait(SECOND * 60);
+    assert!(
+        sessions.iter().all(|session| world.heard(*session).is_empty()),
+        "nothing that runs is disturbed"
+    );
+    let back = world.hello(aggregator(&[grant.communicator]));
+    world.wait(SECOND);
+    assert_eq!(grants(&mut world, back), [], "it serves on");
+    world.gone(back);
+    let anew = world.hello(aggregator(&[]));
+    assert_eq!(grants(&mut world, anew), [grant], "a new start is told again");
+    assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+}
+
+#[test]
+fn a_refused_grant_is_remembered_and_shown() {
+    let mut world = World::new(settings(), 4);
+    let agg = world.hello(aggregator(&[]));
+    let sessions = agents(&mut world);
+    let id = world.form(&sessions, "world");
+    let [grant] = grants(&mut world, agg).try_into().unwrap();
+    answer(&mut world, agg, grant.communicator, "the pool is promised to others");
+    let shown = plan(&world, id);
+    assert_eq!(shown.aggregator, "");
+    assert_eq!(shown.aggregation_reason, "agg0 refused: the pool is promised to others");
+    world.wait(SECOND * 30);
+    assert_eq!(grants(&mut world, agg), [], "it is not asked again");
+    assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+}
+
+#[test]
+fn a_restart_of_control_finds_grants_again_and_withdraws_what_nobody_names() {
+    let mut world = World::new(settings(), 5);
+    let agg = world.hello(aggregator(&[]));
+    let sessions = agents(&mut world);
+    let recipes = join_all(&mut world, &sessions, "a");
+    let [grant] = grants(&mut world, agg).try_into().unwrap();
+    let mut world = World::new(settings(), 6);
+    let agg = world.hello(aggregator(&[grant.communicator, 99]));
+    let running = |recipe: &v1::Recipe| {
+        let aggregation = recipe.aggregation.clone().map(|told| v1::Aggregation { key: vec![], ..told });
+        vec![v1::Recipe { peers: vec![], aggregation, ..recipe.clone() }]
+    };
+    let sessions: Vec<SessionId> =
+        recipes.iter().enumerate().map(|(host, recipe)| world.hello(able(host, running(recipe)))).collect();
+    world.wait(SECOND);
+    let id = recipes[0].communicator;
+    assert_eq!(plan(&world, id).aggregator, "agg0");
+    assert_eq!(revoked(&mut world, agg), [] as [u64; 0]);
+    world.wait(SECOND * 30);
+    assert_eq!(revoked(&mut world, agg), [99]);
+    for session in &sessions {
+        let changes = world.heard(*session).into_iter();
+        let changes = changes.filter(|message| matches!(message, to_agent::Message::Change(_)));
+        assert_eq!(changes.count(), 0, "what runs goes on");
+    }
+}
+
+#[test]
+fn hellos_without_sense_and_words_of_others_are_refused() {
+    let mut world = World::new(settings(), 7);
+    let good = || aggregator(&[]);
+    let broken = |change: fn(&mut v1::Aggregator)| {
+        let mut hello = good();
+        change(hello.aggregator.as_mut().unwrap());
+        hello
+    };
+    let cases = [
+        (v1::Hello { host: "h0".to_owned(), ..good() }, RefusedKind::UnknownHost),
+        (v1::Hello { listen: "0.0.0.0:1".to_owned(), ..good() }, RefusedKind::Protocol),
+        (broken(|told| told.incarnation = 0), RefusedKind::Protocol),
+        (broken(|told| told.units = 0), RefusedKind::Protocol),
+        (broken(|told| told.unit_bytes = 1 << 20), RefusedKind::Protocol),
+        (v1::Hello { host: "agg0".to_owned(), ..hello(0, vec![]) }, RefusedKind::UnknownHost),
+    ];
+    for (hello, kind) in cases {
+        let session = world.hello(hello.clone());
+        let heard = world.heard(session);
+        assert!(
+            matches!(heard.as_slice(), [to_agent::Message::Refused(refused)] if refused.kind() == kind),
+            "{hello:?}: {heard:?}"
+        );
+    }
+    let agg = world.hello(good());
+    world.heard(agg);
+    let second = world.hello(good());
+    let heard = world.heard(second);
+    assert!(
+        matches!(heard.as_slice(), [to_agent::Message::Refused(refused)] if refused.kind() == RefusedKind::HostInUse)
+    );
+    answer(&mut world, agg, 1234, "");
+    assert!(world.heard(agg).is_empty(), "of a grant that has ended meanwhile");
+    world.join(agg, "world", 0, 1);
+    assert!(world.ended.contains(&agg), "an aggregator joins nothing");
+    let agent = world.agent(0);
+    answer(&mut world, agent, 1, "");
+    assert!(world.ended.contains(&agent));
+}

@@ -1,0 +1,144 @@
+//! The agent's other role: an aggregator on the way, for the communicators that control grants it.
+//!
+//! One thread serves datagrams and holds all state; this task carries control's grants to it and its words back. What was granted is
+//! served on while control is away; a new start is another incarnation, to which control grants again.
+
+mod calibrate;
+mod config;
+mod grant;
+mod metrics;
+mod routes;
+mod serve;
+
+pub use calibrate::{Calibration, calibrate};
+pub use config::AggregatorConfig;
+
+use crate::control::{self, Event, Settings};
+use crate::telemetry::http;
+use anyhow::Context;
+use harmonaize_aggregator::{Aggregator, Pool};
+use harmonaize_api::communicator_text;
+use harmonaize_api::v1::{self, from_agent};
+use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
+use serve::{Server, Thread};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// How often control is told what was done.
+const REPORTS: Duration = Duration::from_secs(1);
+/// Datagrams that wait to be sent.
+const BATCH: usize = 256;
+/// How long the calibration may take.
+const CALIBRATION: Duration = Duration::from_millis(50);
+/// How long the last words to control may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Serves until `stop` completes.
+///
+/// # Errors
+/// If an address cannot be had, or the system gives no thread or randomness; says which.
+pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let (unit, units) = (config.unit_bytes(), config.units());
+    let datagrams = DatagramConfig {
+        bytes: unit + harmonaize_aggregator::packet::HEADER_BYTES,
+        batch: BATCH,
+        ..DatagramConfig::default()
+    };
+    let socket = Datagrams::bind(config.listen, datagrams)
+        .with_context(|| format!("cannot listen on {} for workers", config.listen))?;
+    let address = socket.local_address();
+    let rate = match config.packets_per_second {
+        Some(rate) => rate,
+        None => calibrate(unit, CALIBRATION).map_or(0, |measured| measured.packets_per_second()),
+    };
+    let incarnation = incarnation()?;
+    let server = Server::new(socket, Aggregator::new(incarnation, Pool::new(units, unit)), config.spin);
+    let thread = Thread::start(server).context("cannot start the aggregator's thread")?;
+    let told = v1::Aggregator {
+        incarnation,
+        units,
+        unit_bytes: u32::try_from(unit).unwrap_or(u32::MAX),
+        packets_per_second: rate,
+        granted: Vec::new(),
+    };
+    let settings = Settings::new(config.control, config.name.clone(), address);
+    let mut control = control::connect(Settings { aggregator: Some(told), ..settings });
+    let (closing, closed) = watch::channel(false);
+    if let Some(metrics) = config.metrics {
+        let listener = TcpListener::bind(metrics)
+            .await
+            .with_context(|| format!("cannot listen on {metrics} for scrapes"))?;
+        let asked = thread.asker();
+        let scrape = move || {
+            let asked = asked.clone();
+            async move { metrics::text(&asked.read().await?).ok() }
+        };
+        tokio::spawn(http::serve(scrape, listener, closed));
+    }
+    tracing::info!(name = config.name, %address, units, unit, packets_per_second = rate, "aggregator is up");
+    let mut reports = tokio::time::interval(REPORTS);
+    tokio::pin!(stop);
+    loop {
+        tokio::select! {
+            Some(event) = control.events.recv() => {
+                if let Some(answer) = follow(&thread, event).await {
+                    let _ = control.to_control.send(answer).await;
+                }
+            }
+            _ = reports.tick() => {
+                if let Some(reading) = thread.asker().read().await {
+                    // A control that does not read gets the next one.
+                    let _ = control.to_control.try_send(from_agent::Message::Aggregator(reading.report()));
+                }
+            }
+            () = &mut stop => break,
+        }
+    }
+    tracing::info!("aggregator is going down");
+    closing.send_replace(true);
+    drop(control.to_control);
+    drop(control.events);
+    let _ = tokio::time::timeout(FAREWELL, control.task).await;
+    thread.end()
+}
+
+/// Does what control says; the answer, if it wants one.
+async fn follow(thread: &Thread, event: Event) -> Option<from_agent::Message> {
+    match event {
+        Event::GrantAggregation(told) => {
+            let id = told.communicator;
+            let (communicator, tenant) = (communicator_text(id), told.tenant.clone());
+            let outcome = match grant::read(&told) {
+                Ok(read) => thread.grant(read).await,
+                Err(error) => Err(error),
+            };
+            match &outcome {
+                Ok(()) => tracing::info!(communicator, tenant, workers = told.workers, "granted"),
+                Err(why) => tracing::warn!(communicator, tenant, why, "a grant is refused"),
+            }
+            let refused = outcome.err().unwrap_or_default();
+            let answer = v1::AggregationGranted { communicator: id, refused };
+            Some(from_agent::Message::AggregationGranted(answer))
+        }
+        Event::RevokeAggregation { communicator } => {
+            tracing::info!(communicator = communicator_text(communicator), "withdrawn");
+            thread.revoke(communicator);
+            None
+        }
+        Event::Connected(welcome) => {
+            tracing::info!(control = welcome.build, "session with control is open");
+            None
+        }
+        // An aggregator has no communicators of its own.
+        _ => None,
+    }
+}
+
+/// A number that no other start has.
+fn incarnation() -> anyhow::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| anyhow::anyhow!("the system gives no randomness: {error}"))?;
+    Ok(u64::from_le_bytes(bytes).max(1))
+}

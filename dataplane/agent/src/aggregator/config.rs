@@ -1,0 +1,177 @@
+//! The configuration file of an aggregator.
+
+use crate::config::ConfigError;
+use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
+use harmonaize_planner::{Bytes, Nanos, parse_toml};
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+/// Bytes of the headers of IP and UDP, of the two versions of IP.
+const HEADERS: (usize, usize) = (28, 48);
+/// The pool where the processor says nothing of its caches.
+const POOL: u64 = 4 << 20;
+/// What a pool may be.
+const POOLS: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 30;
+/// What a frame may carry.
+const MTUS: std::ops::RangeInclusive<u32> = 576..=9216;
+/// Units are whole elements of every type.
+const ALIGN: usize = 8;
+
+/// What the operator decided for an aggregator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AggregatorConfig {
+    /// Its name in control's topology.
+    pub name: String,
+    /// Where control listens, "host:port".
+    pub control: String,
+    /// Where workers' datagrams come, UDP.
+    pub listen: SocketAddr,
+    /// Bytes of memory for sums.
+    pub pool: u64,
+    /// What a frame carries on the way between it and the workers: no datagram is longer.
+    pub mtu: u32,
+    /// How long it looks for datagrams before it sleeps.
+    pub spin: Duration,
+    /// What control takes it to do, packets a second in and as many out; none: it is measured at the start.
+    pub packets_per_second: Option<u64>,
+    /// Where Prometheus reads metrics over HTTP; none: nowhere.
+    pub metrics: Option<SocketAddr>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    control: String,
+    listen: SocketAddr,
+    pool: Option<Bytes>,
+    mtu: Option<u32>,
+    spin: Option<Nanos>,
+    packets_per_second: Option<u64>,
+    metrics: Option<SocketAddr>,
+}
+
+impl AggregatorConfig {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, a key is unknown or missing, or a value makes no sense; with the line, where there is one.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let file: File =
+            parse_toml(text).map_err(|error| ConfigError::Text { path: path.to_owned(), error })?;
+        let value = |message: String| ConfigError::Value { path: path.to_owned(), message };
+        if file.listen.ip().is_unspecified() {
+            let listen = file.listen;
+            return Err(value(format!(
+                "`listen` is {listen}, where no worker can send to; give this machine's fabric address"
+            )));
+        }
+        let pool = file.pool.map_or_else(|| half_of_cache().unwrap_or(POOL), |pool| pool.0);
+        if !POOLS.contains(&pool) {
+            return Err(value(format!("`pool` must be {} to {} bytes", POOLS.start(), POOLS.end())));
+        }
+        let mtu = file.mtu.unwrap_or(1500);
+        if !MTUS.contains(&mtu) {
+            return Err(value(format!("`mtu` must be {} to {}", MTUS.start(), MTUS.end())));
+        }
+        Ok(Self {
+            name: file.name,
+            control: file.control.trim_start_matches("http://").to_owned(),
+            listen: file.listen,
+            pool,
+            mtu,
+            spin: file.spin.map_or(Duration::from_micros(50), |spin| Duration::from_nanos(spin.0)),
+            packets_per_second: file.packets_per_second,
+            metrics: file.metrics,
+        })
+    }
+
+    /// Bytes of payload of the longest datagram, whole elements of any type.
+    pub fn unit_bytes(&self) -> usize {
+        let headers = if self.listen.is_ipv4() { HEADERS.0 } else { HEADERS.1 };
+        (self.mtu as usize - headers - HEADER_BYTES).min(MAX_PAYLOAD) / ALIGN * ALIGN
+    }
+
+    /// Units in the pool.
+    pub fn units(&self) -> u32 {
+        u32::try_from(self.pool / (self.unit_bytes() + HEADER_BYTES) as u64).unwrap_or(u32::MAX)
+    }
+}
+
+/// Half of the last-level cache of the first processor, bytes: the rest is for what passes through.
+fn half_of_cache() -> Option<u64> {
+    let caches = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    let sizes = caches.filter_map(|cache| {
+        let text = std::fs::read_to_string(cache.ok()?.path().join("size")).ok()?;
+        cache_bytes(text.trim())
+    });
+    sizes.max().map(|bytes| (bytes / 2).clamp(*POOLS.start(), 64 << 20))
+}
+
+/// As sysfs writes it: "32768K".
+fn cache_bytes(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let factor = match unit {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "name = \"agg0\"\ncontrol = \"http://10.0.0.1:7000\"\nlisten = \"10.1.0.9:7400\"\n";
+
+    fn parse(text: &str) -> Result<AggregatorConfig, String> {
+        AggregatorConfig::parse(Path::new("a.toml"), text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_file_with_the_least_has_the_rest_by_default() {
+        let config = parse(GOOD).unwrap();
+        assert_eq!((config.name.as_str(), config.control.as_str()), ("agg0", "10.0.0.1:7000"));
+        assert_eq!((config.mtu, config.unit_bytes()), (1500, 1392));
+        assert!(POOLS.contains(&config.pool), "{config:?}");
+        assert_eq!(u64::from(config.units()), config.pool / 1472);
+        assert_eq!(parse(&format!("{GOOD}pool = \"1MiB\"\n")).unwrap().units(), 712);
+        let jumbo = parse(&format!("{GOOD}mtu = 9000\n")).unwrap();
+        assert_eq!(jumbo.unit_bytes(), MAX_PAYLOAD);
+        let v6 = parse(&GOOD.replace("10.1.0.9:7400", "[fd00::9]:7400")).unwrap();
+        assert_eq!(v6.unit_bytes(), 1368, "a frame carries a unit with its headers");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_and_named() {
+        for (change, expected) in [
+            ("mtu = 100", "`mtu` must be 576 to 9216"),
+            ("pool = \"1KiB\"", "`pool` must be"),
+            ("slots = 7", "line 4, column 1: unknown field `slots`"),
+        ] {
+            let error = parse(&format!("{GOOD}{change}\n")).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = parse(&GOOD.replace("10.1.0.9", "0.0.0.0")).unwrap_err();
+        assert!(error.contains("`listen` is 0.0.0.0:7400"), "{error}");
+        assert!(parse("").unwrap_err().contains("missing field `name`"));
+    }
+
+    #[test]
+    fn sizes_of_caches_are_read_as_the_kernel_writes_them() {
+        assert_eq!(
+            ["48K", "2M", "512", "x", "9G"].map(cache_bytes),
+            [Some(48 << 10), Some(2 << 20), Some(512), None, None]
+        );
+    }
+}

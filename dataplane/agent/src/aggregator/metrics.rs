@@ -1,0 +1,241 @@
+//! What an aggregator has done, for control and for Prometheus: a tenant's series each, and a bounded number of tenants.
+
+use harmonaize_aggregator::{Counters, Strangers};
+use harmonaize_api::v1;
+use harmonaize_transport::datagram::DatagramCounters;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::collections::BTreeMap;
+
+/// Tenants with series of their own: those with most packets; others are summed up in `other`.
+const TENANTS: usize = 64;
+
+/// What the thread says of itself.
+#[derive(Debug)]
+pub(super) struct Reading {
+    /// By tenant: communicators that are served, and what was done for all that ever were.
+    pub tenants: BTreeMap<String, (u32, Counters)>,
+    pub strangers: Strangers,
+    pub datagrams: DatagramCounters,
+    /// Packets that could not go out.
+    pub unsent: u64,
+    /// Units that hold nothing, and all.
+    pub free: usize,
+    pub units: u32,
+}
+
+/// Adds up.
+pub(super) fn add(to: &mut Counters, more: &Counters) {
+    let Counters {
+        received,
+        sent,
+        sums,
+        partial_sums,
+        duplicates,
+        late,
+        stale,
+        lost,
+        no_slot,
+        size,
+        ahead,
+        worker,
+        tag,
+        kind,
+    } = more;
+    let pairs = [
+        (&mut to.received, received),
+        (&mut to.sent, sent),
+        (&mut to.sums, sums),
+        (&mut to.partial_sums, partial_sums),
+        (&mut to.duplicates, duplicates),
+        (&mut to.late, late),
+        (&mut to.stale, stale),
+        (&mut to.lost, lost),
+        (&mut to.no_slot, no_slot),
+        (&mut to.size, size),
+        (&mut to.ahead, ahead),
+        (&mut to.worker, worker),
+        (&mut to.tag, tag),
+        (&mut to.kind, kind),
+    ];
+    for (to, more) in pairs {
+        *to = to.saturating_add(*more);
+    }
+}
+
+/// Packets that had no effect because they were forged, damaged or senseless.
+fn refused(counters: &Counters) -> u64 {
+    counters.size + counters.ahead + counters.worker + counters.tag + counters.kind
+}
+
+fn strange(strangers: &Strangers) -> u64 {
+    strangers.length + strangers.stranger + strangers.version + strangers.kind + strangers.communicator
+}
+
+impl Reading {
+    /// The tenants that are told of by name, and the others together.
+    fn tenants(&self) -> Vec<(String, u32, Counters)> {
+        let mut all: Vec<_> =
+            self.tenants.iter().map(|(name, (count, done))| (name.clone(), *count, *done)).collect();
+        all.sort_by_key(|(_, _, done)| std::cmp::Reverse(done.received));
+        let mut others = ("other".to_owned(), 0, Counters::default());
+        for (_, count, done) in all.drain(all.len().min(TENANTS - 1)..) {
+            others.1 += count;
+            add(&mut others.2, &done);
+        }
+        all.extend((others.2 != Counters::default() || others.1 > 0).then_some(others));
+        all
+    }
+
+    /// For control.
+    pub(super) fn report(&self) -> v1::AggregatorReport {
+        let tenant = |(tenant, communicators, done): (String, u32, Counters)| v1::AggregatedTenant {
+            tenant,
+            communicators,
+            sums: done.sums,
+            partial_sums: done.partial_sums,
+            received: done.received,
+            sent: done.sent,
+            no_slot: done.no_slot,
+            refused: refused(&done),
+        };
+        v1::AggregatorReport {
+            tenants: self.tenants().into_iter().map(tenant).collect(),
+            used: self.units.saturating_sub(u32::try_from(self.free).unwrap_or(u32::MAX)),
+            strange: strange(&self.strangers) + self.datagrams.strange,
+            unsent: self.unsent + self.datagrams.unsent,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Tenant {
+    tenant: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Why {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TenantWhy {
+    tenant: String,
+    reason: &'static str,
+}
+
+/// A reading as metrics, in the text format of OpenMetrics.
+pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("harmonaize_aggregator");
+    type One = (&'static str, &'static str, fn(&Counters) -> u64);
+    let counts: [One; 6] = [
+        ("packets_received", "Packets of workers that were believed", |done| done.received),
+        ("packets_sent", "Packets to workers", |done| done.sent),
+        ("sums", "Chunks summed", |done| done.sums),
+        ("partial_sums", "Of these, with parts missing", |done| done.partial_sums),
+        ("duplicates", "Parts that were in already", |done| done.duplicates),
+        ("no_slot", "Parts for which there was no slot", |done| done.no_slot),
+    ];
+    let tenants = reading.tenants();
+    for (name, help, of) in counts {
+        let family = Family::<Tenant, Counter>::default();
+        for (tenant, _, done) in &tenants {
+            family.get_or_create(&Tenant { tenant: tenant.clone() }).inc_by(of(done));
+        }
+        registry.register(name, help, family);
+    }
+    type Reason = (&'static str, fn(&Counters) -> u64);
+    let reasons: [Reason; 8] = [
+        ("tag", |done| done.tag),
+        ("worker", |done| done.worker),
+        ("size", |done| done.size),
+        ("ahead", |done| done.ahead),
+        ("kind", |done| done.kind),
+        ("stale", |done| done.stale),
+        ("session", |done| done.lost),
+        ("late", |done| done.late),
+    ];
+    let dropped = Family::<TenantWhy, Counter>::default();
+    let served = Family::<Tenant, Gauge>::default();
+    for (tenant, communicators, done) in &tenants {
+        for (reason, of) in reasons {
+            dropped.get_or_create(&TenantWhy { tenant: tenant.clone(), reason }).inc_by(of(done));
+        }
+        served.get_or_create(&Tenant { tenant: tenant.clone() }).set(i64::from(*communicators));
+    }
+    registry.register("dropped", "Packets of a tenant's communicators that had no effect", dropped);
+    registry.register("communicators", "Communicators that are served", served);
+    let strange = Family::<Why, Counter>::default();
+    let Strangers { length, stranger, version, kind, communicator } = reading.strangers;
+    let whys = [
+        ("length", length + reading.datagrams.strange),
+        ("stranger", stranger),
+        ("version", version),
+        ("kind", kind),
+        ("communicator", communicator),
+        ("overrun", reading.datagrams.overrun),
+    ];
+    for (reason, count) in whys {
+        strange.get_or_create(&Why { reason }).inc_by(count);
+    }
+    registry.register("strange", "Datagrams of no communicator, dropped", strange);
+    let unsent = Counter::<u64>::default();
+    unsent.inc_by(reading.unsent + reading.datagrams.unsent);
+    registry.register("unsent", "Packets that could not go out", unsent);
+    let gauge = |value: u64| {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        gauge
+    };
+    registry.register("units", "Units of the pool", gauge(u64::from(reading.units)));
+    registry.register("units_free", "Units of the pool that hold nothing", gauge(reading.free as u64));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(tenants: u64) -> Reading {
+        let one = |at: u64| {
+            let done = Counters { received: 10 * at, sums: at, tag: 1, ..Counters::default() };
+            (format!("t{at}"), (1, done))
+        };
+        Reading {
+            tenants: (1..=tenants).map(one).collect(),
+            strangers: Strangers { version: 3, ..Strangers::default() },
+            datagrams: DatagramCounters::default(),
+            unsent: 2,
+            free: 60,
+            units: 64,
+        }
+    }
+
+    #[test]
+    fn what_was_done_is_told_by_tenant_and_the_rest_together() {
+        let text = text(&reading(2)).unwrap();
+        for line in [
+            "harmonaize_aggregator_sums_total{tenant=\"t2\"} 2",
+            "harmonaize_aggregator_dropped_total{tenant=\"t1\",reason=\"tag\"} 1",
+            "harmonaize_aggregator_strange_total{reason=\"version\"} 3",
+            "harmonaize_aggregator_communicators{tenant=\"t1\"} 1",
+            "harmonaize_aggregator_units_free 60",
+            "harmonaize_aggregator_unsent_total 2",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+        let report = reading(200).report();
+        assert_eq!(report.tenants.len(), TENANTS);
+        assert_eq!(report.tenants[0].tenant, "t200", "most packets first");
+        let other = report.tenants.last().unwrap();
+        assert_eq!((other.tenant.as_str(), other.communicators), ("other", 200 - 63));
+        let sums: u64 = report.tenants.iter().map(|tenant| tenant.sums).sum();
+        assert_eq!((sums, report.used, report.unsent), (200 * 201 / 2, 4, 2), "nothing is lost");
+    }
+}

@@ -1,0 +1,121 @@
+//! Where workers are: learned from packets that were believed.
+//!
+//! A worker's address is that from which it began the session, as long as the session lasts: an answer [`Kind::Granted`] proves
+//! that its Begin was believed. What is repeated later, from wherever, moves nobody's sums.
+
+use harmonaize_aggregator::To;
+use harmonaize_aggregator::packet::{Kind, Sealed};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    session: u64,
+    to: SocketAddr,
+}
+
+/// The workers of each communicator.
+#[derive(Debug, Default)]
+pub(super) struct Routes(BTreeMap<u64, Box<[Option<Route>]>>);
+
+/// The packet that is being answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    pub from: SocketAddr,
+    communicator: u64,
+    worker: u16,
+}
+
+impl Asker {
+    /// What a packet claims of its sender; nothing of it is believed yet. None for what is no packet.
+    pub(super) fn of(from: SocketAddr, packet: &[u8]) -> Option<Self> {
+        let sealed = Sealed::read(packet).ok()?;
+        Some(Self { from, communicator: sealed.communicator(), worker: sealed.worker() })
+    }
+}
+
+impl Routes {
+    /// A communicator has been granted. All that it needs is allocated here.
+    pub(super) fn add(&mut self, communicator: u64, workers: u16) {
+        self.0.insert(communicator, vec![None; usize::from(workers)].into_boxed_slice());
+    }
+
+    /// It has been withdrawn.
+    pub(super) fn remove(&mut self, communicator: u64) {
+        self.0.remove(&communicator);
+    }
+
+    /// Where `packet`, which was made while `asker` was looked at, goes; none where that is not known.
+    pub(super) fn find(&mut self, asker: Option<Asker>, to: To, packet: &[u8]) -> Option<SocketAddr> {
+        let To::Worker { communicator, worker } = to else { return None };
+        let route = self.0.get_mut(&communicator)?.get_mut(usize::from(worker))?;
+        let asker = asker.filter(|asker| (asker.communicator, asker.worker) == (communicator, worker));
+        if let Some(asker) = asker
+            && let Ok(sealed) = Sealed::read(packet)
+        {
+            let session = sealed.session();
+            if sealed.kind() == Kind::Granted && route.is_none_or(|route| route.session < session) {
+                *route = Some(Route { session, to: asker.from });
+            }
+            // Of a session that never began here: a word to who asked.
+            if route.is_none_or(|route| route.session != session) {
+                return Some(asker.from);
+            }
+        }
+        route.map(|route| route.to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_aggregator::Key;
+    use harmonaize_aggregator::packet::{HEADER_BYTES, Header, PayloadDigest, seal};
+
+    fn packet(kind: Kind, worker: u16, session: u64) -> Vec<u8> {
+        let payload = if kind == Kind::Result { 4 } else { 0 };
+        let mut packet = vec![0; HEADER_BYTES + payload];
+        let header = Header {
+            kind,
+            worker,
+            count: 1,
+            communicator: 7,
+            session,
+            incarnation: 1,
+            sequence: 1,
+            chunk: 0,
+            had: 0,
+            window: 4,
+            note: 1,
+        };
+        seal(&header, &Key::new(&[0; 32]), &PayloadDigest::of(&[0; 4]), &mut packet);
+        packet
+    }
+
+    fn at(port: u16) -> SocketAddr {
+        ([10, 0, 0, 1], port).into()
+    }
+
+    #[test]
+    fn a_session_s_first_begin_says_where_a_worker_is_and_nothing_later_moves_it() {
+        let mut routes = Routes::default();
+        routes.add(7, 2);
+        let to = |worker| To::Worker { communicator: 7, worker };
+        let begin = |from, session| Asker::of(from, &packet(Kind::Begin, 0, session));
+        let granted = |session| packet(Kind::Granted, 0, session);
+        let sum = |session| packet(Kind::Result, 0, session);
+        assert_eq!(routes.find(None, to(0), &sum(1)), None, "nobody is known yet");
+        let lost = packet(Kind::Lost, 0, 1);
+        assert_eq!(routes.find(begin(at(9), 1), to(0), &lost), Some(at(9)), "who asks is answered");
+        assert_eq!(routes.find(None, to(0), &sum(1)), None, "and no sum goes there for it");
+        assert_eq!(routes.find(begin(at(1), 1), to(0), &granted(1)), Some(at(1)));
+        assert_eq!(routes.find(None, to(0), &sum(1)), Some(at(1)));
+        assert_eq!(routes.find(begin(at(2), 1), to(0), &granted(1)), Some(at(1)), "a replay");
+        assert_eq!(routes.find(begin(at(3), 2), to(0), &granted(2)), Some(at(3)), "a later session");
+        assert_eq!(routes.find(begin(at(3), 2), to(1), &sum(2)), None, "another worker's");
+        assert_eq!(routes.find(begin(at(3), 2), to(2), &sum(2)), None, "there is none");
+        assert_eq!(routes.find(None, To::Parent { communicator: 7 }, &sum(2)), None);
+        routes.remove(7);
+        assert_eq!(routes.find(None, to(0), &sum(2)), None);
+    }
+}

@@ -1,0 +1,341 @@
+//! The aggregator's thread: datagrams in, datagrams out, and commands in between. Nothing is allocated for a datagram.
+
+use super::grant::Told;
+use super::metrics::{Reading, add};
+use super::routes::{Asker, Routes};
+use anyhow::Context;
+use crossbeam::channel::{Receiver, Sender, bounded};
+use harmonaize_aggregator::{Aggregator, Counters, GrantError, PoolError, To};
+use harmonaize_transport::datagram::Datagrams;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// Commands that wait.
+const COMMANDS: usize = 256;
+/// How often it is looked at who has fallen still, and after how long that is said of a communicator.
+const TICK: Duration = Duration::from_millis(100);
+const IDLE: Duration = Duration::from_secs(1);
+/// Bytes of what arrived that wait to be looked at: as much as one call brings.
+const ARRIVED: usize = 1 << 20;
+/// Calls to receive between two looks at commands.
+const CALLS: usize = 16;
+/// Tenants whose counts are kept when they have no communicators here any more; others' are summed up in `other`.
+const MOST_TENANTS: usize = 64;
+
+/// What the thread is asked.
+enum Command {
+    Grant(Box<Told>, oneshot::Sender<Result<(), String>>),
+    Revoke(u64),
+    Read(oneshot::Sender<Reading>),
+}
+
+/// A communicator that is served.
+struct Served {
+    secret: [u8; 32],
+    tenant: String,
+}
+
+/// What one call brought, copied so that answers can go out while it is looked at.
+struct Arrived {
+    bytes: Box<[u8]>,
+    /// Sender, and where its datagram begins and ends.
+    datagrams: Vec<(SocketAddr, usize, usize)>,
+    used: usize,
+}
+
+impl Arrived {
+    fn new() -> Self {
+        // The shortest packet is a header.
+        let most = ARRIVED / harmonaize_aggregator::packet::HEADER_BYTES;
+        let bytes = vec![0; ARRIVED].into_boxed_slice();
+        Self { bytes, datagrams: Vec::with_capacity(most), used: 0 }
+    }
+
+    fn clear(&mut self) {
+        self.datagrams.clear();
+        self.used = 0;
+    }
+
+    /// Takes a datagram; false, and nothing has happened, if there is no room.
+    fn push(&mut self, from: SocketAddr, datagram: &[u8]) -> bool {
+        let end = self.used + datagram.len();
+        let Some(room) = self.bytes.get_mut(self.used..end) else { return false };
+        if self.datagrams.len() == self.datagrams.capacity() {
+            return false;
+        }
+        room.copy_from_slice(datagram);
+        self.datagrams.push((from, self.used, end));
+        self.used = end;
+        true
+    }
+}
+
+/// All that the thread has.
+pub(super) struct Server {
+    socket: Datagrams,
+    aggregator: Aggregator,
+    arrived: Arrived,
+    routes: Routes,
+    spin: Duration,
+    served: BTreeMap<u64, Served>,
+    /// Tenants' numbers in the pool.
+    tenants: BTreeMap<String, u32>,
+    next_tenant: u32,
+    /// What was done for communicators that are served no longer.
+    ended: BTreeMap<String, Counters>,
+    /// Packets that could not go out: their worker is not known, or the kernel takes no more.
+    unsent: u64,
+    begun: Instant,
+}
+
+impl Server {
+    pub(super) fn new(socket: Datagrams, aggregator: Aggregator, spin: Duration) -> Self {
+        Self {
+            socket,
+            aggregator,
+            arrived: Arrived::new(),
+            routes: Routes::default(),
+            spin,
+            served: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            next_tenant: 0,
+            ended: BTreeMap::new(),
+            unsent: 0,
+            begun: Instant::now(),
+        }
+    }
+
+    fn run(mut self, commands: &Receiver<Command>, signals: &Signals) {
+        let mut ticked = Instant::now();
+        let mut busy = Instant::now();
+        while !signals.over.load(Ordering::Relaxed) {
+            commands.try_iter().for_each(|command| self.command(command));
+            let now = Instant::now();
+            if now.duration_since(ticked) >= TICK {
+                ticked = now;
+                self.aggregator.tick(now.duration_since(self.begun), IDLE);
+            }
+            if self.progress() {
+                busy = Instant::now();
+            } else if busy.elapsed() < self.spin {
+                std::thread::yield_now();
+            } else {
+                self.wait(&signals.bell);
+            }
+        }
+    }
+
+    /// Looks at what has arrived, some calls' worth, and sends what that gives; whether there was anything.
+    pub(super) fn progress(&mut self) -> bool {
+        let mut some = false;
+        for _ in 0..CALLS {
+            let Self { socket, aggregator, arrived, routes, unsent, .. } = self;
+            arrived.clear();
+            let taken = socket.receive(&mut |from, datagram| {
+                // Longer ones fit: a call brings no more bytes than there is room for. Shorter ones are no packets.
+                let _ = arrived.push(from, datagram);
+            });
+            let now = self.begun.elapsed();
+            for (from, start, end) in &arrived.datagrams {
+                let packet = arrived.bytes.get(*start..*end).unwrap_or_default();
+                let asker = Asker::of(*from, packet);
+                aggregator.receive(now, packet, &mut |to: To, answer: &[u8]| {
+                    let sent = routes.find(asker, to, answer).is_some_and(|to| {
+                        socket.push(|room| {
+                            room.get_mut(..answer.len())?.copy_from_slice(answer);
+                            Some((to, answer.len()))
+                        })
+                    });
+                    *unsent += u64::from(!sent);
+                });
+            }
+            some |= taken > 0;
+            // What the kernel does not take now goes with what follows.
+            let _ = socket.flush();
+            if taken == 0 {
+                break;
+            }
+        }
+        some
+    }
+
+    /// Sleeps until something arrives, is asked, or is due.
+    fn wait(&self, bell: &OwnedFd) {
+        let mut interest = PollFlags::IN;
+        if self.socket.waiting() > 0 {
+            interest |= PollFlags::OUT;
+        }
+        let mut descriptors =
+            [PollFd::from_borrowed_fd(self.socket.wake_fd(), interest), PollFd::new(bell, PollFlags::IN)];
+        let limit = Timespec::try_from(TICK).ok().filter(|_| !self.served.is_empty());
+        // A signal, or an error of the socket, is looked at like what has come.
+        let _ = poll(&mut descriptors, limit.as_ref());
+        let _ = rustix::io::read(bell, &mut [0; 8]);
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Grant(told, answer) => drop(answer.send(self.grant(*told))),
+            Command::Revoke(communicator) => self.revoke(communicator),
+            Command::Read(answer) => drop(answer.send(self.read())),
+        }
+    }
+
+    /// Serves a communicator.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub(super) fn grant(&mut self, Told { mut grant, tenant }: Told) -> Result<(), String> {
+        grant.share.tenant = match self.tenants.get(&tenant) {
+            Some(number) => *number,
+            None => self.next_tenant,
+        };
+        let number = grant.share.tenant;
+        let (communicator, workers, secret) = (grant.communicator, grant.workers, grant.secret);
+        match self.aggregator.grant(grant) {
+            Ok(()) => {
+                self.routes.add(communicator, workers);
+                if self.tenants.insert(tenant.clone(), number).is_none() {
+                    self.next_tenant = self.next_tenant.wrapping_add(1);
+                }
+                self.served.insert(communicator, Served { secret, tenant });
+                Ok(())
+            }
+            Err(GrantError::Pool(PoolError::Known(_)))
+                if self.served.get(&communicator).is_some_and(|served| served.secret == secret) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Serves a communicator no longer.
+    pub(super) fn revoke(&mut self, communicator: u64) {
+        let Some(served) = self.served.remove(&communicator) else { return };
+        if let Some(counters) = self.aggregator.counters(communicator) {
+            let known = self.ended.contains_key(&served.tenant) || self.ended.len() < MOST_TENANTS;
+            let name = if known { served.tenant.clone() } else { "other".to_owned() };
+            add(self.ended.entry(name).or_default(), &counters);
+        }
+        if self.served.values().all(|other| other.tenant != served.tenant) {
+            self.tenants.remove(&served.tenant);
+        }
+        self.aggregator.revoke(communicator);
+        self.routes.remove(communicator);
+    }
+
+    /// What was done so far.
+    pub(super) fn read(&self) -> Reading {
+        let mut tenants: BTreeMap<String, (u32, Counters)> =
+            self.ended.iter().map(|(tenant, counters)| (tenant.clone(), (0, *counters))).collect();
+        for (communicator, served) in &self.served {
+            let (count, counters) = tenants.entry(served.tenant.clone()).or_default();
+            *count += 1;
+            if let Some(now) = self.aggregator.counters(*communicator) {
+                add(counters, &now);
+            }
+        }
+        Reading {
+            tenants,
+            strangers: self.aggregator.strangers(),
+            datagrams: self.socket.counters(),
+            unsent: self.unsent,
+            free: self.aggregator.pool().free(),
+            units: self.aggregator.pool().units(),
+        }
+    }
+}
+
+/// The thread, while it runs.
+pub(super) struct Thread {
+    asker: Commands,
+    thread: JoinHandle<()>,
+}
+
+/// What wakes the thread, and ends it.
+struct Signals {
+    bell: OwnedFd,
+    over: AtomicBool,
+}
+
+impl Signals {
+    fn ring(&self) {
+        // A full counter wakes as well.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+}
+
+/// A way to ask the thread.
+#[derive(Clone)]
+pub(super) struct Commands {
+    commands: Sender<Command>,
+    signals: Arc<Signals>,
+}
+
+impl Commands {
+    /// Who asks a thread that has ended, or does not keep up, gets no answer.
+    fn send(&self, command: Command) {
+        drop(self.commands.try_send(command));
+        self.signals.ring();
+    }
+
+    /// What was done; none once the thread has ended.
+    pub(super) async fn read(&self) -> Option<Reading> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::Read(answer));
+        answered.await.ok()
+    }
+}
+
+impl Thread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If the system gives no thread or descriptor.
+    pub(super) fn start(server: Server) -> std::io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let signals = Arc::new(Signals { bell, over: AtomicBool::new(false) });
+        let (commands, queue) = bounded(COMMANDS);
+        let rung = Arc::clone(&signals);
+        let thread = std::thread::Builder::new()
+            .name("aggregator".to_owned())
+            .spawn(move || server.run(&queue, &rung))?;
+        Ok(Self { asker: Commands { commands, signals }, thread })
+    }
+
+    pub(super) fn asker(&self) -> Commands {
+        self.asker.clone()
+    }
+
+    pub(super) async fn grant(&self, told: Told) -> Result<(), String> {
+        let (answer, answered) = oneshot::channel();
+        self.asker.send(Command::Grant(Box::new(told), answer));
+        answered.await.unwrap_or_else(|_| Err("the aggregator's thread does not keep up".to_owned()))
+    }
+
+    pub(super) fn revoke(&self, communicator: u64) {
+        self.asker.send(Command::Revoke(communicator));
+    }
+
+    /// Has it end.
+    ///
+    /// # Errors
+    /// If it has panicked.
+    pub(super) fn end(self) -> anyhow::Result<()> {
+        let Self { asker: Commands { signals, .. }, thread } = self;
+        signals.over.store(true, Ordering::Relaxed);
+        signals.ring();
+        thread.join().map_err(|_| anyhow::anyhow!("it has panicked")).context("the aggregator's thread")
+    }
+}
+
+#[cfg(test)]
+mod tests;

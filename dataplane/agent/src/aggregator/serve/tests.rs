@@ -1,0 +1,192 @@
+//! The server's own loop with workers over real sockets, all in one thread.
+
+use super::*;
+use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::packet::HEADER_BYTES;
+use harmonaize_aggregator::{Event, Form, Grant, Key, Pool, Share, Tensors, Worker, WorkerConfig};
+use harmonaize_transport::datagram::DatagramConfig;
+
+const WORKERS: u16 = 4;
+const ELEMENTS: u32 = 256;
+const UNIT: usize = 4 * ELEMENTS as usize;
+const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+
+fn told(communicator: u64, tenant: &str, secret: u8) -> Told {
+    let grant = Grant {
+        communicator,
+        secret: [secret; 32],
+        workers: WORKERS,
+        form: FORM,
+        elements: ELEMENTS,
+        ordered: false,
+        partial: None,
+        share: Share { tenant: 0, weight: 1, guaranteed: 8, most: 32 },
+        parent: None,
+    };
+    Told { grant, tenant: tenant.to_owned() }
+}
+
+fn local() -> Datagrams {
+    let config = DatagramConfig { bytes: HEADER_BYTES + UNIT, ..DatagramConfig::default() };
+    Datagrams::bind(([127, 0, 0, 1], 0).into(), config).unwrap()
+}
+
+fn server(incarnation: u64) -> Server {
+    Server::new(local(), Aggregator::new(incarnation, Pool::new(64, UNIT)), Duration::ZERO)
+}
+
+/// Element `i` of worker `w`'s part is `i + w`.
+struct Ramp {
+    worker: i32,
+    written: u64,
+}
+
+impl Tensors for Ramp {
+    fn read(&self, _: u64, offset: u64, _: usize, bytes: &mut [u8]) {
+        for (to, value) in bytes.chunks_exact_mut(4).zip(offset as i32..) {
+            to.copy_from_slice(&(value + self.worker).to_le_bytes());
+        }
+    }
+    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8]) {
+        let others: i32 = (0..i32::from(WORKERS)).sum();
+        for (sum, value) in bytes.chunks_exact(4).zip(offset as i32..) {
+            assert_eq!(sum, (i32::from(WORKERS) * value + others).to_le_bytes());
+        }
+        self.written += elements as u64;
+    }
+}
+
+struct Host {
+    worker: Worker,
+    socket: Datagrams,
+    ramp: Ramp,
+}
+
+fn host(communicator: u64, worker: u16, secret: u8) -> Host {
+    let config = WorkerConfig {
+        communicator,
+        worker,
+        key: Key::derive(&[secret; 32], communicator, worker),
+        form: FORM,
+        elements: ELEMENTS,
+        window: 16,
+        segments: 4,
+        hosts: WORKERS,
+        partial: false,
+        patience: Duration::from_secs(60),
+        retry_least: Duration::from_millis(1),
+        retry_most: Duration::from_millis(50),
+        loss_most: 1000,
+    };
+    Host { worker: Worker::new(config), socket: local(), ramp: Ramp { worker: worker.into(), written: 0 } }
+}
+
+/// One round of everything; whether all workers have done what was submitted, or the reason why one has left.
+fn round(server: &mut Server, hosts: &mut [Host], now: Duration) -> (usize, Option<Event>) {
+    let to = server.socket.local_address();
+    let (mut done, mut ended) = (0, None);
+    for Host { worker, socket, ramp } in hosts.iter_mut() {
+        while socket.push(|room| Some((to, worker.poll_transmit(now, ramp, room)?))) {}
+        socket.flush();
+        socket.receive(&mut |from, packet| {
+            assert_eq!(from, to);
+            worker.receive(now, packet, ramp);
+        });
+        while let Some(event) = worker.poll_event() {
+            match event {
+                Event::Done { .. } => done += 1,
+                other => ended = Some(other),
+            }
+        }
+    }
+    server.progress();
+    (done, ended)
+}
+
+#[test]
+fn workers_get_their_sums_whatever_strangers_send() {
+    let mut server = server(7);
+    server.grant(told(1, "a", 1)).unwrap();
+    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
+    let (begun, segments, elements) = (Instant::now(), 3, 10_000);
+    for host in &mut hosts {
+        host.worker.begin(Duration::ZERO, 1);
+        assert!((0..segments).all(|segment| host.worker.submit(segment, elements)));
+    }
+    // Another's key, another communicator, and no packet at all.
+    let mut strangers = [host(1, 2, 9), host(5, 0, 1)];
+    strangers.iter_mut().for_each(|stranger| stranger.worker.begin(Duration::ZERO, 1));
+    let (mut noise, mut done) = (local(), 0);
+    while done < segments as usize * usize::from(WORKERS) {
+        let to = server.socket.local_address();
+        noise.push(|room| {
+            room.fill(b'x');
+            Some((to, room.len()))
+        });
+        noise.flush();
+        round(&mut server, &mut strangers, begun.elapsed());
+        let (more, ended) = round(&mut server, &mut hosts, begun.elapsed());
+        assert_eq!(ended, None);
+        done += more;
+    }
+    assert!(hosts.iter().all(|host| host.ramp.written == segments * elements));
+    let reading = server.read();
+    let (communicators, counters) = reading.tenants["a"];
+    assert_eq!((communicators, counters.sums), (1, segments * elements.div_ceil(u64::from(ELEMENTS))));
+    assert!(counters.tag > 0, "a forged packet is counted: {counters:?}");
+    assert!(reading.strangers.stranger > 0 && reading.strangers.communicator > 0, "{reading:?}");
+    assert!(strangers.iter().all(|stranger| stranger.worker.counters().sums == 0));
+}
+
+#[test]
+fn a_new_start_tells_workers_of_an_earlier_one_that_their_session_is_lost() {
+    let mut old = server(7);
+    old.grant(told(1, "a", 1)).unwrap();
+    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
+    let begun = Instant::now();
+    for host in &mut hosts {
+        host.worker.begin(Duration::ZERO, 1);
+        host.worker.submit(0, 1000);
+    }
+    let mut done = 0;
+    while done < usize::from(WORKERS) {
+        done += round(&mut old, &mut hosts, begun.elapsed()).0;
+    }
+    drop(old);
+    let mut new = server(8);
+    new.grant(told(1, "a", 1)).unwrap();
+    hosts.iter_mut().for_each(|host| assert!(host.worker.submit(1, 1000)));
+    let lost = Event::Ended(harmonaize_aggregator::Reason::Lost);
+    while round(&mut new, &mut hosts, begun.elapsed()).1 != Some(lost) {}
+}
+
+#[test]
+fn grants_are_answered_again_or_refused_and_what_ended_is_still_counted() {
+    let mut server = server(7);
+    server.grant(told(1, "a", 1)).unwrap();
+    assert_eq!(server.grant(told(1, "a", 1)), Ok(()), "told again");
+    assert!(server.grant(told(1, "b", 2)).unwrap_err().contains("admitted before"), "another's number");
+    let mut large = told(2, "a", 1);
+    large.grant.share = Share { guaranteed: 65, most: 65, ..large.grant.share };
+    assert!(server.grant(large).unwrap_err().contains("to be guaranteed"));
+    server.grant(told(3, "b", 1)).unwrap();
+    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
+    let begun = Instant::now();
+    for host in &mut hosts {
+        host.worker.begin(Duration::ZERO, 1);
+        host.worker.submit(0, 1000);
+    }
+    let mut done = 0;
+    while done < usize::from(WORKERS) {
+        done += round(&mut server, &mut hosts, begun.elapsed()).0;
+    }
+    let before = server.read();
+    server.revoke(1);
+    server.revoke(99);
+    let after = server.read();
+    assert_eq!((after.tenants["a"].0, after.tenants["b"].0), (0, 1));
+    assert_eq!(after.tenants["a"].1.sums, before.tenants["a"].1.sums);
+    assert_eq!(server.routes.find(None, To::Worker { communicator: 1, worker: 0 }, &[]), None);
+    server.grant(told(1, "c", 3)).unwrap();
+    assert_eq!(server.read().tenants["c"].0, 1);
+}
