@@ -12,6 +12,7 @@ pub mod part;
 pub mod perftest;
 pub mod rdma;
 pub mod row;
+pub mod small;
 pub mod suites;
 pub mod telemetry;
 pub mod testbed;
@@ -51,6 +52,8 @@ pub enum Suite {
     Compression,
     /// One core as an aggregator, beside what kernel and machine can; four and eight hosts with an aggregator against the same without
     Aggregation,
+    /// Eight hosts far apart: small AllReduces along the ring, in one shot, in two, and as control chooses
+    Small,
     /// One core: every codec's speed against memcpy, error and ratio, on synthetic tensors and float32 files of NumPy
     Codec,
 }
@@ -88,7 +91,7 @@ pub struct Args {
     /// Suite rdma: the file that describes the hosts
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suites rdma, telemetry, control, compression, aggregation and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
+    /// Suites rdma, telemetry, control, compression, aggregation, small and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
     /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, processor,
@@ -96,7 +99,7 @@ pub struct Args {
     /// Suite compression: speed, slow, fast. Suite aggregation: core, large, small
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suites rdma, telemetry, control, compression, aggregation and codec: show that all programs run, in a short round; no bar is held against it
+    /// Suites rdma, telemetry, control, compression, aggregation, small and codec: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
@@ -145,6 +148,11 @@ pub fn run(args: &Args) -> Result<()> {
         Suite::Control => control::run(control_effort(args), binaries, stop),
         Suite::Compression => compression::run(compression_effort(args), binaries, stop),
         Suite::Aggregation => aggregation::run(aggregation_effort(args), binaries, stop),
+        Suite::Small => {
+            let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
+            let effort = if args.smoke { small::Effort::smoke() } else { small::Effort::new(rounds) };
+            small::run(effort, binaries, stop)
+        }
         _ => return star(args, binaries, consent, stop),
     };
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
@@ -166,6 +174,7 @@ fn star(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>
         | Suite::Control
         | Suite::Compression
         | Suite::Aggregation
+        | Suite::Small
         | Suite::Codec => {
             bail!("this suite has other hosts")
         }

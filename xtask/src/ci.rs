@@ -54,7 +54,8 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "telemetry", "--smoke"])?;
         task(args, &["bench", "control", "--smoke"])?;
         task(args, &["bench", "compression", "--smoke"])?;
-        task(args, &["bench", "aggregation", "--smoke", "--only", "core"])
+        task(args, &["bench", "aggregation", "--smoke", "--only", "core"])?;
+        task(args, &["bench", "small", "--smoke"])
     }),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];

@@ -271,7 +271,7 @@ impl Fabric {
     }
 
     /// True when links ask for delay and the kernel can give it; says so loudly when it cannot.
-    fn delays(&self) -> bool {
+    pub fn delays(&self) -> bool {
         let asked = self.layout.cables.iter().any(|cable| !cable.delay.is_zero());
         if !asked {
             return false;

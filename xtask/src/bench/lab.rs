@@ -31,7 +31,8 @@ pub struct Measured {
 #[derive(Debug)]
 pub struct Lab {
     // In this order they end.
-    spaces: Spaces,
+    /// A tenant each; the first is the lab's own.
+    spaces: Vec<Spaces>,
     programs: Programs,
     deployment: Deployment,
     logs: PathBuf,
@@ -81,8 +82,9 @@ impl Lab {
         let tenant = Tenant { name: "a".to_owned(), user: 3001 };
         let fabric = Fabric::build(&Topology::parse(topology)?)?;
         let setup = settings(Setup::new(binaries, std::slice::from_ref(&tenant)));
+        let tenants = setup.tenants.clone();
         let deployment = Deployment::start(fabric, setup)?;
-        let spaces = Spaces::make(&deployment, &tenant)?;
+        let spaces = tenants.iter().map(|tenant| Spaces::make(&deployment, tenant)).collect::<Result<_>>()?;
         Ok(Self { spaces, programs, deployment, logs, stop, jobs: 0 })
     }
 
@@ -123,16 +125,33 @@ impl Lab {
 
     /// Starts a measuring program as the tenant's job, a rank per entry of `hosts`.
     pub fn start(&mut self, program: &str, hosts: &[usize], arguments: &[String]) -> Result<Job> {
+        self.start_of(0, program, hosts, arguments)
+    }
+
+    fn start_of(
+        &mut self,
+        tenant: usize,
+        program: &str,
+        hosts: &[usize],
+        arguments: &[String],
+    ) -> Result<Job> {
         self.jobs += 1;
         let name = format!("job{}", self.jobs);
-        self.spaces.start(&name, hosts, &self.programs.path(program), arguments, &self.logs)
+        let spaces = self.spaces.get(tenant).context("no such tenant")?;
+        spaces.start(&name, hosts, &self.programs.path(program), arguments, &self.logs)
     }
 
     /// Runs our collectives, a rank per entry of `hosts`, and returns what rank 0 measured.
     pub fn ours(&mut self, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
+        self.ours_of(0, hosts, arguments)
+    }
+
+    /// The same as the job of a tenant, counted from 0 (the lab's own).
+    pub fn ours_of(&mut self, tenant: usize, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
         let mut arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         arguments.push("--json".to_owned());
-        self.figures("collective", hosts, &arguments, LIMIT)
+        let job = self.start_of(tenant, "collective", hosts, &arguments)?;
+        self.finish(job, LIMIT)
     }
 
     /// Runs a measuring program, a rank per entry of `hosts`, for at most `limit`; what rank 0 measured.
@@ -143,7 +162,12 @@ impl Lab {
         arguments: &[String],
         limit: Duration,
     ) -> Result<Vec<T>> {
-        let mut job = self.start(program, hosts, arguments)?;
+        let job = self.start(program, hosts, arguments)?;
+        self.finish(job, limit)
+    }
+
+    /// Waits for a job; what its rank 0 measured.
+    fn finish<T: DeserializeOwned>(&mut self, mut job: Job, limit: Duration) -> Result<Vec<T>> {
         job.wait(limit, || self.check())?;
         let log = job.logs().first().cloned().context("no rank")?;
         let figures = measured(&std::fs::read_to_string(&log)?)?;

@@ -167,7 +167,6 @@ impl Fabric {
     pub(super) fn connect(&mut self, host: usize) {
         self.sessions += 1;
         let session = SessionId(self.sessions);
-        let listen = format!("10.0.0.{}:4000", host + 1);
         let speed = self.coding;
         let told = |name: &str| v1::CodecSpeed { codec: name.to_owned(), encode: speed, decode: speed };
         let abilities = v1::Abilities {
@@ -186,7 +185,7 @@ impl Fabric {
         let hello = v1::Hello {
             protocol_version: PROTOCOL_VERSION,
             host: format!("h{host}"),
-            listen,
+            listen: format!("10.0.0.{}:4000", host + 1),
             abilities: Some(abilities),
             ..v1::Hello::default()
         };
