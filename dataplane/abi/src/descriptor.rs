@@ -77,12 +77,12 @@ pub struct Completion {
     /// Receipt: bits on the wire per element, times 256 (fixed point); 0 where nothing was sent.
     pub bits_per_element_x256: u32,
     /// Receipt: algorithm class (0 none, 1 within one host, 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct
-    /// exchange, coded, 7 direct exchange in one shot, 8 in two).
+    /// exchange, coded, 7 direct exchange in one shot, 8 in two, 9 by an aggregator).
     pub algorithm: u8,
     /// Receipt: 1 if part of the operation was run again another way, or chunks went exact though others were coded.
     pub fallback: u8,
-    /// Zero.
-    pub reserved: [u8; 2],
+    /// Receipt: fewest hosts whose parts are in a part of the result, where that is not all; else 0.
+    pub hosts: u16,
     /// Receipt: the most that the error (vNMSE) is, by what encoders measured, as `f32` bits; 0 for exact operations.
     pub error: u32,
     /// Zero.

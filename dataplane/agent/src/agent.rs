@@ -327,6 +327,7 @@ impl Agent {
             me: expanded.me,
             plan: expanded.plan,
             peers: expanded.peers,
+            aggregator: expanded.aggregator,
             locals: locals.collect(),
             timeouts: expanded.timeouts,
         };
@@ -354,6 +355,7 @@ impl Agent {
                     communicator: CommunicatorId(communicator),
                     plan: expanded.plan,
                     peers: expanded.peers,
+                    aggregator: expanded.aggregator,
                 });
             }
             Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),

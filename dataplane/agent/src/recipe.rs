@@ -4,7 +4,7 @@ use harmonaize_abi::{Collective, Rank};
 use harmonaize_api::v1::{self, Recipe};
 use harmonaize_codec::Codec;
 use harmonaize_core::{EpochPlan, Nanos, Timeouts};
-use harmonaize_engine::Peer;
+use harmonaize_engine::{Aggregator, Peer};
 use harmonaize_plan::{
     Access, Coding, Group, Local, Participant, Plan, Request, Retention, Shots, Tuning, check, program,
 };
@@ -23,6 +23,8 @@ pub struct Expanded {
     pub me: Participant,
     /// The others.
     pub peers: Vec<Peer>,
+    /// The aggregator, if there is one.
+    pub aggregator: Option<Aggregator>,
     /// Times.
     pub timeouts: Timeouts,
 }
@@ -101,7 +103,7 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
     let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(INQUIRY)) };
     proved.prove(&plan).map_err(error)?;
     let peers = recipe.peers.iter().map(|peer| introduce(peer).map_err(error)).collect::<Result<_, _>>()?;
-    Ok(Expanded { plan, me, peers, timeouts })
+    Ok(Expanded { plan, me, peers, aggregator: None, timeouts })
 }
 
 /// Expands every algorithm for every participant, for mapped and for remote tensors and each way of keeping inputs, and has

@@ -11,6 +11,7 @@
 //! nothing more, and the aggregator has what follows. An epoch begins like this, so that all know from where on.
 
 use crate::Nanos;
+use crate::channel::Segment;
 use crate::communicator::{Action, Communicator};
 use crate::epoch::Epoch;
 use crate::message::{Control, Header, Kind, Message};
@@ -43,6 +44,13 @@ pub struct Aggregated {
     pub again: u64,
     /// Fewest participants whose parts are in a sum: fewer than all only where partial sums are allowed.
     pub least: u16,
+}
+
+impl Aggregated {
+    /// Fewest participants whose parts are in a sum, if that is fewer than all; else 0.
+    pub fn short_of(&self, participants: u32) -> u16 {
+        if u32::from(self.least) < participants { self.least } else { 0 }
+    }
 }
 
 /// By whom a segment is run.
@@ -266,7 +274,7 @@ impl Communicator {
         }
         (state.stopped, state.way, state.from, state.next) = (false, way, from, 0);
         for channel in &mut self.channels {
-            let undone = |segment: &&crate::Segment| segment.epoch == epoch && segment.number >= from;
+            let undone = |segment: &&Segment| segment.epoch == epoch && segment.number >= from;
             if let Some(operation) = channel.segment().filter(undone).map(|segment| segment.operation)
                 && channel.by_hosts()
                 && let Some(operation) = self.operations.get_mut(operation)
@@ -277,6 +285,13 @@ impl Communicator {
         if way == Way::Aggregator {
             self.actions.push_back(Action::Join { epoch, session });
         }
+    }
+
+    /// The segment that is `index` of an epoch's session, and its channel.
+    pub fn aggregated_as(&self, epoch: u32, index: u64) -> Option<(u16, &Segment)> {
+        let segments = (0..).zip(&self.channels).filter_map(|(at, channel)| Some((at, channel.segment()?)));
+        let mut this = segments.filter(|(_, s)| s.epoch == epoch && s.aggregated == Some(index));
+        this.next()
     }
 
     /// All sums of a session's segment `index` have been written, each of at least `hosts` participants' parts.

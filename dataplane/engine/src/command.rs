@@ -4,6 +4,7 @@ use harmonaize_core::{EpochPlan, Failure, InFlight, Timeouts};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
 use harmonaize_transport::{Flow, Introduction};
+use std::net::SocketAddr;
 
 /// An attachment of a tenant's process, numbered by the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +36,23 @@ pub struct Peer {
     pub rate: Option<u64>,
 }
 
+/// The aggregator of an epoch, of which each participant is the worker of its own number.
+#[derive(Clone, Debug)]
+pub struct Aggregator {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its number for the communicator's epoch.
+    pub communicator: u64,
+    /// This worker's key.
+    pub key: harmonaize_aggregator::Key,
+    /// Elements of a chunk; its bytes fit a packet.
+    pub chunk_elements: u32,
+    /// Most chunks in flight.
+    pub window: u16,
+    /// Whether sums may leave hosts out.
+    pub partial: bool,
+}
+
 /// Everything that a communicator needs at this agent.
 #[derive(Debug)]
 pub struct Formation {
@@ -46,6 +64,8 @@ pub struct Formation {
     pub plan: EpochPlan,
     /// Every other participant.
     pub peers: Vec<Peer>,
+    /// The aggregator, if the plan has one.
+    pub aggregator: Option<Aggregator>,
     /// Our ranks.
     pub locals: Vec<LocalRank>,
     /// Times.
@@ -80,6 +100,8 @@ pub enum Command {
         plan: EpochPlan,
         /// Links for it.
         peers: Vec<Peer>,
+        /// Its aggregator, if it has one.
+        aggregator: Option<Aggregator>,
     },
     /// Hold the next operation of a communicator back once: its first segment here begins so much later than it could. Takes the
     /// place of a hold that waits.

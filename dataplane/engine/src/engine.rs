@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const TURN: usize = 32;
 /// Descriptors of one attachment in a row.
 const SUBMISSIONS: usize = 8;
+/// [`Completion::algorithm`] of what an aggregator summed.
+const AGGREGATED: u8 = 9;
 /// How long a loop that stops goes on for last words.
 const FAREWELL: Nanos = Nanos(200_000_000);
 /// How often timers are looked at while there is work.
@@ -127,6 +129,7 @@ impl Engine {
                 worked += self.turn(now, key);
             }
         }
+        worked += self.aggregators(now);
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
             if let Some(Err(error)) = self.attachments.get_mut(key).map(Attachment::flush) {
@@ -145,8 +148,15 @@ impl Engine {
     pub fn patience(&self) -> Option<Duration> {
         let timeouts = self.members.iter().filter_map(|member| member.core.next_timeout());
         let held = self.members.iter().filter_map(|member| member.core.held_until());
-        let due = timeouts.chain(held).chain(self.stopping.then(|| self.closed.after(FAREWELL))).min()?;
-        Some(Duration::from_nanos(due.0.saturating_sub(self.now().0)).max(Duration::from_millis(1)))
+        let now = self.now();
+        let paths = self.members.iter().flat_map(|member| &member.epochs);
+        let packets = paths.filter_map(|links| links.aggregator.as_ref()?.due(now));
+        let due = timeouts
+            .chain(held)
+            .chain(packets)
+            .chain(self.stopping.then(|| self.closed.after(FAREWELL)))
+            .min()?;
+        Some(Duration::from_nanos(due.0.saturating_sub(now.0)).max(Duration::from_millis(1)))
     }
 
     fn network(&mut self, now: Nanos, budget: usize) -> usize {
@@ -302,8 +312,9 @@ impl Engine {
                     member.break_off(&error.to_string());
                 }
             }
-            Action::Join { epoch, .. } => member.core.aggregation_ended(now, epoch),
-            Action::Quit { .. } | Action::Aggregate { .. } | Action::Settle { .. } => {}
+            Action::Join { .. } | Action::Quit { .. } | Action::Aggregate { .. } | Action::Settle { .. } => {
+                self.aggregate(now, key, &action);
+            }
             Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
@@ -377,8 +388,12 @@ impl Engine {
             operation: receipt.operation,
             wire_bytes: receipt.wire_bytes,
             bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
-            algorithm: harmonaize_plan::algorithm(member.participants, request),
-            fallback: receipt.coded.is_some_and(|coded| coded.refused).into(),
+            algorithm: match &receipt.aggregated {
+                Some(aggregated) if aggregated.segments > 0 => AGGREGATED,
+                _ => harmonaize_plan::algorithm(member.participants, request),
+            },
+            fallback: fell_back(receipt).into(),
+            hosts: receipt.aggregated.map_or(0, |aggregated| aggregated.short_of(member.participants)),
             error: receipt.coded.map_or(0, |coded| vnmse(&coded).to_bits()),
             ..Completion::default()
         };
@@ -425,6 +440,12 @@ impl Engine {
 /// Adds a descriptor to the set that a sleeping loop waits on; closing it takes it out again.
 pub(crate) fn watch(set: &OwnedFd, fd: BorrowedFd<'_>) -> std::io::Result<()> {
     Ok(epoll::add(set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+}
+
+/// Whether something went another way than it was to.
+fn fell_back(receipt: &Receipt) -> bool {
+    receipt.coded.is_some_and(|coded| coded.refused)
+        || receipt.aggregated.is_some_and(|aggregated| aggregated.again > 0)
 }
 
 /// Takes a frame in. One that is not of the protocol ends the communicator.

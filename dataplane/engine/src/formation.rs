@@ -1,14 +1,16 @@
 //! Bringing a communicator, or a new plan of one, to life: links, landing rings, the state machine.
 
+use crate::aggregated::Path;
 use crate::attachment::Attachment;
 use crate::coded::codec;
-use crate::command::{Formation, Peer};
+use crate::command::{Aggregator, Formation, Peer};
 use crate::member::{Links, Local, Member, Parts};
 use crate::table::{Key, Table};
 use harmonaize_core::{Communicator, Config, EpochPlan};
 use harmonaize_plan::{Access, CODED_ROOM, Participant};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::{LinkId, Ring, Transport};
+use std::os::fd::OwnedFd;
 
 /// Opens the links of an epoch, all at once, and gives each its landing rings, one per channel; those that go on are taken over
 /// from the epoch before with their rings. On an error, what was opened is closed.
@@ -97,11 +99,31 @@ fn close_links(transport: &mut dyn Transport, links: &Links, other: Option<&Link
     links.links.iter().flatten().filter(gone).for_each(|link| transport.close(*link));
 }
 
+/// Whether an attachment's tensors can be read and written here.
+pub(crate) fn mapped(attachments: &Table<Attachment>, key: Key) -> bool {
+    attachments.get(key).is_some_and(|attachment| attachment.end.memory().is_some())
+}
+
+/// The way to an epoch's aggregator. Without one, hosts sum by themselves.
+pub(crate) fn open_path(
+    aggregator: Option<&Aggregator>,
+    plan: &EpochPlan,
+    me: Participant,
+    mapped: bool,
+    wake: &OwnedFd,
+) -> Option<Box<Path>> {
+    Path::open(aggregator, plan, me, mapped, wake).unwrap_or_else(|error| {
+        tracing::warn!(epoch = plan.epoch, error, "no way to the aggregator; hosts sum by themselves");
+        None
+    })
+}
+
 /// A member whose links are on their way up.
 pub(crate) fn form(
     transport: &mut dyn Transport,
     attachments: &Table<Attachment>,
     keys: &[Key],
+    wake: &OwnedFd,
     formation: Formation,
 ) -> Result<Member, String> {
     let plan = formation.plan.clone();
@@ -130,7 +152,9 @@ pub(crate) fn form(
         operations: calls as usize,
     };
     let core = Communicator::new(config).map_err(|error| error.to_string())?;
-    let links = open_links(transport, &plan, formation.me, formation.peers, None)?;
+    let mut links = open_links(transport, &plan, formation.me, formation.peers, None)?;
+    let mapped = keys.iter().all(|key| mapped(attachments, *key));
+    links.aggregator = open_path(formation.aggregator.as_ref(), &plan, formation.me, mapped, wake);
     Ok(Member::new(Parts {
         id: formation.communicator,
         core,

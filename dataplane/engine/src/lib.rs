@@ -8,6 +8,7 @@
 //! communicator is up and has run an operation of each kind and size that it uses.
 #![forbid(unsafe_code)]
 
+mod aggregated;
 mod attachment;
 mod coded;
 mod command;
@@ -22,8 +23,8 @@ mod table;
 mod validate;
 
 pub use command::{
-    AttachmentId, AttachmentStatus, Command, CommunicatorId, CommunicatorStatus, Formation, LocalRank,
-    MAX_HOLD, Notice, Peer, Status,
+    Aggregator, AttachmentId, AttachmentStatus, Command, CommunicatorId, CommunicatorStatus, Formation,
+    LocalRank, MAX_HOLD, Notice, Peer, Status,
 };
 pub use engine::Engine;
 pub use marks::{MarkReader, MarkWriter, marks};

@@ -1,9 +1,9 @@
 //! Communicators and attachments coming and going: commands, links up and down, the end.
 
 use crate::attachment::Attachment;
-use crate::command::{Command, CommunicatorId, Formation, MAX_HOLD, Notice, Peer, Status};
+use crate::command::{Aggregator, Command, CommunicatorId, Formation, MAX_HOLD, Notice, Peer, Status};
 use crate::engine::{Engine, watch};
-use crate::formation::{form, lacking, open_links};
+use crate::formation::{form, lacking, mapped, open_links, open_path};
 use crate::member::{Links, Member};
 use crate::table::Key;
 use harmonaize_abi::Status as Code;
@@ -33,7 +33,9 @@ impl Engine {
                 }
             }
             Command::Form(formation) => self.form(*formation),
-            Command::Change { communicator, plan, peers } => self.change(communicator, plan, peers),
+            Command::Change { communicator, plan, peers, aggregator } => {
+                self.change(communicator, plan, peers, aggregator.as_ref());
+            }
             Command::Hold { communicator, hold } => {
                 if let Some(member) = self.member(communicator) {
                     let hold = hold.min(MAX_HOLD).as_nanos();
@@ -91,7 +93,7 @@ impl Engine {
         let formed = if self.stopping || self.by_communicator.contains_key(&communicator) {
             Err("the agent is going down, or has this communicator already".to_owned())
         } else {
-            form(self.transport.as_mut(), &self.attachments, &keys, formation)
+            form(self.transport.as_mut(), &self.attachments, &keys, &self.wake, formation)
         };
         let formed = formed.and_then(|member| {
             let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
@@ -123,7 +125,13 @@ impl Engine {
         }
     }
 
-    fn change(&mut self, communicator: CommunicatorId, plan: EpochPlan, peers: Vec<Peer>) {
+    fn change(
+        &mut self,
+        communicator: CommunicatorId,
+        plan: EpochPlan,
+        peers: Vec<Peer>,
+        aggregator: Option<&Aggregator>,
+    ) {
         let epoch = plan.epoch;
         let Some(key) = self.by_communicator.get(&communicator).copied() else {
             return self.refuse_change(communicator, epoch, "no such communicator".into());
@@ -138,8 +146,12 @@ impl Engine {
             return self.refuse_change(communicator, epoch, error.to_string());
         }
         let before = member.links(member.core.epoch_of_links());
-        match open_links(self.transport.as_mut(), &plan, member.core.me(), peers, before) {
+        let me = member.core.me();
+        let opened = open_links(self.transport.as_mut(), &plan, me, peers, before);
+        let mapped = member.locals.iter().all(|local| mapped(&self.attachments, local.attachment));
+        match opened {
             Ok(mut links) => {
+                links.aggregator = open_path(aggregator, &plan, me, mapped, &self.wake);
                 let new = |link: &LinkId| before.is_none_or(|before| !before.has(*link));
                 let ids: Vec<_> = links.links.iter().map(|link| link.filter(new)).collect();
                 let complete = links.complete();

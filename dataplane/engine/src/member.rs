@@ -1,6 +1,7 @@
 //! A communicator as the engine holds it: the state machine, its links and landing rings, staging, and the calls of its
 //! local ranks.
 
+use crate::aggregated::Path;
 use crate::coded::{Outcome, culprit};
 use crate::command::{CommunicatorId, CommunicatorStatus};
 use crate::execute::{Backlog, ExecuteError};
@@ -46,6 +47,8 @@ pub(crate) struct Links {
     /// What may be sent on each, in bits a second.
     rates: Vec<Option<u64>>,
     pub(crate) announced: bool,
+    /// The way to the epoch's aggregator.
+    pub(crate) aggregator: Option<Box<Path>>,
 }
 
 #[derive(Debug)]
@@ -156,6 +159,9 @@ impl Member {
         let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
         let slots = segment.program.slots.len();
         let bytes = slot_offset(&segment.program, slots, segment.hi - segment.lo, size);
+        // A sum that is held lies there whole.
+        let whole = segment.aggregated.map_or(0, |_| (segment.hi - segment.lo) * size);
+        let bytes = bytes.max(whole);
         let Some(staging) = self.staging.get_mut(usize::from(channel)) else { return Ok(()) };
         // A segment without elements has staging, too: of no bytes, but somewhere.
         if staging.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
@@ -163,6 +169,17 @@ impl Member {
             *staging = Some(Memory::private(bytes)?);
         }
         Ok(())
+    }
+
+    /// A channel's staging.
+    pub(crate) fn staging_of(&self, channel: u16) -> Option<&Arc<Memory>> {
+        self.staging.get(usize::from(channel))?.as_ref()
+    }
+
+    /// The way to an epoch's aggregator.
+    pub(crate) fn path(&mut self, epoch: u32) -> Option<&mut Path> {
+        let links = self.epochs.iter_mut().find(|links| links.epoch == epoch)?;
+        links.aggregator.as_deref_mut()
     }
 
     /// The segment on a channel and its operation's element size.
@@ -282,6 +299,7 @@ impl Links {
             paths: vec![0; participants],
             rates: vec![None; participants],
             announced: false,
+            aggregator: None,
         }
     }
 

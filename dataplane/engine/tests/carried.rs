@@ -61,7 +61,12 @@ fn change(world: &mut World, epoch: u32, order: &[u32], made: &[(u32, u32)]) {
             peer.introduction = peer.introduction.take().filter(|_| made.contains(&pair));
         }
         let plan = world.plan(epoch, order);
-        world.engines[me.0 as usize].command(Command::Change { communicator: COMMUNICATOR, plan, peers });
+        world.engines[me.0 as usize].command(Command::Change {
+            communicator: COMMUNICATOR,
+            plan,
+            peers,
+            aggregator: None,
+        });
     }
 }
 
@@ -167,7 +172,7 @@ fn a_link_that_is_not_there_cannot_go_on() {
         (peer.participant, peer.introduction) = (Participant(9), None);
     }
     let plan = world.plan(2, &[0, 1, 2, 3]);
-    world.engines[0].command(Command::Change { communicator: COMMUNICATOR, plan, peers });
+    world.engines[0].command(Command::Change { communicator: COMMUNICATOR, plan, peers, aggregator: None });
     world.until("a refusal", |world| {
         let heard = world.notices[0].lock().unwrap();
         heard.iter().any(|notice| matches!(notice, Notice::PrepareFailed { epoch: 2, .. }))

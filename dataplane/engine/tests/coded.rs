@@ -242,7 +242,7 @@ fn change(world: &mut World, epoch: u32, coding: Option<Coding>) {
         let mut peers = world.peers(epoch, me);
         peers.iter_mut().for_each(|peer| peer.introduction = None);
         let plan = world.plan(epoch, &order);
-        let change = Command::Change { communicator: CommunicatorId(1), plan, peers };
+        let change = Command::Change { communicator: CommunicatorId(1), plan, peers, aggregator: None };
         world.engines[me.0 as usize].command(change);
     }
 }

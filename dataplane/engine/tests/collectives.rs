@@ -176,6 +176,7 @@ fn a_running_operation_changes_its_plan() {
             communicator: CommunicatorId(1),
             plan: world.plan(2, &[0, 2, 1, 3]),
             peers: world.peers(2, me),
+            aggregator: None,
         };
         world.engines[me.0 as usize].command(command);
     }
@@ -216,7 +217,7 @@ fn a_change_may_follow_as_soon_as_one_is_made() {
     for (epoch, order) in [(2, [0, 2, 1, 3]), (3, [0, 1, 2, 3]), (4, [0, 3, 1, 2])] {
         for me in (0..4).map(Participant) {
             let (plan, peers) = (world.plan(epoch, &order), world.peers(epoch, me));
-            let command = Command::Change { communicator: CommunicatorId(1), plan, peers };
+            let command = Command::Change { communicator: CommunicatorId(1), plan, peers, aggregator: None };
             world.engines[me.0 as usize].command(command);
         }
         world.until("a switch", |world| (0..4).all(|me| told(world, me, epoch)));

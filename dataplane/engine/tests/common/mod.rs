@@ -1,9 +1,9 @@
 //! Engines and tenants in one process, driven by hand: no thread, no agent, no control.
 
 use harmonaize_abi::{ABI_VERSION, Collective, Completion, Dtype, Rank, ReduceOp, Region, Submission};
-use harmonaize_core::{EpochPlan, Nanos, Timeouts};
+use harmonaize_core::{Aggregation, EpochPlan, Nanos, Timeouts};
 use harmonaize_engine::{
-    AttachmentId, Command, CommunicatorId, Engine, Formation, LocalRank, MarkReader, Notice, Peer,
+    Aggregator, AttachmentId, Command, CommunicatorId, Engine, Formation, LocalRank, MarkReader, Notice, Peer,
 };
 use harmonaize_plan::{Coding, Group, Participant, Plan, Tuning};
 use harmonaize_shm::{MappedEnd, MappedTenant, TenantEnd};
@@ -35,6 +35,7 @@ pub(crate) struct World {
     pub(crate) tuning: Tuning,
     pub(crate) landing_slots: u32,
     pub(crate) coding: Option<Coding>,
+    pub(crate) aggregation: Option<Aggregation>,
 }
 
 pub(crate) fn timeouts() -> Timeouts {
@@ -61,6 +62,16 @@ impl World {
         Self::with_coding(transports, ranks, tuning, arena, landing_slots, None)
     }
 
+    /// The same with an aggregator; by engine, how it is reached.
+    pub(crate) fn with_aggregation(
+        transports: Vec<Box<dyn Transport + Send>>,
+        ranks: &[Vec<u32>],
+        tuning: Tuning,
+        (aggregation, aggregators): (Aggregation, Vec<Aggregator>),
+    ) -> Self {
+        Self::with_plan(transports, ranks, tuning, (ARENA, 2), None, Some(aggregation), aggregators)
+    }
+
     pub(crate) fn with_coding(
         transports: Vec<Box<dyn Transport + Send>>,
         ranks: &[Vec<u32>],
@@ -68,6 +79,18 @@ impl World {
         arena: u64,
         landing_slots: u32,
         coding: Option<Coding>,
+    ) -> Self {
+        Self::with_plan(transports, ranks, tuning, (arena, landing_slots), coding, None, Vec::new())
+    }
+
+    fn with_plan(
+        transports: Vec<Box<dyn Transport + Send>>,
+        ranks: &[Vec<u32>],
+        tuning: Tuning,
+        (arena, landing_slots): (u64, u32),
+        coding: Option<Coding>,
+        aggregation: Option<Aggregation>,
+        aggregators: Vec<Aggregator>,
     ) -> Self {
         let group = Group::new(ranks.iter().map(|r| r.iter().map(|&r| Rank(r)).collect()).collect()).unwrap();
         let (mut engines, mut notices, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
@@ -110,6 +133,7 @@ impl World {
             tuning,
             landing_slots,
             coding,
+            aggregation,
         };
         let order: Vec<u32> = (0..world.group.participants()).collect();
         for index in 0..world.engines.len() {
@@ -124,6 +148,7 @@ impl World {
                 me,
                 plan: world.plan(1, &order),
                 peers: world.peers(1, me),
+                aggregator: aggregators.get(index).cloned(),
                 locals: locals.collect(),
                 timeouts: timeouts(),
             };
@@ -147,7 +172,7 @@ impl World {
             channels: 4,
             landing_slots: self.landing_slots,
             coding: self.coding,
-            aggregation: None,
+            aggregation: self.aggregation,
         }
     }
 

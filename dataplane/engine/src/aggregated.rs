@@ -1,0 +1,311 @@
+//! Segments that an aggregator sums: the worker of an epoch, its datagrams, and the tensors behind both.
+
+use crate::attachment::Attachment;
+use crate::command::Aggregator;
+use crate::engine::{Engine, watch};
+use crate::member::Member;
+use crate::table::{Key, Table};
+use arrayvec::ArrayVec;
+use harmonaize_abi::{Rank, Signature, View, ViewMut};
+use harmonaize_aggregator::packet::HEADER_BYTES;
+use harmonaize_aggregator::{Event, Form, Tensors, Worker, WorkerConfig};
+use harmonaize_core::{Action, EpochPlan, Nanos, Segment};
+use harmonaize_events::MarkKind;
+use harmonaize_plan::{MAX_SOURCES, Participant};
+use harmonaize_shm::Memory;
+use harmonaize_transport::datagram::{DatagramConfig, Datagrams, MAX_DATAGRAM};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// For how long an aggregator may be silent before hosts take over.
+const PATIENCE: Duration = Duration::from_millis(120);
+/// Between which times a part is sent again.
+const RETRY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(30)];
+/// Of a thousand questions, how many may go unanswered.
+const LOSSES: u32 = 500;
+/// Datagrams that leave as one message: more would overrun queues on the way.
+const TOGETHER: usize = 16;
+/// Datagrams that wait to be sent, and calls to receive in a row.
+const BATCH: usize = 64;
+const CALLS: usize = 8;
+
+/// The way to an epoch's aggregator.
+#[derive(Debug)]
+pub(crate) struct Path {
+    epoch: u32,
+    address: SocketAddr,
+    worker: Worker,
+    datagrams: Datagrams,
+}
+
+impl Path {
+    /// A way to the aggregator, which is watched by `wake`; all that it needs is allocated here. `None` for a plan without aggregation,
+    /// and where local tensors are not in reach.
+    pub(crate) fn open(
+        aggregator: Option<&Aggregator>,
+        plan: &EpochPlan,
+        me: Participant,
+        mapped: bool,
+        wake: &OwnedFd,
+    ) -> Result<Option<Box<Self>>, String> {
+        let (Some(aggregator), Some(rules)) = (aggregator, plan.aggregation) else { return Ok(None) };
+        let hosts = plan.plan.group().participants();
+        let form = Form::Tensor { dtype: rules.dtype, op: rules.reduce };
+        let ranks = plan.plan.group().local(me).len();
+        if !mapped || ranks > MAX_SOURCES {
+            tracing::warn!(
+                epoch = plan.epoch,
+                ranks,
+                "tensors here cannot be aggregated; hosts sum by themselves"
+            );
+            return Ok(None);
+        }
+        let payload =
+            form.part_bytes(aggregator.chunk_elements as usize).ok_or("a chunk that is too long")?;
+        let config = WorkerConfig {
+            communicator: aggregator.communicator,
+            worker: u16::try_from(me.0).map_err(|error| error.to_string())?,
+            key: aggregator.key.clone(),
+            form,
+            elements: aggregator.chunk_elements,
+            window: aggregator.window,
+            segments: usize::from(plan.channels),
+            hosts: u16::try_from(hosts).map_err(|error| error.to_string())?,
+            partial: aggregator.partial,
+            patience: PATIENCE,
+            retry_least: RETRY[0],
+            retry_most: RETRY[1],
+            loss_most: LOSSES,
+        };
+        let bytes = (HEADER_BYTES + payload).next_multiple_of(64).min(MAX_DATAGRAM);
+        let config_of_datagrams =
+            DatagramConfig { bytes, batch: BATCH, together: TOGETHER, ..DatagramConfig::default() };
+        let datagrams = Datagrams::bind(Datagrams::any_for(aggregator.address), config_of_datagrams)
+            .and_then(|datagrams| watch(wake, datagrams.wake_fd()).map(|()| datagrams))
+            .map_err(|error| format!("no socket for the aggregator: {error}"))?;
+        let (address, worker) = (aggregator.address, Worker::new(config));
+        Ok(Some(Box::new(Self { epoch: plan.epoch, address, worker, datagrams })))
+    }
+
+    /// Packets in, what they say to the communicator, packets out. How much was done.
+    fn progress(&mut self, now: Nanos, member: &mut Member, attachments: &Table<Attachment>) -> usize {
+        let time = Duration::from_nanos(now.0);
+        let Self { epoch, address, worker, datagrams } = self;
+        let mut reach = Reach { member, attachments, epoch: *epoch };
+        let mut worked = 0;
+        for _ in 0..CALLS {
+            let received = datagrams.receive(&mut |from, bytes| {
+                if from == *address {
+                    worker.receive(time, bytes, &mut reach);
+                }
+            });
+            if received == 0 {
+                break;
+            }
+            worked += received;
+        }
+        worked += tell(now, *epoch, worker, member);
+        let reach = Reach { member, attachments, epoch: *epoch };
+        let write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
+        let mut write = write;
+        while worked < 2 * BATCH && datagrams.push(&mut write) {
+            worked += 1;
+        }
+        datagrams.flush();
+        // Sending may have found that the aggregator is silent.
+        worked + tell(now, *epoch, worker, member)
+    }
+
+    /// When it wants to be called.
+    pub(crate) fn due(&self, now: Nanos) -> Option<Nanos> {
+        if self.datagrams.waiting() > 0 {
+            return Some(now);
+        }
+        let due = self.worker.poll_timeout()?;
+        Some(Nanos(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// Tells the communicator what has happened to the worker.
+fn tell(now: Nanos, epoch: u32, worker: &mut Worker, member: &mut Member) -> usize {
+    let mut told = 0;
+    while let Some(event) = worker.poll_event() {
+        told += 1;
+        match event {
+            Event::Done { segment, hosts } => member.core.aggregated(now, epoch, segment, hosts),
+            Event::Ended(reason) => {
+                let (communicator, counters) = (member.id.0, worker.counters());
+                tracing::info!(
+                    communicator,
+                    epoch,
+                    ?reason,
+                    ?counters,
+                    "the aggregator is given up; hosts take over"
+                );
+                member.core.aggregation_ended(now, epoch);
+            }
+        }
+    }
+    told
+}
+
+/// The local ranks' tensors of the segments that are being aggregated.
+struct Reach<'a> {
+    member: &'a Member,
+    attachments: &'a Table<Attachment>,
+    epoch: u32,
+}
+
+impl<'a> Reach<'a> {
+    fn segment(&self, index: u64) -> Option<(u16, &'a Segment, Signature)> {
+        let (channel, segment) = self.member.core.aggregated_as(self.epoch, index)?;
+        Some((channel, segment, self.member.core.signature(segment.operation)?))
+    }
+
+    /// A rank's memory and where in it the tensor's bytes from element `at` on lie.
+    fn tensor(
+        &self,
+        segment: &Segment,
+        signature: &Signature,
+        rank: Rank,
+        output: bool,
+        at: u64,
+    ) -> Option<(&'a Memory, u64)> {
+        let local = self.member.local(rank)?;
+        let call = self.member.pending(segment.operation, rank)?;
+        let region = if output { &call.output } else { &call.input };
+        let memory = self.attachments.get(local.attachment)?.end.memory()?;
+        Some((memory, region.offset + at * signature.dtype.size() as u64))
+    }
+
+    fn outputs(
+        &self,
+        segment: &Segment,
+        signature: &Signature,
+        at: u64,
+        bytes: u64,
+    ) -> Option<ArrayVec<ViewMut<'a>, MAX_SOURCES>> {
+        let mut views = ArrayVec::new();
+        for local in &self.member.locals {
+            let (memory, offset) = self.tensor(segment, signature, local.rank, true, at)?;
+            views.try_push(memory.view_mut(offset, bytes).ok()?).ok()?;
+        }
+        Some(views)
+    }
+
+    fn add_up(&self, index: u64, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
+        let (_, segment, signature) = self.segment(index)?;
+        let bytes = (elements * signature.dtype.size()) as u64;
+        let mut parts = ArrayVec::<View<'_>, MAX_SOURCES>::new();
+        for local in &self.member.locals {
+            let (memory, at) = self.tensor(segment, &signature, local.rank, false, segment.lo + offset)?;
+            parts.try_push(memory.view(at, bytes).ok()?).ok()?;
+        }
+        match parts.as_slice() {
+            [only] => harmonaize_kernels::copy(*only, &[to.into()]).ok(),
+            several => {
+                let (op, dtype) = (signature.reduce, signature.dtype);
+                harmonaize_kernels::reduce(op, dtype, several, &[to.into()], None).ok()
+            }
+        }
+    }
+
+    fn bring(&self, index: u64, offset: u64, sum: &[u8]) -> Option<()> {
+        let (channel, segment, signature) = self.segment(index)?;
+        if segment.holds() {
+            let at = offset * signature.dtype.size() as u64;
+            let staging = self.member.staging_of(channel)?.view_mut(at, sum.len() as u64).ok()?;
+            return harmonaize_kernels::copy(sum.into(), &[staging]).ok();
+        }
+        let outputs = self.outputs(segment, &signature, segment.lo + offset, sum.len() as u64)?;
+        harmonaize_kernels::copy(sum.into(), &outputs).ok()
+    }
+
+    /// Copies a sum that was held to where it belongs.
+    fn settle(&self, channel: u16) -> Option<()> {
+        let segment = self.member.core.segment(channel)?;
+        let signature = self.member.core.signature(segment.operation)?;
+        let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;
+        let held = self.member.staging_of(channel)?.view(0, bytes).ok()?;
+        let outputs = self.outputs(segment, &signature, segment.lo, bytes)?;
+        harmonaize_kernels::copy(held, &outputs).ok()
+    }
+}
+
+/// Cost: a pass over each local rank's part of the chunk, and a search among the channels.
+impl Tensors for Reach<'_> {
+    fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+        if self.add_up(segment, offset, elements, bytes).is_none() {
+            // A tenant that is gone took its tensor with it, and ends the communicator.
+            bytes.fill(0);
+        }
+    }
+
+    fn write(&mut self, segment: u64, offset: u64, _: usize, bytes: &[u8]) {
+        let _ = self.bring(segment, offset, bytes);
+    }
+}
+
+impl Engine {
+    /// What a communicator wants of its aggregator.
+    pub(crate) fn aggregate(&mut self, now: Nanos, key: Key, action: &Action) {
+        let Some(member) = self.members.get_mut(key) else { return };
+        match *action {
+            Action::Join { epoch, session } => match member.path(epoch) {
+                Some(path) => path.worker.begin(Duration::from_nanos(now.0), session),
+                None => member.core.aggregation_ended(now, epoch),
+            },
+            Action::Quit { epoch } => {
+                if let Some(path) = member.path(epoch) {
+                    path.worker.stop();
+                }
+            }
+            Action::Aggregate { channel } => {
+                if let Err(error) = member.reserve_staging(channel) {
+                    return member.break_off(&error.to_string());
+                }
+                if self.marks.is_read()
+                    && let Some(mark) = member.begins(channel)
+                {
+                    self.marks.write(MarkKind::SegmentBegan, || mark);
+                }
+                let segment = member.segment_and_size(channel);
+                let given = segment.and_then(|(segment, size)| {
+                    let elements = segment.hi - segment.lo;
+                    Some((segment.epoch, segment.aggregated?, elements, elements * size))
+                });
+                let Some((epoch, index, elements, bytes)) = given else { return };
+                member.bytes_sent += bytes;
+                if !member.path(epoch).is_some_and(|path| path.worker.submit(index, elements)) {
+                    member.core.aggregation_ended(now, epoch);
+                }
+            }
+            Action::Settle { channel } => {
+                let reach = Reach { member, attachments: &self.attachments, epoch: 0 };
+                if reach.settle(channel).is_none() {
+                    member.break_off("a sum that was held cannot be brought to its tensors");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Packets of all aggregators.
+    pub(crate) fn aggregators(&mut self, now: Nanos) -> usize {
+        let mut worked = 0;
+        for member in self.members.iter_mut() {
+            for at in 0..member.epochs.len() {
+                let Some(mut path) = member.epochs.get_mut(at).and_then(|links| links.aggregator.take())
+                else {
+                    continue;
+                };
+                worked += path.progress(now, member, &self.attachments);
+                if let Some(links) = member.epochs.get_mut(at) {
+                    links.aggregator = Some(path);
+                }
+            }
+        }
+        worked
+    }
+}

@@ -1,0 +1,322 @@
+//! Operations by an aggregator: real engines, real datagrams and the aggregator's state machine behind a socket of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+
+use common::{World, reduce};
+use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Submission};
+use harmonaize_aggregator::{Aggregator as Machine, Form, Grant, Key, Outbox, Pool, Share, To};
+use harmonaize_core::{Aggregation, Nanos};
+use harmonaize_engine::{Aggregator, Command, CommunicatorId, Notice};
+use harmonaize_plan::{Participant, Tuning};
+use harmonaize_shm::TenantEnd;
+use harmonaize_transport::Transport;
+use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
+use harmonaize_transport::tcp::{Config, TcpTransport};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const COMMUNICATOR: u64 = 0x5eed;
+const SECRET: [u8; 32] = [9; 32];
+const CHUNK: u32 = 256;
+const FORM: Form = Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
+
+/// An aggregator with a thread and a socket, until it is dropped.
+struct Served {
+    address: SocketAddr,
+    over: Arc<AtomicBool>,
+    /// Of so many packets that arrive, one is dropped; 0: none is.
+    sums: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+struct Out<'a> {
+    datagrams: &'a mut Datagrams,
+    workers: &'a HashMap<u16, SocketAddr>,
+    drop: &'a mut dyn FnMut() -> bool,
+}
+
+impl Outbox for Out<'_> {
+    fn send(&mut self, to: To, packet: &[u8]) {
+        let To::Worker { worker, .. } = to else { return };
+        let Some(address) = self.workers.get(&worker).filter(|_| !(self.drop)()) else { return };
+        self.datagrams.push(|room| {
+            room[..packet.len()].copy_from_slice(packet);
+            Some((*address, packet.len()))
+        });
+    }
+}
+
+impl Served {
+    /// `lost`: of so many packets in either direction one is dropped; 0: none.
+    fn start(at: SocketAddr, incarnation: u64, workers: u16, lost: u64) -> Self {
+        let config = DatagramConfig { bytes: 4096, ..DatagramConfig::default() };
+        let mut datagrams = Datagrams::bind(at, config).unwrap();
+        let address = datagrams.local_address();
+        let (over, sums) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, count) = (Arc::clone(&over), Arc::clone(&sums));
+        let thread = std::thread::spawn(move || {
+            let mut machine = Machine::new(incarnation, Pool::new(256, 1024));
+            let share = Share { tenant: 1, weight: 1, guaranteed: 64, most: 256 };
+            machine
+                .grant(Grant {
+                    communicator: COMMUNICATOR,
+                    secret: SECRET,
+                    workers,
+                    form: FORM,
+                    elements: CHUNK,
+                    share,
+                    ordered: false,
+                    partial: None,
+                    parent: None,
+                })
+                .unwrap();
+            let (begun, mut packets) = (Instant::now(), 0_u64);
+            let (mut known, mut inbox) = (HashMap::new(), Vec::new());
+            while !stop.load(Ordering::Relaxed) {
+                datagrams.receive(&mut |from, bytes| inbox.push((from, bytes.to_vec())));
+                let mut drop = || {
+                    packets = packets
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    lost > 0 && (packets >> 33).is_multiple_of(lost)
+                };
+                for (from, bytes) in inbox.drain(..) {
+                    if drop() {
+                        continue;
+                    }
+                    let worker = u16::from_le_bytes([bytes[4], bytes[5]]);
+                    known.insert(worker, from);
+                    let mut out = Out { datagrams: &mut datagrams, workers: &known, drop: &mut drop };
+                    machine.receive(begun.elapsed(), &bytes, &mut out);
+                }
+                datagrams.flush();
+                count.store(machine.counters(COMMUNICATOR).unwrap().sums, Ordering::Relaxed);
+                std::thread::yield_now();
+            }
+        });
+        Self { address, over, sums, thread: Some(thread) }
+    }
+
+    fn sums(&self) -> u64 {
+        self.sums.load(Ordering::Relaxed)
+    }
+
+    fn reached_by(&self, participants: u32) -> Vec<Aggregator> {
+        let aggregator = |worker: u32| Aggregator {
+            address: self.address,
+            communicator: COMMUNICATOR,
+            key: Key::derive(&SECRET, COMMUNICATOR, worker as u16),
+            chunk_elements: CHUNK,
+            window: 64,
+            partial: false,
+        };
+        (0..participants).map(aggregator).collect()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(std::thread::JoinHandle::join);
+        assert!(matches!(ended, Some(Ok(()))) || std::thread::panicking());
+    }
+}
+
+fn any() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+fn rules() -> Aggregation {
+    Aggregation {
+        dtype: Dtype::F32,
+        reduce: ReduceOp::Sum,
+        least_bytes: 1024,
+        hold: Nanos(50_000_000),
+        most_hold: Nanos(200_000_000),
+    }
+}
+
+fn world(ranks: &[Vec<u32>], aggregators: Vec<Aggregator>) -> World {
+    let transport =
+        |_| Box::new(TcpTransport::bind(Config::new(any())).unwrap()) as Box<dyn Transport + Send>;
+    let transports = (0..ranks.len()).map(transport).collect();
+    let tuning =
+        Tuning { chunk_bytes: 16 << 10, segment_bytes: 64 << 10, copy_bytes: 4096, ..Tuning::default() };
+    World::with_aggregation(transports, ranks, tuning, (rules(), aggregators))
+}
+
+fn input(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|at| ((at * (rank + 3)) % 1000) as f32 - 300.0).collect()
+}
+
+fn write(world: &World, rank: usize, offset: u64, values: &[f32]) {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+    world.tenants[rank].end.memory().write(offset, &bytes).unwrap();
+}
+
+fn read(world: &World, rank: usize, offset: u64, count: usize) -> Vec<f32> {
+    let mut bytes = vec![0; count * 4];
+    world.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
+    bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().unwrap())).collect()
+}
+
+/// One AllReduce of all ranks, `disturb`ed in its midst; its completions. Results must be exact: the sums of these floats are.
+fn all_reduce(
+    world: &mut World,
+    count: usize,
+    in_place: bool,
+    disturb: impl FnOnce(&mut World),
+) -> Vec<Completion> {
+    let ranks = world.tenants.len();
+    let output = if in_place { 0 } else { 16 << 20 };
+    (0..ranks).for_each(|rank| write(world, rank, 0, &input(rank, count)));
+    (0..ranks).for_each(|rank| world.submit(rank, reduce(ReduceOp::Sum, count as u64, 0, output)));
+    disturb(world);
+    let completions = world.completions();
+    let expected = (0..ranks)
+        .map(|rank| input(rank, count))
+        .fold(vec![0.0; count], |sum, values| sum.iter().zip(&values).map(|(a, b)| a + b).collect());
+    for (rank, completion) in completions.iter().enumerate() {
+        assert_eq!(completion.status, 0, "rank {rank}: {completion:?}");
+        assert!(
+            read(world, rank, output, count) == expected,
+            "rank {rank} has a wrong sum of {count}, in place: {in_place}"
+        );
+    }
+    completions
+}
+
+/// AllReduces until one has gone by the aggregator whole: where its thread does not get its turn in time, hosts take over for a while.
+fn aggregated(world: &mut World, count: usize, in_place: bool) -> Vec<Completion> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let completions = all_reduce(world, count, in_place, |_| {});
+        if completions.iter().all(|completion| (completion.algorithm, completion.fallback) == (9, 0)) {
+            return completions;
+        }
+        assert!(Instant::now() < deadline, "the aggregator is never used: {completions:?}");
+    }
+}
+
+#[test]
+fn large_sums_go_by_the_aggregator_and_others_by_the_hosts() {
+    for ranks in [vec![vec![0], vec![1], vec![2], vec![3]], vec![vec![0, 2], vec![1], vec![3, 4, 5]]] {
+        let served = Served::start(any(), 7, ranks.len() as u16, 0);
+        let mut world = world(&ranks, served.reached_by(ranks.len() as u32));
+        for (count, in_place) in [(300, false), (300, true), (100_000, false), (100_001, true), (777, false)]
+        {
+            let before = served.sums();
+            for completion in aggregated(&mut world, count, in_place) {
+                assert_eq!(completion.wire_bytes, count as u64 * 4, "each host sends its tensor once");
+            }
+            world.until("sums are counted", |_| {
+                served.sums() >= before + (count as u64).div_ceil(CHUNK.into())
+            });
+        }
+        let before = served.sums();
+        let completions = all_reduce(&mut world, 200, false, |_| {});
+        assert!(completions.iter().all(|completion| completion.algorithm != 9), "less than is worth it");
+        assert_eq!(served.sums(), before);
+    }
+}
+
+#[test]
+fn losses_are_made_good() {
+    let ranks = [vec![0], vec![1], vec![2]];
+    let served = Served::start(any(), 7, 3, 20);
+    let mut world = world(&ranks, served.reached_by(3));
+    for round in 0..6 {
+        all_reduce(&mut world, 40_000, round % 2 == 0, |_| {});
+    }
+    assert!(served.sums() > 0);
+}
+
+/// The aggregator dies in the midst of an operation, hosts go on; it comes back under its address, and is used again.
+#[test]
+fn an_aggregator_that_dies_costs_no_operation() {
+    let ranks = [vec![0], vec![1, 4], vec![2], vec![3]];
+    let mut served = Some(Served::start(any(), 1, 4, 0));
+    let reached = served.as_ref().unwrap().reached_by(4);
+    let address = reached[0].address;
+    let mut world = world(&ranks, reached);
+    for (incarnation, in_place) in [(2, false), (3, true)] {
+        let completions = all_reduce(&mut world, 1_000_000, in_place, |world| {
+            let before = served.as_ref().unwrap().sums();
+            world.until("some of the sums", |_| served.as_ref().unwrap().sums() > before + 200);
+            served = None;
+        });
+        assert!(completions.iter().any(|completion| completion.fallback == 1), "{completions:?}");
+        // Without it.
+        for completion in all_reduce(&mut world, 50_000, in_place, |_| {}) {
+            assert_ne!((completion.algorithm, completion.fallback), (9, 0));
+        }
+        served = Some(Served::start(address, incarnation, 4, 0));
+        aggregated(&mut world, 50_000, in_place);
+    }
+}
+
+/// A plan without it takes over in the midst of an operation.
+#[test]
+fn an_epoch_ends_aggregation() {
+    let ranks = [vec![0], vec![1], vec![2], vec![3]];
+    let served = Served::start(any(), 7, 4, 0);
+    let mut world = world(&ranks, served.reached_by(4));
+    all_reduce(&mut world, 1_000_000, true, |world| {
+        let before = served.sums();
+        world.until("some of the sums", |_| served.sums() > before + 20);
+        world.aggregation = None;
+        for me in (0..4).map(Participant) {
+            let (plan, peers) = (world.plan(2, &[0, 2, 1, 3]), world.peers(2, me));
+            let communicator = CommunicatorId(1);
+            let change = Command::Change { communicator, plan, peers, aggregator: None };
+            world.engines[me.0 as usize].command(change);
+        }
+    });
+    world.until("the switch", |world| {
+        let switched = |notice: &Notice| matches!(notice, Notice::Switched { epoch: 2, .. });
+        world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(switched))
+    });
+    let before = served.sums();
+    let completions = all_reduce(&mut world, 10_000, false, |_| {});
+    assert!(completions.iter().all(|completion| completion.algorithm != 9) && served.sums() == before);
+}
+
+/// An engine that has no way to the aggregator asks for the hosts, again and again; operations go on.
+#[test]
+fn one_host_without_a_way_leaves_it_to_the_hosts() {
+    let served = Served::start(any(), 7, 2, 0);
+    let mut reached = served.reached_by(2);
+    reached.truncate(1);
+    let mut world = world(&[vec![0], vec![1]], reached);
+    for _ in 0..4 {
+        all_reduce(&mut world, 30_000, false, |_| {});
+    }
+    assert_eq!(served.sums(), 0);
+}
+
+/// Of another type, or another reduction: by the hosts.
+#[test]
+fn what_the_aggregator_does_not_sum_goes_by_the_hosts() {
+    let served = Served::start(any(), 7, 2, 0);
+    let mut world = world(&[vec![0], vec![1]], served.reached_by(2));
+    let bytes = 40_000;
+    let max = reduce(ReduceOp::Max, 10_000, 0, 1 << 20);
+    let integers = Submission {
+        dtype: Dtype::U32.code(),
+        input: Region { offset: 0, bytes },
+        ..reduce(ReduceOp::Sum, 10_000, 0, 1 << 20)
+    };
+    let broadcast =
+        Submission { collective: Collective::Broadcast.code(), ..reduce(ReduceOp::Sum, 10_000, 0, 1 << 20) };
+    for submission in [max, integers, broadcast] {
+        (0..2).for_each(|rank| world.submit(rank, submission));
+        let completions = world.completions();
+        assert!(completions.iter().all(|completion| completion.status == 0 && completion.algorithm != 9));
+    }
+    assert_eq!(served.sums(), 0);
+}
