@@ -106,6 +106,7 @@ pub fn word(algorithm: Algorithm) -> &'static str {
         Algorithm::DirectCoded => "direct, coded",
         Algorithm::OneShot => "one shot",
         Algorithm::TwoShots => "two shots",
+        Algorithm::Aggregated => "aggregated",
         _ => "other",
     }
 }

@@ -355,7 +355,7 @@ impl Agent {
                     communicator: CommunicatorId(communicator),
                     plan: expanded.plan,
                     peers: expanded.peers,
-                    aggregator: expanded.aggregator,
+                    aggregator: expanded.aggregator.map(Box::new),
                 });
             }
             Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+mod aggregation;
 pub mod aggregator;
 pub mod coding;
 pub mod config;

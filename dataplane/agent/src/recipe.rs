@@ -1,5 +1,6 @@
 //! From control's recipe to what the engine takes, checked: an agent runs no plan that it has not checked itself.
 
+use crate::aggregation;
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_api::v1::{self, Recipe};
 use harmonaize_codec::Codec;
@@ -83,6 +84,9 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
             .ok_or_else(|| error(format!("{name} {value} out of range")))
     };
     let channels = u16::try_from(tuning.channels).ok().filter(|channels| (1..=4096).contains(channels));
+    let told = recipe.aggregation.as_ref();
+    let aggregation = told.map(|told| aggregation::read(told, plan.participants(), me)).transpose();
+    let (rules, aggregator) = aggregation.map_err(error)?.unzip();
     let plan = EpochPlan {
         epoch: small("epoch", recipe.epoch)?,
         plan,
@@ -97,13 +101,13 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
         channels: channels.ok_or_else(|| error(format!("{} channels", tuning.channels)))?,
         landing_slots: tuning.landing_slots,
         coding: recipe.coding.as_ref().map(coding).transpose().map_err(error)?,
-        aggregation: None,
+        aggregation: rules,
     };
     let operation = Nanos(tuning.operation_timeout_ns);
     let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(INQUIRY)) };
     proved.prove(&plan).map_err(error)?;
     let peers = recipe.peers.iter().map(|peer| introduce(peer).map_err(error)).collect::<Result<_, _>>()?;
-    Ok(Expanded { plan, me, peers, aggregator: None, timeouts })
+    Ok(Expanded { plan, me, peers, aggregator, timeouts })
 }
 
 /// Expands every algorithm for every participant, for mapped and for remote tensors and each way of keeping inputs, and has
@@ -255,7 +259,8 @@ mod tests {
         coded.coding = Some(v1::Coding { codec: "int8".into(), most: Some(1e-3) });
         let found = expand(&coded, &mut Proved::default()).unwrap().plan.coding.unwrap();
         assert_eq!((Codec::NAMED[usize::from(found.codec)].1, found.most), (Codec::INT8, Some(1e-3)));
-        let damaged: [Damage; 10] = [
+        let damaged: [Damage; 11] = [
+            ("aggregation", |r| r.aggregation = Some(v1::Aggregation::default())),
             ("codec \"int9\"", |r| r.coding = Some(v1::Coding { codec: "int9".into(), most: None })),
             ("a bound of NaN", |r| {
                 r.coding = Some(v1::Coding { codec: "int8".into(), most: Some(f64::NAN) });

@@ -106,9 +106,13 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let mut paths = Paths::begin(address);
     let codecs = coding::codecs().to_vec();
     let abilities = paths.abilities(config.verbs.is_none(), telemetry.is_some());
+    // Tensors that only a device reaches cannot be added up into packets.
+    let aggregation = config.rdma.is_none();
     let settings = Settings::new(config.control, config.host.clone(), address);
-    let mut control =
-        control::connect(Settings { abilities: v1::Abilities { codecs, ..abilities }, ..settings });
+    let mut control = control::connect(Settings {
+        abilities: v1::Abilities { codecs, aggregation, ..abilities },
+        ..settings
+    });
     paths
         .answer_into(control.to_control.downgrade())
         .context("cannot start the threads that look at paths")?;

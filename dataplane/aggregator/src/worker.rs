@@ -335,8 +335,10 @@ impl Worker {
     fn ask(&mut self, now: Duration) {
         self.unanswered.get_or_insert(now);
         self.questions += 1;
-        if self.questions > JUDGED {
-            let unanswered = u64::from(self.questions.saturating_sub(self.answers));
+        // A whole window is asked for at once where answers are late; what is under way is not lost.
+        let under_way = self.flights.len() as u32;
+        if self.questions > JUDGED + under_way {
+            let unanswered = u64::from(self.questions.saturating_sub(self.answers + under_way));
             if unanswered * 1000 > u64::from(self.config.loss_most) * u64::from(self.questions) {
                 self.end(Reason::Losses);
             }

@@ -49,6 +49,8 @@ pub enum Algorithm {
     OneShot,
     /// Direct exchange among hosts: from each to who adds a part up, and from there to all.
     TwoShots,
+    /// Sums by an aggregator on the way.
+    Aggregated,
     /// Something that this version has no name for.
     Other(u8),
 }
@@ -68,6 +70,8 @@ pub struct Receipt {
     pub fallback: bool,
     /// Error (vNMSE) that the sum has at most, from what encoders measured; 0 for exact operations.
     pub error: f32,
+    /// Fewest hosts whose parts are in a part of the result, if that was not all; a tenant has to have allowed it.
+    pub hosts: Option<u16>,
 }
 
 impl Receipt {
@@ -86,10 +90,12 @@ impl Receipt {
                 6 => Algorithm::DirectCoded,
                 7 => Algorithm::OneShot,
                 8 => Algorithm::TwoShots,
+                9 => Algorithm::Aggregated,
                 other => Algorithm::Other(other),
             },
             fallback: completion.fallback != 0,
             error: f32::from_bits(completion.error),
+            hosts: (completion.hosts > 0).then_some(completion.hosts),
         }
     }
 }

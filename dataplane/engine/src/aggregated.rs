@@ -19,11 +19,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// For how long an aggregator may be silent before hosts take over.
-const PATIENCE: Duration = Duration::from_millis(120);
+const PATIENCE: Duration = Duration::from_millis(150);
 /// Between which times a part is sent again.
-const RETRY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(30)];
+const RETRY: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(40)];
 /// Of a thousand questions, how many may go unanswered.
-const LOSSES: u32 = 500;
+const LOSSES: u32 = 900;
 /// Datagrams that leave as one message: more would overrun queues on the way.
 const TOGETHER: usize = 16;
 /// Datagrams that wait to be sent, and calls to receive in a row.

@@ -101,7 +101,7 @@ pub enum Command {
         /// Links for it.
         peers: Vec<Peer>,
         /// Its aggregator, if it has one.
-        aggregator: Option<Aggregator>,
+        aggregator: Option<Box<Aggregator>>,
     },
     /// Hold the next operation of a communicator back once: its first segment here begins so much later than it could. Takes the
     /// place of a hold that waits.

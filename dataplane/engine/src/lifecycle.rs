@@ -34,7 +34,7 @@ impl Engine {
             }
             Command::Form(formation) => self.form(*formation),
             Command::Change { communicator, plan, peers, aggregator } => {
-                self.change(communicator, plan, peers, aggregator.as_ref());
+                self.change(communicator, plan, peers, aggregator.as_deref());
             }
             Command::Hold { communicator, hold } => {
                 if let Some(member) = self.member(communicator) {

@@ -1,0 +1,135 @@
+//! Aggregation on the way as a recipe tells a worker of it, read with care.
+
+use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
+use harmonaize_aggregator::{Form, Key};
+use harmonaize_api::v1::{self, aggregation_form};
+use harmonaize_core::{Aggregation, Nanos};
+use harmonaize_engine::Aggregator;
+use harmonaize_plan::Participant;
+use std::net::SocketAddr;
+
+/// For how long hosts sum after a session with the aggregator failed, at first and at most.
+const HOLDS: [Nanos; 2] = [Nanos(100_000_000), Nanos(30_000_000_000)];
+/// Most chunks in flight that a worker keeps account of.
+const MOST_WINDOW: u32 = 4096;
+
+/// What core and engine are to know of the aggregator of a communicator of so many participants.
+///
+/// # Errors
+/// What does not fit together, in words.
+pub(crate) fn read(
+    told: &v1::Aggregation,
+    participants: u32,
+    me: Participant,
+) -> Result<(Aggregation, Aggregator), String> {
+    let of = |what: &str| format!("aggregation: {what}");
+    let address: SocketAddr = told.address.parse().map_err(|_| of("address"))?;
+    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
+        return Err(of("address"));
+    }
+    if told.workers != participants || !(2..=u32::from(MAX_WORKERS)).contains(&participants) {
+        return Err(of(&format!("{} workers of {participants} participants", told.workers)));
+    }
+    if told.worker != me.0 {
+        return Err(of(&format!("participant {} is told to be worker {}", me.0, told.worker)));
+    }
+    let key: [u8; 32] = told.key.as_slice().try_into().map_err(|_| of("key of another length"))?;
+    let (dtype, reduce) = tensor(told.form.as_ref()).map_err(|what| of(&what))?;
+    let form = Form::Tensor { dtype, op: reduce };
+    let bytes = form.part_bytes(told.chunk_elements as usize).filter(|_| form.is_possible());
+    if !bytes.is_some_and(|bytes| (1..=MAX_PAYLOAD).contains(&bytes)) {
+        return Err(of(&format!("chunks of {} elements {dtype}, {reduce}", told.chunk_elements)));
+    }
+    let window = u16::try_from(told.window.min(MOST_WINDOW)).unwrap_or(0);
+    if window == 0 {
+        return Err(of("a window of 0"));
+    }
+    let [hold, most_hold] = HOLDS;
+    let rules = Aggregation { dtype, reduce, least_bytes: told.least_bytes, hold, most_hold };
+    let aggregator = Aggregator {
+        address,
+        communicator: told.communicator,
+        key: Key::new(&key),
+        chunk_elements: told.chunk_elements,
+        window,
+        partial: told.partial,
+    };
+    Ok((rules, aggregator))
+}
+
+/// What payloads are: sums of f32 where nothing is said.
+fn tensor(told: Option<&v1::AggregationForm>) -> Result<(Dtype, ReduceOp), String> {
+    let Some(form) = told else { return Ok((Dtype::F32, ReduceOp::Sum)) };
+    let short = |text: &str| text.chars().take(64).collect::<String>();
+    match &form.form {
+        Some(aggregation_form::Form::Tensor(v1::TensorForm { dtype, op })) => {
+            let known = dtype.parse().ok().zip(op.parse().ok());
+            known.ok_or_else(|| format!("{} by {} is not known here", short(dtype), short(op)))
+        }
+        Some(aggregation_form::Form::Shared(_)) => Err("codes are not summed here".into()),
+        None => Err("no form".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told() -> v1::Aggregation {
+        v1::Aggregation {
+            address: "10.0.0.9:7300".into(),
+            communicator: 5,
+            worker: 1,
+            workers: 4,
+            key: vec![3; 32],
+            chunk_elements: 256,
+            window: 64,
+            least_bytes: 65_536,
+            ..v1::Aggregation::default()
+        }
+    }
+
+    fn form(dtype: &str, op: &str) -> Option<v1::AggregationForm> {
+        let form = v1::TensorForm { dtype: dtype.into(), op: op.into() };
+        Some(v1::AggregationForm { form: Some(aggregation_form::Form::Tensor(form)) })
+    }
+
+    #[test]
+    fn what_control_tells_is_taken_over() {
+        let (rules, aggregator) = read(&told(), 4, Participant(1)).unwrap();
+        assert_eq!((rules.dtype, rules.reduce, rules.least_bytes), (Dtype::F32, ReduceOp::Sum, 65_536));
+        assert_eq!((aggregator.communicator, aggregator.chunk_elements, aggregator.window), (5, 256, 64));
+        let told = v1::Aggregation { form: form("i64", "max"), ..told() };
+        let (rules, _) = read(&told, 4, Participant(1)).unwrap();
+        assert_eq!((rules.dtype, rules.reduce), (Dtype::I64, ReduceOp::Max));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused_and_named() {
+        type Damage = (&'static str, fn(&mut v1::Aggregation));
+        let damaged: [Damage; 14] = [
+            ("address", |told| told.address = "somewhere".into()),
+            ("address", |told| told.address = "10.0.0.9:0".into()),
+            ("address", |told| told.address = "0.0.0.0:7300".into()),
+            ("3 workers", |told| told.workers = 3),
+            ("worker 2", |told| told.worker = 2),
+            ("key", |told| drop(told.key.pop())),
+            ("chunks of 0", |told| told.chunk_elements = 0),
+            ("chunks of 2049", |told| told.chunk_elements = 2049),
+            ("chunks of", |told| told.chunk_elements = u32::MAX),
+            ("window", |told| told.window = 0),
+            ("chunks of 256", |told| told.form = form("f16", "sum")),
+            ("chunks of 256", |told| told.form = form("f32", "average")),
+            ("f33", |told| told.form = form("f33", "sum")),
+            ("no form", |told| told.form = Some(v1::AggregationForm { form: None })),
+        ];
+        for (what, damage) in damaged {
+            let mut told = told();
+            damage(&mut told);
+            let error = read(&told, 4, Participant(1)).expect_err(what);
+            assert!(error.contains(what), "{what}: {error}");
+        }
+        assert!(read(&v1::Aggregation { workers: 1, worker: 0, ..told() }, 1, Participant(0)).is_err());
+    }
+}
