@@ -6,7 +6,7 @@ use crate::text::{bytes, clean, clock, duration, ranks};
 use crate::words::{cause_text, congestion_text, level_text, straggler_sentence, straggler_text};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
-    Congestion, Edge, Finding, Operation, RankTiming, Straggler, TrafficPhase, finding,
+    CodedOperation, Congestion, Edge, Finding, Operation, RankTiming, Straggler, TrafficPhase, finding,
 };
 use serde_json::{Value, json};
 use std::io::Write;
@@ -124,9 +124,14 @@ fn operation_json(one: &Operation) -> Value {
         "first_epoch": one.first_epoch,
         "last_epoch": one.last_epoch,
         "whole": one.whole,
+        "coded": one.coded.as_ref().map(coded_json),
         "ranks": one.ranks.iter().map(rank).collect::<Vec<_>>(),
         "edges": one.edges.iter().map(edge).collect::<Vec<_>>(),
     })
+}
+
+fn coded_json(one: &CodedOperation) -> Value {
+    json!({"error": one.error, "saved_bytes": one.saved_bytes, "refused": one.refused})
 }
 
 fn phase_json(one: &TrafficPhase) -> Value {

@@ -1,8 +1,7 @@
 //! What a tenant lets be lost.
 
-use crate::{Codec, CodecError, Encoded, Squares, encode};
+use crate::Codec;
 use harmonaize_abi::session::Budget as Said;
-use harmonaize_abi::{View, ViewMut};
 use std::fmt;
 use thiserror::Error;
 
@@ -94,7 +93,7 @@ fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 impl Budget {
-    /// The most that [`Squares::relative`] may be; `None` where no bound is given.
+    /// The most that [`crate::Squares::relative`] may be; `None` where no bound is given.
     pub fn most(&self) -> Option<f64> {
         match self {
             Self::Exact => Some(0.0),
@@ -116,34 +115,6 @@ impl Budget {
             Self::Codecs(codecs) => codec == Codec::EXACT || codecs.contains(&codec),
             Self::Vnmse(_) | Self::MatchBf16 => true,
         }
-    }
-
-    /// Whether so much may be lost; what is NaN may not.
-    pub fn holds(&self, squares: Squares) -> bool {
-        self.most().is_none_or(|most| squares.relative() <= most)
-    }
-
-    /// [`encode`] with `codec`, or exactly where the budget does not allow the codec or what it lost. `to` has room for both.
-    /// Returns the codec that was used, and what the other one would have lost.
-    ///
-    /// # Errors
-    /// As [`encode`].
-    pub fn encode(
-        &self,
-        codec: Codec,
-        seed: u64,
-        source: View<'_>,
-        to: ViewMut<'_>,
-    ) -> Result<(Codec, Encoded, Option<Squares>), CodecError> {
-        let mut refused = None;
-        if self.allows(codec) {
-            let encoded = encode(codec, seed, source, to)?;
-            if self.holds(encoded.squares) {
-                return Ok((codec, encoded, None));
-            }
-            refused = Some(encoded.squares);
-        }
-        Ok((Codec::EXACT, encode(Codec::EXACT, seed, source, to)?, refused))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The choice of a codec: the one that makes the tenant wait least, within its budget.
 
-use crate::{Budget, Codec, Squares};
+use crate::{Budget, Codec};
+use std::collections::VecDeque;
+use std::time::Duration;
 
 /// A codec that may be chosen, and what it takes here. Speeds are in bytes of f32 a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,7 +15,7 @@ pub struct Level {
     pub encode: f64,
     /// Speed of decoding and adding.
     pub decode: f64,
-    /// What it is thought to lose until it is measured, as [`Squares::relative`].
+    /// What an operation is thought to lose by it, as [`crate::Squares::relative`].
     pub loss: f64,
 }
 
@@ -36,12 +38,24 @@ pub struct Outlook {
     pub chunks: f64,
 }
 
-/// A choice must save so much of the operation's time to be made.
-pub const GAIN: f64 = 0.05;
-/// A codec that broke the budget is not chosen for so many operations.
-const BARRED: u32 = 32;
-/// What a loss that was measured weighs against those before, where it is less; a greater one is believed at once.
-const LOSS_WEIGHT: f64 = 0.125;
+/// A change must save so much of the operation's time to be made.
+const GAIN: f64 = 0.05;
+/// What saves so much of the time is worth a change at any time.
+const WORTH: f64 = 0.35;
+/// What saves less comes no sooner after the last change.
+const DWELL: Duration = Duration::from_secs(5);
+/// For how long a change makes the next one dearer: each doubles what it must gain.
+const RECENT: Duration = Duration::from_secs(60);
+const MOST_RECENT: usize = 5;
+/// How far back what would have been best is looked at, where the codec has changed lately.
+const LOOK_BACK: Duration = Duration::from_secs(60);
+const MOST_SEEN: usize = 128;
+/// For how long what operations came to counts.
+const KEPT: Duration = Duration::from_secs(600);
+/// What an operation weighs against those before.
+const WEIGHT: f64 = 0.125;
+/// Chunks went exact in such numbers that what was lost says nothing of the codec: bytes on the wire over those expected.
+const REFUSED: f64 = 1.25;
 
 /// A codec, and what its operation takes by the outlook.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,92 +80,158 @@ impl Level {
 /// Elements of a typical chunk.
 const TYPICAL: usize = 1 << 15;
 
-/// The codec that makes the tenant wait least, of those that the budget allows and that are thought to keep it. Another than
-/// `current` only where that saves at least the part `gain` of the time, or where `current` is no longer allowed; back to exact
-/// also where next to nothing is gained.
-pub fn choose(budget: &Budget, levels: &[Level], current: Codec, outlook: &Outlook, gain: f64) -> Choice {
-    let waits = outlook.time(None);
-    let exact = Choice { codec: Codec::EXACT, time: waits, exact: waits };
-    let (mut best, mut stay) = (exact, exact);
-    for level in levels.iter().filter(|level| level.codec != Codec::EXACT) {
-        let within = budget.most_by(level.codec).is_none_or(|most| level.loss <= most);
-        if !within || !budget.allows(level.codec) {
-            continue;
-        }
-        let choice = Choice { codec: level.codec, time: outlook.time(Some(level)), exact: waits };
-        if choice.time < best.time {
-            best = choice;
-        }
-        if level.codec == current {
-            stay = choice;
-        }
-    }
-    if best.time < stay.time * (1.0 - gain) {
-        best
-    } else if exact.time <= stay.time * (1.0 + GAIN / 5.0) {
-        // What is not gained is no reason to lose anything.
-        exact
-    } else {
-        stay
-    }
-}
-
-/// Chooses one communicator's codec from operation to operation. The same words and levels give the same choices, so whoever
-/// decides for all can be replayed.
-#[derive(Clone, Debug)]
+/// Chooses one communicator's codec again and again, by what its operations really lost and really sent. The same words and
+/// times give the same choices, so whoever decides for all can be replayed.
+#[derive(Clone, Debug, Default)]
 pub struct Controller {
-    budget: Budget,
-    levels: Vec<State>,
-    current: Codec,
+    learned: Vec<Learned>,
+    /// When the codec changed lately, oldest first.
+    changes: VecDeque<Duration>,
+    /// Outlooks of the last time, and since when each held, oldest first.
+    seen: VecDeque<(Duration, Outlook)>,
+    barred: Vec<Codec>,
 }
 
-#[derive(Clone, Debug)]
-struct State {
-    level: Level,
+/// What operations with a codec came to.
+#[derive(Clone, Copy, Debug)]
+struct Learned {
+    codec: Codec,
+    /// What they lost over what was predicted.
     loss: f64,
-    barred: u32,
+    /// Bytes on the wire over those that were predicted: more where chunks went exact, or where a sparse codec finds more.
+    bytes: f64,
+    last: Duration,
 }
 
 impl Controller {
-    /// Begins exact. `levels` are those that this participant can encode and decode.
-    pub fn new(budget: Budget, levels: &[Level]) -> Self {
-        let state = |level: &Level| State { level: *level, loss: level.loss, barred: 0 };
-        let levels = levels.iter().filter(|level| level.codec != Codec::EXACT).map(state).collect();
-        Self { budget, levels, current: Codec::EXACT }
-    }
-
-    /// Changes the budget while operations run; the next choice is within it.
-    pub fn set_budget(&mut self, budget: Budget) {
-        self.budget = budget;
-        for state in &mut self.levels {
-            state.barred = 0;
+    /// An operation with `level`, as it was predicted, lost `loss` by its receipt and took `ratio` bytes on the wire for a byte of
+    /// f32.
+    pub fn told(&mut self, now: Duration, level: &Level, loss: f64, ratio: f64) {
+        if !(loss.is_finite() && ratio.is_finite() && level.loss > 0.0 && level.ratio > 0.0) {
+            return;
         }
-    }
-
-    /// Takes what an encoder lost with `codec`; to be told of every operation that was coded, refused ones too.
-    pub fn lost(&mut self, codec: Codec, squares: Squares) {
-        let holds = self.budget.holds(squares);
-        for state in self.levels.iter_mut().filter(|state| state.level.codec == codec) {
-            let loss = squares.relative();
-            state.loss =
-                if loss > state.loss { loss } else { state.loss + (loss - state.loss) * LOSS_WEIGHT };
-            if !holds {
-                state.barred = BARRED;
+        let (loss, bytes) = (loss / level.loss, ratio / level.ratio);
+        self.learned.retain(|known| known.last + KEPT > now);
+        match self.learned.iter_mut().find(|known| known.codec == level.codec) {
+            Some(known) => {
+                known.loss += (loss - known.loss) * WEIGHT;
+                known.bytes += (bytes - known.bytes) * WEIGHT;
+                known.last = now;
             }
+            None => self.learned.push(Learned { codec: level.codec, loss, bytes, last: now }),
         }
     }
 
-    /// The codec for the next operation: [`choose`] among the levels that did not break the budget lately.
-    pub fn choose(&mut self, outlook: &Outlook) -> Codec {
-        let mut levels = Vec::with_capacity(self.levels.len());
-        for state in &mut self.levels {
-            if state.barred == 0 {
-                levels.push(Level { loss: state.loss, ..state.level });
-            }
-            state.barred = state.barred.saturating_sub(1);
+    /// A level as it is known now. What was not tried yet is taken to do as well as the last tried codec whose loss has the same
+    /// reason, or else as well as it may: the budget holds anyway, and the first operations tell.
+    fn known(&self, now: Duration, level: &Level) -> Level {
+        let learned = || self.learned.iter().filter(|known| known.last + KEPT > now);
+        if let Some(known) = learned().find(|known| known.codec == level.codec) {
+            return Level { loss: level.loss * known.loss, ratio: level.ratio * known.bytes, ..*level };
         }
-        self.current = choose(&self.budget, &levels, self.current, outlook, GAIN).codec;
-        self.current
+        let alike = learned().filter(|known| known.codec.loses_as(level.codec));
+        let loss = match alike.max_by_key(|known| known.last) {
+            Some(known) if known.bytes > REFUSED => level.loss * known.loss.max(1.0),
+            Some(known) => level.loss * known.loss,
+            None => level.loss * level.codec.least_of_typical(),
+        };
+        Level { loss, ..*level }
+    }
+
+    /// Another codec is in use.
+    pub fn changed(&mut self, now: Duration) {
+        if self.changes.len() == MOST_RECENT {
+            self.changes.pop_front();
+        }
+        self.changes.push_back(now);
+    }
+
+    /// A codec could not be used: it is not chosen until the budget changes.
+    pub fn bar(&mut self, codec: Codec) {
+        if !self.barred.contains(&codec) {
+            self.barred.push(codec);
+        }
+    }
+
+    /// Another budget: all may be tried again.
+    pub fn unbar(&mut self) {
+        self.barred.clear();
+    }
+
+    /// From now on this is the outlook.
+    pub fn saw(&mut self, now: Duration, outlook: &Outlook) {
+        while self.seen.len() == MOST_SEEN || self.seen.get(1).is_some_and(|(at, _)| *at + LOOK_BACK <= now) {
+            self.seen.pop_front();
+        }
+        self.seen.push_back((now, *outlook));
+    }
+
+    /// How many operations a level could have run lately, were there nothing else.
+    fn operations(&self, now: Duration, level: Option<&Level>) -> f64 {
+        let ends = self.seen.iter().skip(1).map(|(at, _)| *at).chain([now]);
+        let phases = self.seen.iter().zip(ends).map(|((from, outlook), to)| {
+            let from = (*from).max(now.saturating_sub(LOOK_BACK));
+            to.saturating_sub(from).as_secs_f64() / outlook.time(level).max(1e-9)
+        });
+        phases.sum()
+    }
+
+    /// The codec that makes the tenant wait least, of `levels`, with what is predicted of them, that the budget allows and that are
+    /// thought to keep it. Another than `current` only where that saves some of the time now, or would have saved some of it lately,
+    /// or where `current` is no longer allowed; back to exact also where next to nothing is gained.
+    pub fn choose(
+        &self,
+        now: Duration,
+        budget: &Budget,
+        current: Codec,
+        levels: &[Level],
+        outlook: &Outlook,
+    ) -> Choice {
+        let usable = levels.iter().filter(|level| {
+            level.codec != Codec::EXACT && budget.allows(level.codec) && !self.barred.contains(&level.codec)
+        });
+        let known = usable.map(|level| self.known(now, level));
+        let kept = |level: &Level| budget.most_by(level.codec).is_none_or(|most| level.loss <= most);
+        let levels: Vec<Level> = known.filter(kept).collect();
+        let of = |level: Option<&Level>| {
+            let codec = level.map_or(Codec::EXACT, |level| level.codec);
+            Choice { codec, time: outlook.time(level), exact: outlook.time(None) }
+        };
+        let all = || std::iter::once(None).chain(levels.iter().map(Some));
+        let used = levels.iter().find(|level| level.codec == current);
+        let (stay, exact) = (of(used), of(None));
+        let (gain, _) = self.gain(now);
+        let best = all().map(of).min_by(|one, other| one.time.total_cmp(&other.time)).unwrap_or(exact);
+        if best.time < stay.time * (1.0 - gain) {
+            return best;
+        }
+        if gain >= WORTH {
+            return stay;
+        }
+        let lately = all().map(|level| (self.operations(now, level), level));
+        let most = lately.max_by(|(one, _), (other, _)| one.total_cmp(other));
+        match most.filter(|(most, _)| self.operations(now, used) < most * (1.0 - GAIN)) {
+            Some((_, level)) if gain > GAIN => of(level),
+            // What is not gained is no reason to lose anything.
+            _ if exact.time <= stay.time * (1.0 + GAIN / 5.0) => exact,
+            _ => stay,
+        }
+    }
+
+    /// When another choice may come out of the same words, for a change weighs less then.
+    pub fn again(&self, now: Duration) -> Option<Duration> {
+        self.gain(now).1
+    }
+
+    /// What another codec must gain now, and until when that holds.
+    fn gain(&self, now: Duration) -> (f64, Option<Duration>) {
+        let recent = || self.changes.iter().filter(|at| **at + RECENT > now);
+        let gain = GAIN * 2_f64.powi(recent().count() as i32);
+        let until = recent().next().map(|at| *at + RECENT);
+        match self.changes.back().map(|at| *at + DWELL).filter(|at| *at > now) {
+            Some(until) => (WORTH, Some(until)),
+            None => (gain.min(WORTH), until),
+        }
     }
 }
 

@@ -19,7 +19,7 @@ mod reduction;
 pub use budget::{Budget, BudgetError};
 pub use chunk::{Encoded, decode, encode, header, state};
 pub use codec::Codec;
-pub use controller::{Choice, Controller, GAIN, Level, Outlook, choose};
+pub use controller::{Choice, Controller, Level, Outlook};
 pub use error::CodecError;
 pub use feedback::Feedback;
 pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Sparse, Squares, Store};

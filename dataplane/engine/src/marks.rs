@@ -3,6 +3,7 @@
 use crate::member::Member;
 use crossbeam::queue::ArrayQueue;
 use harmonaize_abi::{Rank, Signature};
+use harmonaize_codec::Squares;
 use harmonaize_core::{Coded, Header, Receipt};
 use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::Participant;
@@ -74,13 +75,15 @@ pub(crate) fn of_message(member: &Member, peer: Participant, header: &Header, by
     }
 }
 
-/// What a mark says of a coded operation, which an exact one's ring is measured against.
+/// What a mark says of a coded operation: what it lost, and what it saved against an exact one's ring.
 pub(crate) fn of_coded(member: &Member, receipt: &Receipt, coded: &Coded) -> Mark {
     let Signature { count, dtype, .. } = receipt.signature;
     let of = u64::from(member.participants.max(1));
     let exact = count.saturating_mul(dtype.size() as u64).saturating_mul(2 * (of - 1)) / of;
     let bytes = exact.saturating_sub(receipt.wire_bytes);
-    Mark { operation: receipt.operation, bytes, channel: coded.refused.into(), ..member.mark() }
+    let Coded { error, signal, refused, .. } = *coded;
+    let segment = Squares { error, signal }.relative().to_bits();
+    Mark { operation: receipt.operation, segment, bytes, channel: refused.into(), ..member.mark() }
 }
 
 /// What a mark says of the end of a local rank's operation.

@@ -177,14 +177,15 @@ fn fewer_bits_are_sent_and_the_receipt_says_how_many() {
     }
 }
 
-/// Marks of coded operations that an engine has written: bytes saved, and whether chunks went exact.
-fn saved(world: &World, engine: usize) -> Vec<(u64, u32)> {
+/// Marks of coded operations that an engine has written: bytes saved, whether chunks went exact, and the error as receipts say it.
+fn saved(world: &World, engine: usize) -> Vec<(u64, u32, u32)> {
     let marks = std::iter::from_fn(|| world.marks[engine].read());
-    marks.filter(|mark| mark.kind == MarkKind::Coded as u32).map(|mark| (mark.bytes, mark.channel)).collect()
+    let coded = marks.filter(|mark| mark.kind == MarkKind::Coded as u32);
+    coded.map(|mark| (mark.bytes, mark.channel, (f64::from_bits(mark.segment) as f32).to_bits())).collect()
 }
 
 #[test]
-fn marks_tell_once_a_host_what_was_saved() {
+fn marks_tell_once_a_host_what_was_saved_and_lost() {
     let (groups, count) = (vec![vec![0, 1], vec![2], vec![3], vec![4]], 1 << 16);
     let mut exact = world(loopback(4), &groups, None);
     let ring = run(&mut exact, ReduceOp::Sum, count, OUTPUT);
@@ -193,7 +194,8 @@ fn marks_tell_once_a_host_what_was_saved() {
     for (engine, ranks) in groups.iter().enumerate() {
         let rank = ranks[0] as usize;
         assert_eq!(saved(&exact, engine), []);
-        assert_eq!(saved(&coded, engine), [(ring[rank].wire_bytes - done[rank].wire_bytes, 0)]);
+        let bytes = ring[rank].wire_bytes - done[rank].wire_bytes;
+        assert_eq!(saved(&coded, engine), [(bytes, 0, done[rank].error)]);
     }
 }
 
@@ -224,7 +226,7 @@ fn a_nan_and_an_infinity_come_through() {
     for done in world.completions() {
         assert_eq!((done.status, done.algorithm, done.fallback), (0, 6, 1));
     }
-    assert!((0..3).all(|engine| matches!(*saved(&world, engine), [(1.., 1)])));
+    assert!((0..3).all(|engine| matches!(*saved(&world, engine), [(1.., 1, _)])));
     for rank in 0..3 {
         let result = read(&world, rank, OUTPUT, count);
         let odd: Vec<usize> = (0..count).filter(|at| !result[*at].is_finite()).collect();

@@ -19,7 +19,7 @@ pub enum MarkKind {
     /// It has ended with an error for a local rank.
     Failed = 6,
     /// An operation that travelled in fewer bits has ended well, once for all local ranks. `bytes` are those that this participant sent
-    /// less than an exact one sends; `channel` is 1 if chunks went exact against the plan.
+    /// less than an exact one sends, `segment` the error of the receipt as f64 bits; `channel` is 1 if chunks went exact.
     Coded = 7,
 }
 
@@ -48,7 +48,7 @@ shared! {
         pub communicator: u64,
         /// The operation's number on the communicator, from 0.
         pub operation: u64,
-        /// The segment's number on the communicator, from 0; 0 for `Called`, `Ended`, `Failed` and `Coded`.
+        /// The segment's number on the communicator, from 0; 0 for `Called`, `Ended` and `Failed`; see `Coded`.
         pub segment: u64,
         /// Depends on the kind; else 0.
         pub bytes: u64,

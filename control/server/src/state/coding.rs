@@ -10,17 +10,10 @@ use super::replan::{Planned, changed};
 use super::{SessionId, State};
 use harmonaize_abi::session::Budget as Said;
 use harmonaize_api::v1::{self, budget::Lets};
-use harmonaize_codec::{Budget, BudgetError, Choice, Codec, GAIN, Level, Outlook, choose};
+use harmonaize_codec::{Budget, BudgetError, Choice, Codec, Controller, Level, Outlook};
 use harmonaize_planner::{DirectedLink, HostId, exchange_rate, exchange_usage, line_rate};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// A change that no budget asks for comes no sooner after the last.
-const DWELL: Duration = Duration::from_secs(5);
-
-/// For how long a change makes the next one dearer: each doubles what it must gain.
-const RECENT: Duration = Duration::from_secs(60);
-const MOST_RECENT: usize = 5;
 
 /// Bytes of an operation where agents have told of none.
 const TYPICAL: u64 = 16 << 20;
@@ -38,12 +31,14 @@ pub(super) struct Chosen {
     pub budget: Budget,
     /// In words.
     pub reason: String,
+    /// What it was chosen by, where there was something to choose.
+    outlook: Option<Outlook>,
 }
 
 impl Chosen {
     /// Nothing is lost, for that is what ranks want.
     pub(super) fn exact() -> Self {
-        Self { codec: Codec::EXACT, budget: Budget::Exact, reason: String::new() }
+        Self { codec: Codec::EXACT, budget: Budget::Exact, reason: String::new(), outlook: None }
     }
 
     /// Whether agents are told the same of both.
@@ -79,6 +74,7 @@ impl Chosen {
             codec: codec.unwrap_or(Codec::EXACT),
             budget,
             reason: "as before control restarted".to_owned(),
+            outlook: None,
         }
     }
 }
@@ -123,12 +119,9 @@ pub(super) struct Coding {
     pub current: Chosen,
     /// The part of what a host sends that crosses each link where all send to all.
     pub usage: Vec<(DirectedLink, f64)>,
-    /// When the codec changed lately, oldest first.
-    changes: VecDeque<Duration>,
+    controller: Controller,
     /// When a change is looked at again that came too soon.
     again: Option<Duration>,
-    /// Codecs whose epochs could not be prepared.
-    barred: Vec<Codec>,
 }
 
 impl Coding {
@@ -139,9 +132,8 @@ impl Coding {
             wanted: BTreeMap::new(),
             current: Chosen::exact(),
             usage: Vec::new(),
-            changes: VecDeque::new(),
+            controller: Controller::default(),
             again: None,
-            barred: Vec::new(),
         }
     }
 
@@ -160,10 +152,7 @@ impl Coding {
     /// An epoch is in use.
     pub(super) fn switched(&mut self, now: Duration, chosen: Chosen) {
         if chosen.codec != self.current.codec {
-            if self.changes.len() == MOST_RECENT {
-                self.changes.pop_front();
-            }
-            self.changes.push_back(now);
+            self.controller.changed(now);
         }
         self.current = chosen;
     }
@@ -171,18 +160,7 @@ impl Coding {
     /// An epoch was given up.
     pub(super) fn given_up(&mut self, chosen: &Chosen) {
         if chosen.codec != self.current.codec && chosen.codec != Codec::EXACT {
-            self.barred.push(chosen.codec);
-        }
-    }
-
-    /// What another codec must gain now, and until when that holds.
-    fn gain(&self, now: Duration) -> (f64, Option<Duration>) {
-        let recent = || self.changes.iter().filter(|at| **at + RECENT > now);
-        let gain = GAIN * 2_f64.powi(recent().count() as i32);
-        let until = recent().next().map(|at| *at + RECENT);
-        match self.changes.back().map(|at| *at + DWELL).filter(|at| *at > now) {
-            Some(until) => (1.0, Some(until)),
-            None => (gain, until),
+            self.controller.bar(chosen.codec);
         }
     }
 }
@@ -211,7 +189,7 @@ impl State {
         if all {
             coding.wanted.clear();
             coding.agreed = budget;
-            coding.barred.clear();
+            coding.controller.unbar();
             self.learn_usage(said.communicator);
             self.want_plan(Trigger::Budget);
             if !self.settings.replan {
@@ -234,8 +212,8 @@ impl State {
     pub(super) fn choose_coding(&self, now: Duration, id: u64, planned: Option<&Planned>) -> Chosen {
         let Some(known) = self.communicators.get(&id) else { return Chosen::exact() };
         let budget = known.coding.agreed.clone();
-        let exact = |reason: &str| (Codec::EXACT, reason.to_owned());
-        let (codec, reason) = if budget == Budget::Exact {
+        let exact = |reason: &str| (Codec::EXACT, reason.to_owned(), None);
+        let (codec, reason, outlook) = if budget == Budget::Exact {
             exact("")
         } else if !self.settings.compression {
             exact("compression is switched off")
@@ -246,7 +224,7 @@ impl State {
         } else {
             self.fastest(now, id, known, planned)
         };
-        Chosen { codec, budget, reason }
+        Chosen { codec, budget, reason, outlook }
     }
 
     fn fastest(
@@ -255,17 +233,17 @@ impl State {
         id: u64,
         known: &Communicator,
         planned: Option<&Planned>,
-    ) -> (Codec, String) {
+    ) -> (Codec, String, Option<Outlook>) {
         let coding = &known.coding;
-        let told = self.rhythms.get(&id).map_or(0, super::rhythms::Operations::bytes);
+        let told = self.rhythms.get(&id).map_or(0, super::rhythms::Operations::bulk);
         if told > 0 && told <= known.tuning.copy.0 {
-            return (Codec::EXACT, format!("operations of {told} bytes are too small to gain"));
+            return (Codec::EXACT, format!("operations of {told} bytes are too small to gain"), None);
         }
         let bytes = if told == 0 { TYPICAL } else { told } as f64;
         let hosts = known.members.len() as f64;
         let levels = self.common_levels(known);
         if levels.is_empty() {
-            return (Codec::EXACT, "no codec that all agents take".to_owned());
+            return (Codec::EXACT, "no codec that all agents take".to_owned(), None);
         }
         let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
         let direct = exchange_rate(&coding.usage, &conditions, &self.takers(id)).0 as f64 / 8.0;
@@ -273,7 +251,7 @@ impl State {
         let line = line_rate(&self.settings.topology, &members).0 as f64 / 8.0;
         let rate = planned.map_or(direct, |planned| line / planned.slowdown.max(1.0));
         if rate < 1.0 || direct < 1.0 {
-            return (coding.current.codec, "nothing passes now".to_owned());
+            return (coding.current.codec, "nothing passes now".to_owned(), None);
         }
         let outlook = Outlook {
             wire: 2.0 * (hosts - 1.0) / hosts * bytes,
@@ -284,10 +262,9 @@ impl State {
             hidden: 0.0,
             chunks: bytes / known.tuning.chunk.0.max(1) as f64,
         };
-        let (gain, _) = coding.gain(now);
         let current = coding.current.codec;
-        let choice = choose(&coding.agreed, &levels, current, &outlook, gain);
-        (choice.codec, words(choice, bytes))
+        let choice = coding.controller.choose(now, &coding.agreed, current, &levels, &outlook);
+        (choice.codec, words(choice, bytes), Some(outlook))
     }
 
     /// What all agents of a communicator take, each as slow as at the slowest; what an operation loses by it, in which each element
@@ -308,11 +285,34 @@ impl State {
                 })
             });
         }
-        levels.retain(|level| !known.coding.barred.contains(&level.codec));
         for level in &mut levels {
             level.loss *= if level.codec.is_unbiased() { 2.0 } else { known.members.len() as f64 + 1.0 };
         }
         levels
+    }
+
+    /// An agent told of an operation: what it lost and sent is what the next choice goes by.
+    pub(super) fn learn_coded(&mut self, now: Duration, told: &v1::Operation) {
+        let (Some(coded), Some(known)) = (&told.coded, self.communicators.get(&told.communicator)) else {
+            return;
+        };
+        let of = known.members.len() as f64;
+        let exact = 2.0 * (of - 1.0) / of * told.bytes as f64;
+        let current = known.coding.current.codec;
+        // What ran by several epochs was coded by several codecs.
+        if (told.first_epoch, told.last_epoch) != (known.epoch, known.epoch) || exact < 1.0 {
+            return;
+        }
+        let levels = self.common_levels(known);
+        let Some(level) = levels.iter().find(|level| level.codec == current) else { return };
+        let (level, ratio) = (*level, (1.0 - coded.saved_bytes as f64 / exact).max(0.0));
+        let Some(known) = self.communicators.get_mut(&told.communicator) else { return };
+        known.coding.controller.told(now, &level, coded.error, ratio);
+        let Some(known) = self.communicators.get(&told.communicator) else { return };
+        let chosen = self.choose_coding(now, told.communicator, known.plan.as_ref());
+        if chosen.codec != current && known.phase() == v1::Phase::Running {
+            self.want_plan(Trigger::Losses);
+        }
     }
 
     /// How many other communicators use each link along their rings.
@@ -334,10 +334,13 @@ impl State {
         for id in self.coded() {
             let Some(known) = self.communicators.get(&id) else { continue };
             let chosen = self.choose_coding(now, id, known.plan.as_ref());
-            let (_, until) = known.coding.gain(now);
+            let until = known.coding.controller.again(now);
             let same = chosen.same(&known.coding.current);
             let Some(known) = self.communicators.get_mut(&id) else { continue };
             known.coding.again = until.filter(|_| same);
+            if let Some(outlook) = &chosen.outlook {
+                known.coding.controller.saw(now, outlook);
+            }
             if same {
                 known.coding.current.reason = chosen.reason;
                 continue;

@@ -33,6 +33,8 @@ pub enum Trigger {
     Withdrawn,
     /// The ranks of a communicator agreed on another budget.
     Budget,
+    /// A communicator's coded operations lose or send otherwise than was thought.
+    Losses,
     /// An operator gave an order up that was pinned.
     Unpinned,
     /// A communicator can be changed again, after a change that was under way or had failed.
@@ -67,6 +69,7 @@ impl std::fmt::Display for Trigger {
             Self::Faded => f.write_str("nothing has spoken for an estimate for long"),
             Self::Communicators => f.write_str("a communicator formed or ended"),
             Self::Aggregators => f.write_str("an aggregator is there"),
+            Self::Losses => f.write_str("coded operations lose or send otherwise than was thought"),
             Self::Withdrawn => f.write_str("a drain or maintenance began or ended"),
             Self::Budget => f.write_str("the ranks of a communicator agreed on another budget"),
             Self::Unpinned => f.write_str("an order is control's to choose again"),

@@ -45,6 +45,20 @@ impl Operations {
         all.get(all.len() / 2).copied().unwrap_or(0)
     }
 
+    /// Bytes of the operation that the middle one of all bytes belongs to: however many small ones there are beside, the large ones
+    /// are what takes time. 0 where none is known.
+    pub(super) fn bulk(&self) -> u64 {
+        let mut all: Vec<u64> = self.kept.iter().map(|(_, operation)| operation.bytes.0).collect();
+        all.sort_unstable();
+        let half = all.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)) / 2;
+        let mut before = 0_u64;
+        let middle = all.into_iter().find(|bytes| {
+            before = before.saturating_add(*bytes);
+            before > half
+        });
+        middle.unwrap_or(0)
+    }
+
     pub(super) fn rhythm(&self) -> Option<Rhythm> {
         self.rhythm_until(Nanos(u64::MAX))
     }
@@ -105,6 +119,7 @@ impl State {
         rhythm.heard = now;
         if first == Some(from) {
             rhythm.take(now, told);
+            self.learn_coded(now, told);
         }
     }
 

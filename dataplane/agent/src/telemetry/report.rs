@@ -234,6 +234,7 @@ mod tests {
             edges: Vec::new(),
             segments: 1,
             first_segment_ns: Some(6),
+            coded: None,
             whole: true,
         };
         Arc::new(Finding { time_ns: 10, offset_ns: 0, found: Found::Operation(found) })

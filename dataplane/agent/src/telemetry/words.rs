@@ -4,7 +4,7 @@ use crate::telemetry::clock::realtime_ns;
 use crate::telemetry::finding::{Finding, Found, Late};
 use crate::telemetry::names::Names;
 use harmonaize_analysis::congestion::{Cause, Congestion, Path, State};
-use harmonaize_analysis::marks::{Edge, Operation};
+use harmonaize_analysis::marks::{Coded, Edge, Operation};
 use harmonaize_analysis::phases::Phase;
 use harmonaize_analysis::straggler::{Kind, Subject};
 use harmonaize_api::v1;
@@ -57,6 +57,11 @@ pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
         last_epoch: operation.epochs.1.into(),
         segments: operation.segments,
         first_segment_ns: clock.at_all(operation.first_segment_ns),
+        coded: operation.coded.map(|Coded { error, saved_bytes, refused }| v1::CodedOperation {
+            error,
+            saved_bytes,
+            refused,
+        }),
         whole: operation.whole,
     }
 }

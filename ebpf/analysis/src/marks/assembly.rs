@@ -1,6 +1,6 @@
 //! Marks put together to operations.
 
-use super::{Edge, Moved, Operation, RankCall};
+use super::{Coded, Edge, Moved, Operation, RankCall};
 use crate::trace::{Lost, LostKind, Record};
 use harmonaize_events::{Mark, MarkKind};
 use std::collections::{HashMap, VecDeque};
@@ -235,6 +235,7 @@ impl Communicator {
             edges: Vec::with_capacity(2),
             segments: 0,
             first_segment_ns: None,
+            coded: None,
             whole: !self.doubtful,
         };
         self.open.push(Open { operation, fresh: true });
@@ -336,7 +337,10 @@ impl Operation {
                     edge.received.add(mark);
                 }
             }
-            MarkKind::Coded => {}
+            MarkKind::Coded => {
+                let error = f64::from_bits(mark.segment);
+                self.coded = Some(Coded { error, saved_bytes: mark.bytes, refused: mark.channel != 0 });
+            }
         }
         self.ranks.len()
     }

@@ -9,7 +9,7 @@ pub use assembly::{Counts, Limits, Marks};
 use crate::trace::Timed;
 
 /// An operation of one of this host's own communicators, ended or given up.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Operation {
     /// The communicator, as control numbers it.
     pub communicator: u64,
@@ -31,6 +31,8 @@ pub struct Operation {
     pub segments: u64,
     /// When its first segment began.
     pub first_segment_ns: Option<u64>,
+    /// What coding it came to; none where it travelled as it is.
+    pub coded: Option<Coded>,
     /// Whether all is here: no mark was lost while it ran, every rank that called it has ended, and nothing found no room.
     pub whole: bool,
 }
@@ -48,6 +50,17 @@ pub struct RankCall {
     pub failed: bool,
     /// Bytes of its tensor.
     pub bytes: u64,
+}
+
+/// What travelling in fewer bits came to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Coded {
+    /// The error of the receipt: vNMSE, at most.
+    pub error: f64,
+    /// Bytes that this host sent less than for an exact operation.
+    pub saved_bytes: u64,
+    /// Whether chunks went exact, for the budget.
+    pub refused: bool,
 }
 
 /// What moved between this host and a peer in an operation.

@@ -78,12 +78,23 @@ fn an_operation_is_told_whole_once_it_has_settled() {
         edges,
         segments: 1,
         first_segment_ns: Some(1011),
+        coded: None,
         whole: true,
     };
     assert_eq!(told(&mut marks), [expected]);
     // What comes after is counted, and opens nothing.
     take(&mut marks, &[moved(MarkKind::Sent, 9_000_000, 0, 2, 1)]);
     assert_eq!((marks.counts().late, marks.open().count()), (1, 0));
+}
+
+#[test]
+fn what_an_operation_lost_is_told_with_it() {
+    let mut marks = Marks::default();
+    let coded = Mark { segment: 0.25_f64.to_bits(), bytes: 9, channel: 1, ..mark(MarkKind::Coded, 5, 0) };
+    take(&mut marks, &[called(1, 0, 0), coded, ended(8, 0, 0)]);
+    marks.advance(1 << 40);
+    let told = told(&mut marks);
+    assert_eq!(told[0].coded, Some(Coded { error: 0.25, saved_bytes: 9, refused: true }));
 }
 
 #[test]

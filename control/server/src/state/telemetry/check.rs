@@ -3,7 +3,8 @@
 use crate::state::SessionId;
 use crate::state::communicator::Member;
 use harmonaize_api::v1::{
-    Congestion, CongestionCause, CongestionLevel, Link, Operation, Straggler, StragglerKind, TelemetryReport,
+    CodedOperation, Congestion, CongestionCause, CongestionLevel, Link, Operation, Straggler, StragglerKind,
+    TelemetryReport,
 };
 
 const MOST_LINKS: usize = 64;
@@ -87,6 +88,10 @@ fn operation(operation: &Operation) -> Result<(), String> {
     }
     if operation.ranks.iter().any(|rank| rank.ended_ns == 0 || rank.ended_ns < rank.called_ns) {
         return Err(format!("operation {} that ended before it was called", operation.operation));
+    }
+    let lost = |coded: &CodedOperation| coded.error.is_nan() || coded.error >= 0.0;
+    if !operation.coded.as_ref().is_none_or(lost) {
+        return Err(format!("operation {} with an error below 0", operation.operation));
     }
     Ok(())
 }
