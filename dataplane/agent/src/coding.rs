@@ -7,8 +7,8 @@ use harmonaize_codec::{Codec, Store, decode, encode};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Elements on which codecs are measured: 1 MiB.
-const ELEMENTS: usize = 1 << 18;
+/// Elements on which codecs are measured: 128 KiB.
+const ELEMENTS: usize = 1 << 15;
 /// How often each is; the shortest time counts.
 const TIMES: usize = 3;
 
@@ -23,7 +23,7 @@ pub(crate) fn to_control(budget: &Budget) -> Option<v1::Budget> {
     Some(v1::Budget { lets: Some(lets) })
 }
 
-/// The codecs that this agent takes, with what one core needs for each: measured on the first call, in some milliseconds.
+/// The codecs that this agent takes, with what one core needs for each: measured on the first call, in a few milliseconds.
 pub fn codecs() -> &'static [v1::CodecSpeed] {
     static CODECS: OnceLock<Vec<v1::CodecSpeed>> = OnceLock::new();
     CODECS.get_or_init(|| {
