@@ -1,12 +1,16 @@
 //! Damaged chunks: whatever bytes come, they decode or are refused with an error, nothing outside the tensor is written, and nothing
-//! in it where they are refused. `HARMONAIZE_SEED` and `HARMONAIZE_RUNS` choose seeds; `cargo xtask soak --suite codec` goes on for
-//! as long as asked.
+//! in it where they are refused. Every run of the tests goes on for [`FUZZED`] with seeds of its own; `HARMONAIZE_SEED` and
+//! `HARMONAIZE_RUNS` choose seeds instead, and `cargo xtask soak --suite codec` goes on for as long as asked.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_codec::{Code, Codec, Grid, HEADER_BYTES, Rounding, Sparse, Store, decode, encode};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long new seeds are tried.
+const FUZZED: Duration = Duration::from_secs(3);
 
 /// Elements around a tensor that nobody may write.
 const GUARD: usize = 64;
@@ -97,13 +101,35 @@ fn run(seed: u64) -> bool {
     decoded
 }
 
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|given| given.parse().ok())
+}
+
+fn again(first: u64) {
+    println!("run again: HARMONAIZE_SEED={first} cargo test -p harmonaize-codec --test damage");
+}
+
 #[test]
 fn damaged_chunks_decode_or_are_refused() {
-    let number = |name| std::env::var(name).ok().and_then(|given| given.parse::<u64>().ok());
     let first = number("HARMONAIZE_SEED").unwrap_or(1);
     let runs = number("HARMONAIZE_RUNS").unwrap_or(3000);
-    println!("run again: HARMONAIZE_SEED={first} cargo test -p harmonaize-codec --test damage");
+    again(first);
     let decoded = (first..first.saturating_add(runs)).filter(|seed| run(*seed)).count();
     // Both happen, or this tests nothing.
     assert!(runs < 100 || (decoded > 0 && (decoded as u64) < runs), "{decoded} of {runs} decoded");
+}
+
+/// Seeds that no run of the tests had before; those of a failing one are printed.
+#[test]
+fn chunks_that_nobody_has_seen_decode_or_are_refused() {
+    if number("HARMONAIZE_SEED").is_some() {
+        return;
+    }
+    let first = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    again(first);
+    let begun = Instant::now();
+    let seeds = (first..).take_while(|_| begun.elapsed() < FUZZED);
+    let (runs, decoded) =
+        seeds.fold((0_u64, 0), |(runs, decoded), seed| (runs + 1, decoded + u64::from(run(seed))));
+    println!("{decoded} of {runs} decoded");
 }
