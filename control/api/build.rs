@@ -6,6 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [
             "aggregation.proto",
             "coding.proto",
+            "events.proto",
             "operator.proto",
             "paths.proto",
             "provider.proto",

@@ -7,6 +7,7 @@ mod coding;
 mod communicator;
 mod decisions;
 mod direct;
+mod events;
 mod failures;
 mod form;
 mod join;
@@ -182,6 +183,7 @@ pub struct State {
     decisions: decisions::Decisions,
     wanted: replan::Wanted,
     operator: operator::Operator,
+    events: events::Events,
     outputs: Vec<Output>,
 }
 
@@ -219,6 +221,7 @@ impl State {
             decisions: decisions::Decisions::default(),
             wanted: replan::Wanted::default(),
             operator: operator::Operator::default(),
+            events: events::Events::default(),
             outputs: Vec::new(),
         }
     }
@@ -282,6 +285,7 @@ impl State {
                 self.prove_waiting(now);
             }
             Message::SetBudget(said) => return self.set_budget(now, from, &said),
+            Message::ReadEvents(asked) => return self.read_events(now, from, asked),
             Message::AggregationGranted(_) | Message::Aggregator(_) => {
                 return Err("a host's agent that speaks as an aggregator");
             }
@@ -294,10 +298,15 @@ impl State {
         let waiting = self.waiting.values().map(join::Waiting::next_deadline);
         let communicators = self.communicators.values().filter_map(Communicator::deadline);
         let questions = self.questions.values().map(|question| question.deadline);
-        let plans =
-            [self.operator.deadline(), self.trace_deadline(), self.probes.deadline(), self.plan_deadline()];
-        let plans = plans.into_iter().chain([self.aggregation_deadline()]);
-        waiting.chain(communicators).chain(questions).chain(plans.flatten()).min()
+        let plans = [
+            self.operator.deadline(),
+            self.trace_deadline(),
+            self.probes.deadline(),
+            self.plan_deadline(),
+            self.aggregation_deadline(),
+            self.events_deadline(),
+        ];
+        waiting.chain(communicators).chain(questions).chain(plans.into_iter().flatten()).min()
     }
 
     /// Ends what has waited long enough.
@@ -310,6 +319,7 @@ impl State {
         self.expire_traces(now);
         self.expire_plans(now);
         self.act(now);
+        self.expire_events(now);
     }
 
     fn send(&mut self, to: SessionId, message: to_agent::Message) {

@@ -5,6 +5,7 @@
 use crate::coding;
 use crate::control::Event;
 use crate::paths::Paths;
+use crate::readers::Readers;
 use crate::recipe::{Proved, expand};
 use crate::report;
 use crate::session::{AttachmentId, SessionRequest};
@@ -79,6 +80,7 @@ pub struct Agent {
     waiting: BTreeMap<u64, Waiting>,
     next_request: u64,
     communicators: HashMap<u64, Communicator>,
+    readers: Readers,
     proved: Proved,
     start: Instant,
     errors: u64,
@@ -106,6 +108,7 @@ impl Agent {
             waiting: BTreeMap::new(),
             next_request: 1,
             communicators: HashMap::new(),
+            readers: Readers::default(),
             proved: Proved::default(),
             start: Instant::now(),
             errors: 0,
@@ -166,6 +169,12 @@ impl Agent {
             }
             SessionRequest::Detail { attachment, communicator, reply } => {
                 self.detail(attachment, communicator, reply);
+            }
+            SessionRequest::Events { attachment, from, wait, reply } => {
+                let Some(attached) = self.attachments.get(&attachment) else { return };
+                if let Some(asked) = self.readers.ask(&attached.tenant, from, wait, reply) {
+                    self.tell(from_agent::Message::ReadEvents(asked));
+                }
             }
             SessionRequest::Detached { attachment } => self.detached(attachment),
         }
@@ -274,7 +283,9 @@ impl Agent {
             }),
             // Control asks these of aggregators alone.
             Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
+            Event::EventsRead(answer) => self.readers.answer(answer),
             Event::Connected(welcome) => {
+                self.readers.session(welcome.events);
                 let interval = welcome.telemetry_interval_ns;
                 let interval = (interval > 0).then(|| Duration::from_nanos(interval).max(REPORTS));
                 if let Some(telemetry) = &self.telemetry {
@@ -285,6 +296,7 @@ impl Agent {
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {
+                self.readers.session(false);
                 self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
                 self.note(format!("no session with control: {reason}"));
             }

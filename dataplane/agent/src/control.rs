@@ -108,6 +108,8 @@ pub enum Event {
         /// Which.
         communicator: u64,
     },
+    /// Answer to `ReadEvents`.
+    EventsRead(v1::EventsRead),
     /// Answer with a `Report` of this id.
     ReportRequest {
         /// For the answer.
@@ -219,7 +221,7 @@ impl Session {
         // A control that does not ask for telemetry may not know of it.
         let mut telemetry = false;
         // As little may it know of paths; answers about them go to who asked, in the session in which it asked.
-        let (mut verdicts, mut asked, mut budgets) = (false, false, false);
+        let (mut verdicts, mut asked, mut budgets, mut events) = (false, false, false, false);
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
@@ -250,6 +252,7 @@ impl Session {
                 )) if !asked => {}
                 // An older control would end the session; exact is within any budget.
                 Step::Said(Some(from_agent::Message::SetBudget(_))) if !budgets => {}
+                Step::Said(Some(from_agent::Message::ReadEvents(_))) if !events => {}
                 Step::Said(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
@@ -265,7 +268,7 @@ impl Session {
                         welcomed = true;
                         telemetry = welcome.telemetry_interval_ns > 0;
                         verdicts = welcome.path_verdicts_per_second > 0;
-                        budgets = welcome.budgets;
+                        (budgets, events) = (welcome.budgets, welcome.events);
                         self.outbox.extend(self.ledger.connected(budgets));
                         self.inbox.push_back(Event::Connected(welcome));
                     }

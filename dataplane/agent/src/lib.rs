@@ -11,6 +11,7 @@ pub mod config;
 pub mod control;
 pub mod observe;
 pub mod paths;
+mod readers;
 pub mod recipe;
 mod report;
 pub mod run;

@@ -15,7 +15,7 @@ mod tenant;
 pub use server::{BindError, SessionServer};
 
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Budget, FailureDetail, JoinRefused, Secret};
+use harmonaize_abi::session::{Budget, EventBatch, EventCursor, FailureDetail, JoinRefused, Secret};
 use harmonaize_shm::AgentEnd;
 use harmonaize_verbs::{Devices, Wanted};
 use std::net::{IpAddr, SocketAddr};
@@ -170,6 +170,17 @@ pub enum SessionRequest {
         communicator: u32,
         /// What may be lost.
         budget: Budget,
+    },
+    /// Read the tenant's events. If `reply` is closed, nobody waits any more.
+    Events {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// Where the process stands; what comes from now on if nowhere.
+        from: Option<EventCursor>,
+        /// How long it waits for the first.
+        wait: Duration,
+        /// Events, or for people why there are none.
+        reply: oneshot::Sender<Result<EventBatch, String>>,
     },
     /// The process is gone, or the socket is going down.
     Detached {

@@ -83,6 +83,10 @@ impl Client {
         Ok(Self { shared: Arc::new(shared), pool })
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// A tensor of `elements` elements. Its contents are unspecified.
     pub fn tensor(&self, dtype: Dtype, elements: u64) -> Result<Tensor, Error> {
         Tensor::new(&self.pool, dtype, elements)

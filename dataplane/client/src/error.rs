@@ -138,6 +138,9 @@ pub enum Error {
     /// A budget was not taken.
     #[error("the budget was not taken: {0}")]
     Budget(String),
+    /// Events cannot be read.
+    #[error("no events: {0}")]
+    Events(String),
     /// Waiting took too long; what was waited for goes on.
     #[error("{what} did not end within {waited:?}; it is still in flight and can be waited for again")]
     WaitTimeout {

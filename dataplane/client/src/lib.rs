@@ -32,6 +32,7 @@ mod attach;
 mod communicator;
 mod element;
 mod error;
+mod events;
 mod in_flight;
 mod operation;
 #[cfg(feature = "rdma")]
@@ -45,7 +46,11 @@ pub use attach::{AttachOptions, Client};
 pub use communicator::{Communicator, JoinOptions};
 pub use element::Element;
 pub use error::Error;
-pub use harmonaize_abi::session::{Access, Budget, FailureDetail, JoinRefusal, RefusalKind, Secret};
+pub use events::Events;
+pub use harmonaize_abi::session::{
+    Access, Budget, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, Level,
+    RefusalKind, Secret,
+};
 pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};

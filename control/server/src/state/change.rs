@@ -110,6 +110,7 @@ impl State {
             communicator.aggregation = pending.aggregation;
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+            self.note_rates(now);
             self.active_changed();
             self.want_plan(Trigger::Communicators);
         }
@@ -172,6 +173,10 @@ impl State {
         self.end_aggregation(now, &aggregation);
         self.decisions.switched(now, pending.decision, id);
         self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+        if moved {
+            self.note_plan_changed(now, id);
+        }
+        self.note_rates(now);
         self.active_changed();
         self.want_plan(Trigger::Settled);
     }

@@ -228,6 +228,9 @@ impl State {
 
     /// Ends a communicator: its agents are told, but for the one that said so.
     pub(super) fn end(&mut self, now: Duration, id: u64, cause: EndCause, except: Option<SessionId>) {
+        if cause.kind == FailureKind::RanksLost {
+            self.note_lost(now, id, &cause.ranks);
+        }
         let Some(communicator) = self.remove(now, id) else { return };
         for member in communicator.members.iter().filter(|member| !member.closed) {
             if let Some(session) = member.session.filter(|session| Some(*session) != except)
@@ -263,6 +266,7 @@ impl State {
     }
 
     fn remove(&mut self, now: Duration, id: u64) -> Option<Communicator> {
+        self.note_end(id);
         let mut communicator = self.communicators.remove(&id)?;
         self.end_aggregation(now, &communicator.aggregation);
         self.ports.release(&mut communicator.ports);

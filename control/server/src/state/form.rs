@@ -90,6 +90,7 @@ impl State {
         let proposal = self.first_plan(now, id, &hosts);
         self.communicators.insert(id, communicator);
         self.learn_usage(id);
+        self.note_maintenance(now, Some(id));
         self.propose(now, id, proposal);
         self.trace_communicator(now, id);
     }

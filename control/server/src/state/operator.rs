@@ -139,6 +139,7 @@ impl State {
                 Change::NoTenant(name) => {
                     if self.operator.added.remove(name).is_some() {
                         self.settings.tenants.retain(|known| known != name);
+                        self.forget_feed(now, name);
                     }
                 }
                 Change::Withdraw(record) => {
@@ -153,6 +154,7 @@ impl State {
             }
         }
         self.look_at_windows(now);
+        self.note_maintenance(now, None);
         self.act(now);
     }
 

@@ -150,6 +150,7 @@ impl State {
             let epoch = self.propose(now, id, proposal);
             changes.push(changed(id, epoch, &assignment.reason, now));
         }
+        self.note_rates(now);
         self.leave_forbidden(now, number, &mut changes);
         self.recode(now, number, &mut changes);
         self.aggregate(now, number, &mut changes);

@@ -110,6 +110,7 @@ impl State {
             telemetry_interval_ns: interval,
             path_verdicts_per_second: super::verdicts::MOST_A_SECOND,
             budgets: true,
+            events: true,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });
@@ -149,6 +150,7 @@ impl State {
             self.end(now, id, EndCause { kind: v1::FailureKind::RanksLost, ranks, detail }, None);
         }
         self.answer_lost(now, session);
+        self.forget_readers(session);
         self.act(now);
     }
 

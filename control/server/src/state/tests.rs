@@ -5,6 +5,7 @@ mod carried;
 mod closed_loop;
 mod coding;
 mod direct;
+mod events;
 mod fabric;
 mod noise;
 mod operator;

@@ -131,6 +131,7 @@ impl Ledger {
             Message::AggregationGranted(_)
             | Message::Aggregator(_)
             | Message::Prepared(_)
+            | Message::ReadEvents(_)
             | Message::PrepareFailed(_)
             | Message::Report(_)
             | Message::Telemetry(_)
@@ -178,6 +179,7 @@ impl Ledger {
             Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
             Message::Hold(hold) => Some(Event::Hold(hold)),
+            Message::EventsRead(answer) => Some(Event::EventsRead(answer)),
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
                 self.granted.remove(&communicator);

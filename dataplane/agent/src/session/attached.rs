@@ -5,8 +5,8 @@ use super::tenant::Tenant;
 use super::{AttachmentId, SessionRequest};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    Answer, Bounded, Budget, JoinRefusal, JoinRefused, MAX_NAME, MessageError, Request, decode, encode,
-    length,
+    Answer, Bounded, Budget, EventBatch, JoinRefusal, JoinRefused, MAX_NAME, MessageError, Request, decode,
+    encode, length,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,6 +30,8 @@ pub(super) struct Attached {
     /// Joins and questions that the agent has not answered.
     pending: JoinSet<Answer>,
     joining: u32,
+    /// Whether the process waits for events.
+    reading: bool,
 }
 
 impl Attached {
@@ -38,7 +40,8 @@ impl Attached {
         tenant: Arc<Tenant>,
         requests: mpsc::Sender<SessionRequest>,
     ) -> Self {
-        Self { attachment, tenant, requests, joined: HashSet::new(), pending: JoinSet::new(), joining: 0 }
+        let (joined, pending) = (HashSet::new(), JoinSet::new());
+        Self { attachment, tenant, requests, joined, pending, joining: 0, reading: false }
     }
 
     /// Serves requests; says why it ended.
@@ -79,6 +82,7 @@ impl Attached {
                 self.joined.insert(*communicator);
             }
             Answer::JoinRefused { .. } => self.joining -= 1,
+            Answer::Events { .. } => self.reading = false,
             _ => {}
         }
         answer
@@ -117,10 +121,6 @@ impl Attached {
                 (Some(SessionRequest::Detail { attachment, communicator, reply }), None)
             }
             Request::Detail { id, .. } => (None, Some(Answer::Detail { id, detail: None })),
-            Request::Events { id, .. } => {
-                let read = Err("this agent tells of no events".to_owned());
-                (None, Some(Answer::Events { id, read }))
-            }
             Request::SetBudget { id, communicator, budget } => {
                 let known = self.joined.contains(&communicator);
                 let unknown = || "no such communicator on this attachment".to_owned();
@@ -131,6 +131,21 @@ impl Attached {
                     passed_on.then_some(set),
                     Some(Answer::BudgetSet { id, refused: refused.map(Bounded::bounded) }),
                 )
+            }
+            Request::Events { id, .. } if self.reading => {
+                let read = Err("this process waits for events already; one can at a time".to_owned());
+                (None, Some(Answer::Events { id, read }))
+            }
+            Request::Events { id, from, wait_ns } => {
+                let (reply, answer) = oneshot::channel::<Result<EventBatch, String>>();
+                self.reading = true;
+                self.pending.spawn(async move {
+                    let read =
+                        answer.await.unwrap_or_else(|_| Err("the agent dropped the request".to_owned()));
+                    Answer::Events { id, read: read.map(Bounded::bounded).map_err(Bounded::bounded) }
+                });
+                let wait = Duration::from_nanos(wait_ns);
+                (Some(SessionRequest::Events { attachment, from, wait, reply }), None)
             }
         };
         if let Some(request) = passed_on {

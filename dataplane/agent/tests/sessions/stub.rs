@@ -1,6 +1,8 @@
 //! An agent whose engine is a stub: every rank is alone, so that AllReduce, AllToAll and Broadcast copy.
 
-use harmonaize_abi::session::{FailureDetail, JoinRefusal, JoinRefused};
+use harmonaize_abi::session::{
+    Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused,
+};
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
 use harmonaize_agent::session::{
     AttachmentId, NetworkRules, Quota, RdmaRules, SessionRequest, SessionServer, SocketRules, TenantRules,
@@ -132,6 +134,7 @@ impl Stub {
             inbox,
             knobs: Arc::clone(&knobs),
             attachments: BTreeMap::new(),
+            readers: Vec::new(),
             seen: Vec::new(),
             next: 1,
         };
@@ -165,6 +168,8 @@ struct Engine {
     inbox: mpsc::Receiver<SessionRequest>,
     knobs: Arc<Knobs>,
     attachments: BTreeMap<AttachmentId, Attachment>,
+    /// Readers of events that are never answered.
+    readers: Vec<tokio::sync::oneshot::Sender<Result<EventBatch, String>>>,
     /// Every attachment there was, in order: the log counts them from 1.
     seen: Vec<AttachmentId>,
     next: u32,
@@ -269,6 +274,19 @@ impl Engine {
                     text: "because the test says so".into(),
                 };
                 let _ = reply.send(Some(detail));
+            }
+            SessionRequest::Events { from, wait, reply, .. } => {
+                self.knobs.say(format!("events from {from:?} within {wait:?}"));
+                match from {
+                    Some(EventCursor { feed: 0, .. }) => self.readers.push(reply),
+                    Some(EventCursor { feed, next }) => {
+                        let kind = EventKind::Failure { ranks: (0..5000).map(Rank).collect() };
+                        let event = Event { number: next, communicator: "job".into(), kind, since_ns: 1 };
+                        let cursor = EventCursor { feed, next: next + 1 };
+                        let _ = reply.send(Ok(EventBatch { missed: 2, events: vec![event], cursor }));
+                    }
+                    None => drop(reply.send(Err("none today".into()))),
+                }
             }
             SessionRequest::Detached { attachment } => {
                 self.knobs.say(format!("detached {}", self.ordinal(attachment)));

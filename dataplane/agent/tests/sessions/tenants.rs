@@ -2,8 +2,8 @@
 
 use crate::stub::{LIMIT, Stub};
 use harmonaize_client::{
-    Access, AttachOptions, Budget, Client, Communicator, Dtype, Error, JoinOptions, JoinRefusal, Rank,
-    ReduceOp, RefusalKind, Status, Tensor,
+    Access, AttachOptions, Budget, Client, Communicator, Dtype, Error, EventCursor, EventKind, JoinOptions,
+    JoinRefusal, Rank, ReduceOp, RefusalKind, Status, Tensor,
 };
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -229,6 +229,29 @@ fn joining_fails_with_reasons() {
     drop(second);
     client.join("third", Rank(0), 1, LIMIT).unwrap();
     drop(first);
+}
+
+#[test]
+fn events_are_read_one_batch_after_the_other_and_by_one_reader_at_a_time() {
+    let stub = Stub::start();
+    let (client, _comm) = attach(&stub, Access::Mapped);
+    let mut reader = client.events(None);
+    assert!(matches!(reader.read(LIMIT), Err(Error::Events(text)) if text == "none today"));
+    assert_eq!(reader.cursor(), None);
+    let mut reader = client.events(Some(EventCursor { feed: 9, next: 4 }));
+    let batch = reader.read(LIMIT).unwrap();
+    assert_eq!((batch.missed, batch.events[0].number, reader.cursor().unwrap().next), (2, 4, 5));
+    let EventKind::Failure { ranks } = &batch.events[0].kind else { panic!("{batch:?}") };
+    assert_eq!(ranks.len(), 1024, "as many as a message may list");
+    // The first of these is never answered.
+    std::thread::scope(|scope| {
+        let mut waiting = client.events(Some(EventCursor { feed: 0, next: 0 }));
+        scope.spawn(move || waiting.read(Duration::ZERO).unwrap_err());
+        stub.knobs.expect("events from Some(EventCursor { feed: 0, next: 0 }) within 0ns");
+        let error = reader.read(LIMIT).unwrap_err();
+        assert!(error.to_string().contains("waits for events already"), "{error}");
+        assert_eq!(reader.cursor().unwrap().next, 5);
+    });
 }
 
 #[test]

@@ -140,6 +140,16 @@ impl State {
         Ok(changes)
     }
 
+    /// Hosts that are withdrawn, or will be, and since or from when, CLOCK_REALTIME.
+    pub(in crate::state) fn host_withdrawals(&self, clock: u64) -> impl Iterator<Item = (HostId, u64)> {
+        let records = self.operator.withdrawals.values();
+        let open = records.filter(move |record| record.until_ns == 0 || record.until_ns > clock);
+        open.filter_map(|record| match find(&self.settings.topology, &record.target)?.0 {
+            Target::Node(Node::Host(host)) => Some((host, record.from_ns)),
+            Target::Node(Node::Switch(_)) | Target::Link(_) => None,
+        })
+    }
+
     /// Brings into effect what has begun, and ends what is over.
     pub(in crate::state) fn look_at_windows(&mut self, now: Duration) {
         let clock = self.operator.realtime(now);

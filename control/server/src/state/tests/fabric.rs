@@ -76,6 +76,8 @@ pub(super) struct Fabric {
     pub traced_over: BTreeMap<LinkId, u64>,
     salt: u64,
     coding: u64,
+    /// What readers of events were answered, in order.
+    pub read: Vec<v1::EventsRead>,
 }
 
 /// Two racks of four hosts, two spines, 2:1: hosts at 1 Gbit/s, each leaf's uplinks at 1 Gbit/s.
@@ -135,6 +137,7 @@ impl Fabric {
             traced_over: BTreeMap::new(),
             salt: seed,
             coding,
+            read: Vec::new(),
             topology,
         };
         for host in 0..fabric.agents.len() {
@@ -241,6 +244,20 @@ impl Fabric {
         *self.ids().difference(&before).next().expect("a communicator formed")
     }
 
+    /// A process on the host asks for its tenant's events.
+    pub(super) fn read(
+        &mut self,
+        host: usize,
+        request: u64,
+        tenant: &str,
+        from: Option<v1::EventCursor>,
+        wait: Duration,
+    ) {
+        let (tenant, wait_ns) = (tenant.to_owned(), wait.as_nanos() as u64);
+        let asked = v1::ReadEvents { request, tenant, from, wait_ns };
+        self.say(self.agents[host].session.unwrap(), from_agent::Message::ReadEvents(asked));
+    }
+
     /// The newest recipe that an agent has of a communicator.
     pub(super) fn recipe_of(&self, host: usize, id: u64) -> v1::Recipe {
         self.agents[host].parts[&id].recipes.last_key_value().unwrap().1.clone()
@@ -326,6 +343,7 @@ impl Fabric {
                 }
                 self.after(wait, Event::Say(session, Box::new(from_agent::Message::PathProbed(answer))));
             }
+            Message::EventsRead(read) => self.read.push(read),
             Message::Refused(refused) => panic!("refused: {}", refused.reason),
             _ => {}
         }

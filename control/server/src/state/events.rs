@@ -1,0 +1,230 @@
+//! What tenants are told while their communicators run: facts go into the tenant's feed of `disclose`, and what that makes of them
+//! goes to whoever waits for it.
+
+use super::{SessionId, State};
+use harmonaize_abi::Rank;
+use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Level};
+use harmonaize_api::v1::{self, to_agent};
+use harmonaize_disclose::{Fact, Feed, Limits};
+use harmonaize_planner::HostId;
+use rand::Rng;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Most readers of one agent that wait at once.
+const MOST_READERS: usize = 4096;
+
+/// Longest wait: then the reader is told that nothing came, and asks again.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The tenants' feeds, and who waits for them.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    feeds: BTreeMap<String, Feed>,
+    readers: BTreeMap<(SessionId, u64), Reader>,
+    /// By communicator: the least slowdown that it has been planned for, which is what it can expect.
+    best: BTreeMap<u64, f64>,
+}
+
+#[derive(Debug)]
+struct Reader {
+    tenant: String,
+    from: EventCursor,
+    until: Duration,
+}
+
+impl State {
+    /// A process of a tenant wants events.
+    pub(super) fn read_events(
+        &mut self,
+        now: Duration,
+        session: SessionId,
+        asked: v1::ReadEvents,
+    ) -> Result<(), &'static str> {
+        let v1::ReadEvents { request, tenant, from, wait_ns } = asked;
+        if self.events.readers.contains_key(&(session, request)) {
+            return Err("a number of ReadEvents twice");
+        }
+        let waiting = self.events.readers.range((session, 0)..=(session, u64::MAX)).count();
+        if !self.settings.tenants.contains(&tenant) {
+            self.send_events(session, refused(request, "the provider does not know this tenant"));
+            return Ok(());
+        }
+        if waiting >= MOST_READERS {
+            self.send_events(session, refused(request, "too many processes wait for events; try again"));
+            return Ok(());
+        }
+        let from = match from {
+            Some(v1::EventCursor { feed, next }) => EventCursor { feed, next },
+            None => self.feed(&tenant).end(),
+        };
+        let wait = Duration::from_nanos(wait_ns).min(LONGEST);
+        let reader = Reader { tenant, from, until: now.saturating_add(wait) };
+        self.events.readers.insert((session, request), reader);
+        self.answer_readers(now);
+        Ok(())
+    }
+
+    fn send_events(&mut self, session: SessionId, answer: v1::EventsRead) {
+        self.send(session, to_agent::Message::EventsRead(answer));
+    }
+
+    fn feed(&mut self, tenant: &str) -> &mut Feed {
+        let Self { events, random, .. } = self;
+        let new = || Feed::new(random.next_u64(), Limits::default());
+        events.feeds.entry(tenant.to_owned()).or_insert_with(new)
+    }
+
+    /// The clock of the feeds: CLOCK_REALTIME.
+    fn events_clock(&self, now: Duration) -> Duration {
+        Duration::from_nanos(self.operator.realtime(now))
+    }
+
+    /// Takes note of a fact about a communicator that there is.
+    fn note(&mut self, now: Duration, id: u64, fact: Fact) {
+        let clock = self.events_clock(now);
+        let Some(known) = self.communicators.get(&id) else { return };
+        let (tenant, name) = (known.tenant.clone(), known.name.clone());
+        self.feed(&tenant).note((id, &name), fact, clock);
+    }
+
+    /// A communicator's operations take another way.
+    pub(super) fn note_plan_changed(&mut self, now: Duration, id: u64) {
+        self.note(now, id, Fact::PlanChanged);
+    }
+
+    /// Ranks are lost, and their communicator with them.
+    pub(super) fn note_lost(&mut self, now: Duration, id: u64, ranks: &[u32]) {
+        let ranks = ranks.iter().copied().map(Rank).collect();
+        self.note(now, id, Fact::Failure { ranks });
+    }
+
+    /// A communicator is about to be forgotten.
+    pub(super) fn note_end(&mut self, id: u64) {
+        self.note(Duration::ZERO, id, Fact::Ended);
+        self.events.best.remove(&id);
+    }
+
+    /// How all communicators are slowed now, by what was planned last: while something is out of use that is told as the cause.
+    pub(super) fn note_rates(&mut self, now: Duration) {
+        let withdrawn = self.withdrawn();
+        let whole = withdrawn.hosts.is_empty() && withdrawn.switches.is_empty() && withdrawn.links.is_empty();
+        let whole = whole && !self.any_failed();
+        let planned = self.communicators.iter().filter(|(_, known)| known.epoch != 0);
+        let planned = planned.filter_map(|(id, known)| Some((*id, known.plan.as_ref()?.slowdown)));
+        for (id, slowdown) in planned.collect::<Vec<_>>() {
+            let best = self.events.best.entry(id).or_insert(slowdown);
+            *best = best.min(slowdown);
+            let share = if slowdown.is_finite() && slowdown > 0.0 { *best / slowdown } else { 0.0 };
+            let (congestion, capacity) = if whole { (share, 1.0) } else { (1.0, share) };
+            self.note(now, id, Fact::Congestion { share: congestion });
+            self.note(now, id, Fact::Capacity { share: capacity });
+        }
+    }
+
+    /// Which ranks' hosts are taken away, or will be: of one communicator, or of all.
+    pub(super) fn note_maintenance(&mut self, now: Duration, one: Option<u64>) {
+        let hosts = self.hosts_to_go(now);
+        let wanted = |id: &u64| one.is_none_or(|one| one == *id);
+        for id in self.communicators.keys().copied().filter(wanted).collect::<Vec<_>>() {
+            let Some(known) = self.communicators.get(&id) else { continue };
+            let ranks = known.members.iter().filter_map(|member| Some((member, *hosts.get(&member.host)?)));
+            let ranks = ranks.flat_map(|(member, at)| member.ranks.iter().map(move |rank| (Rank(*rank), at)));
+            let ranks: BTreeMap<Rank, Duration> = ranks.collect();
+            self.note(now, id, Fact::Maintenance { ranks });
+        }
+    }
+
+    /// Hosts that operators have withdrawn, or will, and when; on the feeds' clock.
+    fn hosts_to_go(&self, now: Duration) -> BTreeMap<HostId, Duration> {
+        let mut hosts: BTreeMap<HostId, Duration> = BTreeMap::new();
+        for (host, from_ns) in self.host_withdrawals(self.operator.realtime(now)) {
+            let at = Duration::from_nanos(from_ns);
+            hosts.entry(host).and_modify(|first| *first = at.min(*first)).or_insert(at);
+        }
+        hosts
+    }
+
+    /// When [`State::expire_events`] has something to do.
+    pub(super) fn events_deadline(&self) -> Option<Duration> {
+        let began = self.events_clock(Duration::ZERO);
+        let due = self.events.feeds.values().filter_map(Feed::due).map(|at| at.saturating_sub(began));
+        due.chain(self.events.readers.values().map(|reader| reader.until)).min()
+    }
+
+    /// Makes the events that are due, and answers who waits for them, or has waited long enough.
+    pub(super) fn expire_events(&mut self, now: Duration) {
+        let clock = self.events_clock(now);
+        self.events.feeds.values_mut().for_each(|feed| feed.tick(clock));
+        self.answer_readers(now);
+    }
+
+    fn answer_readers(&mut self, now: Duration) {
+        let mut answers = Vec::new();
+        let feeds = &self.events.feeds;
+        self.events.readers.retain(|(session, request), reader| {
+            let answer = match feeds.get(&reader.tenant).map(|feed| feed.read(reader.from)) {
+                None => refused(*request, "the tenant is gone"),
+                Some(Err(error)) => refused(*request, &error.to_string()),
+                Some(Ok(batch)) if batch.events.is_empty() && batch.missed == 0 && now < reader.until => {
+                    return true;
+                }
+                Some(Ok(batch)) => read(*request, batch),
+            };
+            answers.push((*session, answer));
+            false
+        });
+        for (session, answer) in answers {
+            self.send_events(session, answer);
+        }
+    }
+
+    /// A tenant is no more.
+    pub(super) fn forget_feed(&mut self, now: Duration, tenant: &str) {
+        self.events.feeds.remove(tenant);
+        self.answer_readers(now);
+    }
+
+    /// A session is over.
+    pub(super) fn forget_readers(&mut self, session: SessionId) {
+        self.events.readers.retain(|(of, _), _| *of != session);
+    }
+}
+
+fn refused(request: u64, why: &str) -> v1::EventsRead {
+    v1::EventsRead { request, refused: why.to_owned(), ..v1::EventsRead::default() }
+}
+
+fn read(request: u64, batch: EventBatch) -> v1::EventsRead {
+    let EventBatch { missed, events, cursor: EventCursor { feed, next } } = batch;
+    let events = events.into_iter().map(told).collect();
+    v1::EventsRead {
+        request,
+        missed,
+        events,
+        cursor: Some(v1::EventCursor { feed, next }),
+        ..Default::default()
+    }
+}
+
+fn told(event: Event) -> v1::TenantEvent {
+    use v1::EventKind as Told;
+    let Event { number, communicator, kind, since_ns } = event;
+    let level = |level| match level {
+        Level::None => v1::EventLevel::None,
+        Level::Mild => v1::EventLevel::Mild,
+        Level::Severe => v1::EventLevel::Severe,
+    };
+    let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(|Rank(rank)| rank).collect();
+    let (kind, level, ranks, at_ns) = match kind {
+        EventKind::Congestion(how) => (Told::Congestion, level(how), Vec::new(), 0),
+        EventKind::Capacity(how) => (Told::Capacity, level(how), Vec::new(), 0),
+        EventKind::Failure { ranks } => (Told::Failure, level(Level::None), numbers(ranks), 0),
+        EventKind::Maintenance { ranks, at_ns } => {
+            (Told::Maintenance, level(Level::None), numbers(ranks), at_ns)
+        }
+        EventKind::PlanChanged => (Told::PlanChanged, level(Level::None), Vec::new(), 0),
+    };
+    let (kind, level) = (kind.into(), level.into());
+    v1::TenantEvent { number, communicator, kind, level, ranks, at_ns, since_ns }
+}

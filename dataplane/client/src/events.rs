@@ -1,0 +1,79 @@
+//! The tenant's events: what the provider tells of the network while collectives run.
+
+use crate::attach::Client;
+use crate::shared::Shared;
+use crate::{Error, EventBatch, EventCursor};
+use harmonaize_abi::session::{Answer, Request};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How much longer than asked the answer may take: the provider is asked over the network.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A reader of the tenant's events, over all its communicators, also those of other processes.
+///
+/// ```no_run
+/// # use harmonaize_client::{AttachOptions, Client};
+/// # use std::time::Duration;
+/// # fn main() -> Result<(), harmonaize_client::Error> {
+/// # let client = Client::attach("/run/harmonaize/tenant.sock", AttachOptions::default())?;
+/// let mut events = client.events(None);
+/// loop {
+///     for event in events.read(Duration::from_secs(60))?.events {
+///         println!("{}: {:?}", event.communicator, event.kind);
+///     }
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Events {
+    shared: Arc<Shared>,
+    cursor: Option<EventCursor>,
+}
+
+impl Client {
+    /// A reader that goes on from `from`, where another one [stood](Events::cursor), maybe in another process; without, it begins
+    /// with what happens after its first [`Events::read`]. One reader of an attachment can wait at a time.
+    pub fn events(&self, from: Option<EventCursor>) -> Events {
+        Events { shared: Arc::clone(self.shared()), cursor: from }
+    }
+}
+
+impl Events {
+    /// Where this reader stands: kept, it lets a later one go on there. None before the first read has returned.
+    pub fn cursor(&self) -> Option<EventCursor> {
+        self.cursor
+    }
+
+    /// The next events. Returns as soon as there are some, or without any after `wait`; a `wait` of zero looks and returns. The
+    /// batch says how many were missed because the reader came too late for them.
+    ///
+    /// # Errors
+    /// [`Error::Events`] where the cursor is not of this tenant's feed (then begin without one), the provider cannot tell now, or
+    /// another reader of this attachment waits. The reader stands where it stood.
+    pub fn read(&mut self, wait: Duration) -> Result<EventBatch, Error> {
+        let until = Instant::now().checked_add(wait);
+        loop {
+            let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
+            let (from, wait_ns) = (self.cursor, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+            let id = self.shared.lock().request(|id| Request::Events { id, from, wait_ns })?;
+            let deadline = Instant::now().checked_add(left).and_then(|at| at.checked_add(GRACE));
+            let answer = match self.shared.wait(deadline, |state| state.answer(id))? {
+                Some(Answer::Events { read, .. }) => read.map_err(Error::Events)?,
+                Some(_) => {
+                    return Err(Error::Protocol("the agent answered something else than events".into()));
+                }
+                None => {
+                    self.shared.lock().forget(id);
+                    return Err(Error::Events(format!("no answer from the agent within {GRACE:?}")));
+                }
+            };
+            self.cursor = Some(answer.cursor);
+            // The provider ends long waits by itself.
+            let over = until.is_some_and(|until| Instant::now() >= until);
+            if over || wait.is_zero() || answer.missed > 0 || !answer.events.is_empty() {
+                return Ok(answer);
+            }
+        }
+    }
+}

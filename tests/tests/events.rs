@@ -1,0 +1,87 @@
+//! What a tenant hears, end to end: an operator's drain before the host goes, the rank that is lost with its agent, and nothing
+//! of another tenant's.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_client::{Access, Client, Error, Event, EventKind, Events, Rank};
+use harmonaize_tests::job::{Worker, deploy, options, sockets};
+use harmonaize_tests::star;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long anything may take: a bound for machines that are busy with other things, and no figure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn joined(sockets: &[PathBuf], name: &str) -> Vec<Worker> {
+    let ranks = sockets.len() as u32;
+    std::thread::scope(|scope| {
+        let join = |(rank, socket)| {
+            scope.spawn(move || Worker::join(socket, name, rank, ranks, options(Access::Mapped, 8)).unwrap())
+        };
+        let threads: Vec<_> = (0..ranks).zip(sockets).map(join).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// The next event of a kind that is wanted.
+fn next(events: &mut Events, wanted: impl Fn(&EventKind) -> bool) -> Event {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let batch = events.read(deadline.saturating_duration_since(Instant::now())).unwrap();
+        assert!(batch.missed == 0 && Instant::now() < deadline, "{batch:?}");
+        if let Some(event) = batch.events.into_iter().find(|event| wanted(&event.kind)) {
+            return event;
+        }
+    }
+}
+
+#[test]
+fn a_drain_is_told_before_the_host_goes_and_then_the_rank_that_is_lost() {
+    let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
+    let workers = joined(&sockets(&deployment, "a"), "job");
+    let others = joined(&sockets(&deployment, "b"), "job");
+    let (mut events, mut of_others) = (workers[0].client.events(None), others[0].client.events(None));
+    assert_eq!(events.read(Duration::ZERO).unwrap().events, []);
+    assert_eq!(of_others.read(Duration::ZERO).unwrap().events, []);
+    let begun = events.cursor();
+
+    let host = deployment.hosts()[2].name.clone();
+    deployment.harmonaize(&["drain", &host]).unwrap();
+    let maintenance = |kind: &EventKind| matches!(kind, EventKind::Maintenance { .. });
+    let event = next(&mut events, maintenance);
+    let EventKind::Maintenance { ranks, at_ns } = &event.kind else { panic!("{event:?}") };
+    assert_eq!((event.communicator.as_str(), ranks.as_slice()), ("job", &[Rank(2)][..]));
+    assert!(*at_ns > 0 && event.since_ns % 1_000_000_000 == 0, "{event:?}");
+    // Another process of the tenant goes on from where this one began; another tenant's may not.
+    assert_eq!(next(&mut workers[1].client.events(begun), maintenance), event);
+    let refused = others[1].client.events(begun).read(Duration::ZERO).unwrap_err();
+    assert!(matches!(&refused, Error::Events(text) if text.contains("not of this feed")), "{refused}");
+
+    deployment.agent(2).unwrap().end().unwrap();
+    let lost = next(&mut events, |kind| matches!(kind, EventKind::Failure { .. }));
+    assert_eq!(lost.kind, EventKind::Failure { ranks: vec![Rank(2)] });
+
+    // With control gone there is a plain word, and once it is back, a new feed.
+    deployment.control().unwrap().end().unwrap();
+    let away = next_error(&workers[0].client, None);
+    assert!(away.contains("ask again later"), "{away}");
+    deployment.start_control().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while workers[0].client.events(None).read(Duration::ZERO).is_err() {
+        assert!(Instant::now() < deadline, "control is back, and tells nothing");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let unknown = next_error(&workers[0].client, events.cursor());
+    assert!(unknown.contains("begin without one"), "{unknown}");
+}
+
+/// What a reader is told once there is an error to tell.
+fn next_error(client: &Client, from: Option<harmonaize_client::EventCursor>) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match client.events(from).read(Duration::ZERO) {
+            Err(Error::Events(text)) => return text,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
