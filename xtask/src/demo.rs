@@ -34,8 +34,12 @@ const HOSTS_A_RACK: usize = 2;
 const SPINES: usize = 2;
 const HOSTS: usize = RACKS * HOSTS_A_RACK;
 const WORKERS_PER_HOST: usize = 2;
-/// Rate of each link, in bits a second: what two cores forward over three switches with time to spare.
+/// Rate of each link between switches, in bits a second: what two cores forward over three switches with time to spare.
 const RATE: u64 = 250_000_000;
+/// Of each link of a host: so a spine, and not the hosts that both tenants use, decides what a job gets.
+const HOST_RATE: u64 = 2 * RATE;
+/// What the foreign flow takes of a spine: with less, half of it is still as good as half of the other.
+const FOREIGN: u64 = RATE / 4 * 3;
 /// The hosts of the other tenant's ranks, one a rack, and how long they rest after a round.
 const EXCHANGE: [usize; 4] = [0, 0, HOSTS_A_RACK, HOSTS_A_RACK];
 const REST: Duration = Duration::from_millis(20);
@@ -106,16 +110,18 @@ struct Demo<'a> {
 impl Demo<'_> {
     /// Runs both tenants on a fabric until the training has ended, and returns what they printed and what was seen.
     fn tenants(&self) -> Result<(Printed, Seen)> {
-        let rate = format!("{}Mbit/s", RATE / 1_000_000);
+        let [rate, host_rate] = [RATE, HOST_RATE].map(|rate| format!("{}Mbit/s", rate / 1_000_000));
         eprintln!(
-            "{RACKS} racks of {HOSTS_A_RACK} hosts with agents and one without, {SPINES} spines, links of {rate}, control"
+            "{RACKS} racks of {HOSTS_A_RACK} hosts with agents and one without, {SPINES} spines, links of {rate}, {host_rate} to \
+             hosts, control"
         );
         let topology = topology::racks_and_strangers(RACKS, HOSTS_A_RACK, SPINES, &rate);
+        let topology = topology::with_host_rate(&topology, &host_rate)?;
         let fabric = Fabric::build(&Topology::parse(&topology)?)?;
         let [a, b] = [("a", 3001), ("b", 3002)].map(|(name, user)| Tenant { name: name.into(), user });
         let mut setup = Setup::new(self.binaries.clone(), &[a.clone(), b.clone()]);
         setup.strangers = RACKS;
-        setup.measure(&rate);
+        setup.measure(&host_rate);
         let mut deployment = Deployment::start(fabric, setup)?;
         let done = self.jobs(&mut deployment, &a, &b);
         self.keep_logs(&mut deployment);
@@ -151,7 +157,7 @@ impl Demo<'_> {
         let arguments = [&seed[..], &steps[..], &["--until-told".to_owned()]].concat();
         let mut training =
             space_a.start("training", &two, &programs.path("train"), &arguments, &self.logs)?;
-        let mut course = Course::begin(deployment, RATE / 2)?;
+        let mut course = Course::begin(deployment, FOREIGN)?;
         let workers = self.watch(deployment, &mut course, &mut training, &mut exchange)?;
         let seen = course.finish(deployment)?;
         exchange.stop()?;
@@ -233,9 +239,10 @@ impl Demo<'_> {
             format!("cargo xtask demo --steps {} --seed {}", self.args.steps, self.args.seed),
             format!(
                 "Network namespaces as {HOSTS} hosts with agents in {RACKS} racks, a host without agent in each, leaves and \
-                 {SPINES} spines that choose among paths by hash; each link shaped to {} Mbit/s in each direction; {cores} \
-                 cores for everything; {:.0} s without the build.",
+                 {SPINES} spines that choose among paths by hash; each link shaped to {} Mbit/s in each direction, those of hosts to \
+                 {}; {cores} cores for everything; {:.0} s without the build.",
                 RATE / 1_000_000,
+                HOST_RATE / 1_000_000,
                 took.as_secs_f64()
             ),
             "Tenant A: 8 workers, 2 a host; tenant B: 4, 2 each on a host a rack. Each process runs under its tenant's user, in a \

@@ -55,6 +55,20 @@ pub fn racks_and_strangers(racks: usize, hosts: usize, spines: usize, rate: &str
     text
 }
 
+/// The same text with other rates for the links of hosts with agents than for all others.
+pub fn with_host_rate(text: &str, rate: &str) -> Result<String> {
+    let mut table: toml::Table = text.parse().context("the topology is not TOML")?;
+    let links = table.get_mut("link").and_then(toml::Value::as_array_mut);
+    let of_host = |link: &toml::Value| {
+        let from = link.get("from").and_then(toml::Value::as_str);
+        from.is_some_and(|from| from.starts_with('h'))
+    };
+    for link in links.into_iter().flatten().filter(|link| of_host(link)) {
+        link.as_table_mut().and_then(|link| link.insert("rate".to_owned(), rate.into()));
+    }
+    Ok(toml::to_string(&table)?)
+}
+
 fn link(from: &str, to: &str, rate: &str) -> String {
     format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\n")
 }
@@ -205,6 +219,9 @@ mod tests {
             (topology.hosts().count(), topology.switches().count(), topology.links.len()),
             (10, 4, 14)
         );
+        let rates = with_host_rate(&topology.text, "2Gbit/s").unwrap();
+        let rates = Topology::parse(&rates).unwrap().links.into_iter().map(|link| link.rate);
+        assert_eq!(rates.filter(|rate| *rate == 2_000_000_000).count(), 8, "those of h0 to h7");
         let names: Vec<&str> = topology.nodes.iter().map(|node| node.name.as_str()).collect();
         assert_eq!(names[7..10], ["h7", "f0", "f1"], "strangers are the last hosts");
         let star = Topology::parse(&star(4, "1Gbit/s")).unwrap();

@@ -20,7 +20,10 @@ const MOST_VERDICTS: usize = 16_384;
 const FIRST_PROBE: Nanos = Nanos(250_000_000);
 
 /// The longest time between two looks: what has become free is back in use soon after.
-const LONGEST_PROBE: Nanos = Nanos(4_000_000_000);
+const LONGEST_PROBE: Nanos = Nanos(2_000_000_000);
+
+/// After one that told nothing, for traffic of ours was in its way, the next comes this soon: that traffic has pauses.
+const UNCLEAR_PROBE: Nanos = Nanos(500_000_000);
 
 /// After a good probe the next comes this soon.
 const SECOND_PROBE: Nanos = Nanos(50_000_000);
@@ -235,8 +238,23 @@ impl Estimates {
     /// Whether no host of ours but this one sends over a path's links. Then a train from there has none of our traffic in its way:
     /// it takes the place of what the host sends itself.
     pub fn is_alone(&self, from: HostId, path: &Path) -> bool {
-        let crossing = |link| self.crossing.get(link).is_none_or(|crossing| crossing.by == Some(from));
-        path.links().iter().all(crossing)
+        path.links().iter().all(|link| self.is_alone_on(from, *link))
+    }
+
+    /// The same of all links but the last, on which what comes to the host at its end can be counted.
+    pub fn is_alone_before_last(&self, from: HostId, path: &Path) -> bool {
+        let inner = path.links().split_last().map_or(&[][..], |(_, inner)| inner);
+        inner.iter().all(|link| self.is_alone_on(from, *link))
+    }
+
+    fn is_alone_on(&self, from: HostId, link: DirectedLink) -> bool {
+        self.crossing.get(&link).is_none_or(|crossing| crossing.by == Some(from))
+    }
+
+    /// How many own connections of other hosts cross a path's links: each once a link, and where a link has others', all of it.
+    pub fn others_on(&self, from: HostId, path: &Path) -> u32 {
+        let crossings = path.links().iter().filter_map(|link| self.crossing.get(link));
+        crossings.filter(|crossing| crossing.by != Some(from)).map(|crossing| crossing.connections).sum()
     }
 
     /// Whether a host sends traffic of ours.
@@ -366,6 +384,7 @@ impl Estimates {
         let mut into = u64::MAX;
         for link in probe.path.links() {
             let rate = capacity(topology, *link);
+            let before = if into == u64::MAX { rate } else { into };
             into = into.min(rate);
             let Some(kept) = self.links.get_mut(link) else { continue };
             kept.estimate.seen = now;
@@ -380,7 +399,7 @@ impl Estimates {
             } else if probe.conclusive {
                 kept.good = 0;
                 if probe.received.0 > 0 && !kept.estimate.failed {
-                    let foreign = probe.foreign(Rate(into)).0.min(most_foreign(rate));
+                    let foreign = probe.foreign(Rate(rate), Rate(before)).0;
                     // What was lost did not come out later: the rest may seem quicker than it was.
                     let least = if probe.lost_ppm < LOSSY_PPM { 0 } else { kept.estimate.foreign.0 };
                     let foreign = foreign.max(least);
@@ -390,6 +409,9 @@ impl Estimates {
                     kept.estimate.evidence = format!("of a probe at {}, {received} came out", Rate(into));
                     kept.fade_at = later(now, FADE_ALONE);
                 }
+            } else {
+                kept.probe_every = kept.probe_every.min(UNCLEAR_PROBE);
+                kept.probe_at = kept.probe_at.min(later(now, kept.probe_every));
             }
         }
         moved
@@ -440,7 +462,7 @@ impl Estimates {
     }
 
     /// Links that a probe should look at now: congested or failed, crossed by no traffic of ours, and due. Each told counts
-    /// as looked at: it is due again after its interval, which doubles from 250 ms to 10 s.
+    /// as looked at: it is due again after its interval, which doubles from 250 ms to 2 s.
     pub fn probes_due(&mut self, now: Nanos) -> Vec<DirectedLink> {
         let mut due = Vec::new();
         for (link, kept) in

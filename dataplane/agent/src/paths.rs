@@ -31,8 +31,9 @@ pub struct Paths {
 
 impl Paths {
     /// Looks at what this agent can do, and answers other agents' trains from now on: on UDP at the address and port at which it
-    /// listens for their connections. What is missing is said in the log and to control.
-    pub fn begin(listen: SocketAddr) -> Self {
+    /// listens for their connections. What is missing is said in the log and to control. `counts`: the kernel's interfaces count all
+    /// that comes from other agents.
+    pub fn begin(listen: SocketAddr, counts: bool) -> Self {
         let mut paths =
             Self { source: None, listen: listen.port(), answerer: None, missing: Vec::new(), asked: None };
         let IpAddr::V4(address) = listen.ip() else {
@@ -45,7 +46,7 @@ impl Paths {
                 "ways cannot be traced without raw sockets, which need CAP_NET_RAW: {error}; control plans without them"
             )),
         }
-        match Answerer::bind(SocketAddrV4::new(address, listen.port())) {
+        match Answerer::bind(SocketAddrV4::new(address, listen.port()), counts) {
             Ok(answerer) => paths.answerer = Some(answerer),
             Err(error) => paths.lacks(&format!(
                 "UDP {listen} cannot be had, so no other agent can probe the way here: {error}"
@@ -201,6 +202,7 @@ fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
             source_port: probed.source_port.into(),
             unreachable: false,
             error: String::new(),
+            beside_bits: probed.beside_bits,
         },
         Err(error) => {
             let unreachable = matches!(error, ProbeError::Unreachable { .. });
@@ -280,7 +282,7 @@ mod tests {
 
     #[test]
     fn an_agent_that_cannot_says_so() {
-        let paths = Paths::begin("[::1]:7100".parse().unwrap());
+        let paths = Paths::begin("[::1]:7100".parse().unwrap(), true);
         let abilities = paths.abilities(true, false);
         assert!(!abilities.trace && !abilities.probe && abilities.hold && abilities.pace, "{abilities:?}");
         assert_eq!(abilities.missing.len(), 1);
@@ -291,8 +293,8 @@ mod tests {
 
     #[tokio::test]
     async fn trains_between_two_agents_are_answered() {
-        let other = Paths::begin(SocketAddr::from((HERE, 0)));
-        let mut paths = Paths::begin(SocketAddr::from((HERE, 0)));
+        let other = Paths::begin(SocketAddr::from((HERE, 0)), true);
+        let mut paths = Paths::begin(SocketAddr::from((HERE, 0)), true);
         let abilities = other.abilities(false, false);
         if !abilities.probe {
             return eprintln!("left out, for it needs CAP_NET_RAW");

@@ -103,7 +103,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let server = SessionServer::bind(config.tenants, rdma)?;
     let mut servers = JoinSet::new();
     servers.spawn(server.run(requests, closed));
-    let mut paths = Paths::begin(address);
+    let mut paths = Paths::begin(address, config.verbs.is_none());
     let codecs = coding::codecs().to_vec();
     let abilities = paths.abilities(config.verbs.is_none(), telemetry.is_some());
     // Tensors that only a device reaches cannot be added up into packets.

@@ -162,7 +162,7 @@ fn a_train_takes_the_way_that_is_asked_for() {
     let Some(fabric) = fabric() else { return };
     let far = &fabric.host("h1").unwrap().namespace;
     let listen = SocketAddrV4::new(address(&fabric, "h1"), LISTEN);
-    let answerer = far.enter(|| Answerer::bind(listen)).unwrap().unwrap();
+    let answerer = far.enter(|| Answerer::bind(listen, true)).unwrap().unwrap();
     let source = address(&fabric, "h0");
     let mut prober = Prober::new(source);
     let mut over = |switches: &[&str]| -> Result<Probed, ProbeError> {

@@ -11,12 +11,18 @@ fn at(ms: u64) -> Nanos {
 
 /// Two racks of four hosts (h0 to h3, h4 to h7), two spines, 1 Gbit/s everywhere.
 fn fabric() -> Topology {
+    with_hosts_at("1Gbit/s")
+}
+
+/// The same with links of hosts at another rate.
+fn with_hosts_at(rate: &str) -> Topology {
     let mut text = String::new();
     for switch in ["spine0", "spine1", "leaf0", "leaf1"] {
         text += &format!("[[switch]]\nname = \"{switch}\"\n");
     }
     let mut join = |from: &str, to: &str, risk: &str| {
-        text += &format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\nrisk = [{risk}]\n");
+        let rate = if from.starts_with('h') { rate } else { "1Gbit/s" };
+        text += &format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\nrisk = [{risk}]\n");
     };
     join("leaf0", "spine0", "\"duct\"");
     join("leaf0", "spine1", "");
@@ -258,4 +264,19 @@ fn drains_are_avoided() {
     assert_eq!(conditions.path(&over(&topology, 2, 6, 1)), Use::Avoid);
     assert_eq!(conditions.path(&over(&topology, 2, 6, 0)), Use::Open);
     assert_eq!(conditions.path(&over(&topology, 1, 6, 0)), Use::Avoid);
+}
+
+#[test]
+fn a_train_that_comes_from_a_quicker_link_takes_a_greater_part() {
+    let topology = with_hosts_at("2Gbit/s");
+    let path = over(&topology, 0, 4, 0);
+    // 2 Gbit/s of the train and 0.5 of others want 1: four fifths of what comes out are the train's.
+    let probe =
+        |received| Probe { path: path.clone(), received: Rate(received), lost_ppm: 0, conclusive: true };
+    assert_eq!(probe(800_000_000).foreign_on_path(&topology), Rate(500_000_000));
+    assert_eq!(probe(800_000_000).foreign(Rate(1_000_000_000), Rate(1_000_000_000)), Rate(250_000_000));
+    assert_eq!(probe(1_000_000_000).foreign_on_path(&topology), Rate(0));
+    let rate = Rate(1_000_000_000);
+    let clean = [840, 850, 1000, 1020, 1021].map(|received| probe(received * 1_000_000).is_clean(rate));
+    assert_eq!(clean, [false, true, true, true, false], "none is quicker than the link");
 }

@@ -44,6 +44,19 @@ const STARVED: Trains = Trains { most: 2, ..USED };
 /// A train that comes out at so much of its path's rate, in percent, is the last: nobody was in its way.
 const ENOUGH: u64 = 88;
 
+/// Where a train and what came beside it take less than so much of a path's last link, in percent, that link did not hold it up.
+const ROOM: u128 = 85;
+
+/// What of others of ours was in a train's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ours {
+    Nothing,
+    /// Their connections share links with it, and nobody counted what they carried meanwhile.
+    Perhaps,
+    /// They filled the last link together with it; or it came out quicker than it can, which tells nothing either.
+    Something,
+}
+
 /// When a link that could not be looked at is due again.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -124,6 +137,11 @@ impl Pause {
         }
         self.not_before = now.saturating_add(if clean { self.next } else { most });
         self.next = if clean { self.next.saturating_mul(2).min(most) } else { first };
+    }
+
+    /// Trains met our own traffic, which has pauses: this belongs to no row.
+    fn told_nothing(&mut self, now: Duration) {
+        self.not_before = now.saturating_add(self.limits.0);
     }
 }
 
@@ -209,7 +227,7 @@ impl State {
     }
 
     /// Who may look at a link: two hosts and a path between them that crosses it and of which every switch can be named. First those
-    /// with nothing of others of ours in the way, among them those that send nothing of ours at all; not the one who looked last,
+    /// with the least of others of ours in the way, among them those that send nothing of ours at all; not the one who looked last,
     /// where another is as good. And whether trains under way were in the way of some.
     fn prober(&self, link: DirectedLink) -> (Option<(HostId, HostId, Path)>, bool) {
         let topology = &self.settings.topology;
@@ -228,8 +246,8 @@ impl State {
                     others_meet = true;
                     continue;
                 }
-                let rank = (!self.estimates.is_alone(*from, &path), busy);
-                if rank == (false, false) {
+                let rank = (self.estimates.others_on(*from, &path), busy);
+                if rank == (0, false) {
                     return (Some((*from, *to, path)), false);
                 }
                 if best.as_ref().is_none_or(|(least, _)| rank < *least) {
@@ -255,7 +273,7 @@ impl State {
         if verdict.level == Level::None || !able || !self.is_named(&verdict.path) {
             return false;
         }
-        let starved = starved && self.estimates.is_alone(from, &verdict.path);
+        let starved = starved && self.estimates.is_alone_before_last(from, &verdict.path);
         let news = starved || self.estimates.is_news(&self.settings.topology, verdict);
         if !self.estimates.is_active(&connection) || !news {
             // Next to nothing passes: it found the queues of others of ours, unless something was lost.
@@ -313,7 +331,10 @@ impl State {
         self.measure_active(now);
         // One that left slower than the path takes is spread by whoever sent it.
         let whole = self.settings.topology.path_rate(&path);
-        let conclusive = self.estimates.is_alone(asked.from, &path) && answer.sent_bits >= whole.0;
+        let way = self.in_the_way(asked.from, &path, answer);
+        let (received, beside, proves) = (answer.received_bits, answer.beside_bits, asked.proves.is_some());
+        tracing::debug!(path = %self.path_text(&path), received, ?beside, ?way, sent, arrived, proves, "trains");
+        let conclusive = way == Ours::Nothing && answer.sent_bits >= whole.0;
         let probe = if answer.unreachable {
             Probe { path, received: Rate(0), lost_ppm: 1_000_000, conclusive }
         } else if !answer.error.is_empty() || sent < 2 {
@@ -322,14 +343,18 @@ impl State {
             let lost_ppm = (u64::from(sent - arrived) * 1_000_000 / u64::from(sent)) as u32;
             Probe { path, received: Rate(answer.received_bits), lost_ppm, conclusive }
         };
-        if !probe.is_clean(whole) {
+        let (probe, way) = match probe.is_impossible(whole) {
+            true => (Probe { conclusive: false, ..probe }, Ours::Something),
+            false => (probe, way),
+        };
+        if !probe.is_clean(whole) && !probe.is_impossible(whole) {
             self.witness_probe(asked.from, &asked.path);
         }
         if probe.received.0 > 0 {
             self.crossed(now, asked.from, &asked.path);
         }
         if let Some(suspicion) = asked.proves {
-            return self.proved(now, suspicion, &probe, whole);
+            return self.proved(now, suspicion, &probe, (whole, way));
         }
         if self.estimates.probed(&self.settings.topology, nanos(now), &probe) {
             let host = self.host_name(asked.from);
@@ -337,14 +362,37 @@ impl State {
         }
     }
 
-    /// What trains told of a verdict's path. Where traffic of ours may have been in their way, the verdict has to speak for itself;
-    /// that a connection is starved says too little for that.
-    fn proved(&mut self, now: Duration, suspicion: Suspicion, probe: &Probe, whole: Rate) {
+    /// What of others of ours was in a train's way.
+    fn in_the_way(&self, from: HostId, path: &Path, answer: &v1::PathProbed) -> Ours {
+        if self.estimates.is_alone(from, path) {
+            return Ours::Nothing;
+        }
+        let Some(beside) = answer.beside_bits.filter(|_| self.estimates.is_alone_before_last(from, path))
+        else {
+            return Ours::Perhaps;
+        };
+        let last = path.links().last().and_then(|link| self.settings.topology.links().get(link.link.0));
+        let rate = u128::from(last.map_or(0, |link| link.rate.0));
+        let came = u128::from(answer.received_bits) + u128::from(beside);
+        if came * 100 < rate * ROOM { Ours::Nothing } else { Ours::Something }
+    }
+
+    /// What trains told of a verdict's path. Where traffic of ours may have been in their way, and nobody can say, the verdict has to
+    /// speak for itself; that a connection is starved says too little for that.
+    fn proved(&mut self, now: Duration, suspicion: Suspicion, probe: &Probe, (whole, way): (Rate, Ours)) {
         let Suspicion { verdict, noticed, starved } = suspicion;
         let clean = probe.is_clean(whole);
-        let told = clean || probe.conclusive || !starved;
+        let speaks = match way {
+            Ours::Nothing => !starved,
+            Ours::Perhaps => true,
+            Ours::Something => false,
+        };
+        let told = clean || probe.conclusive || speaks;
         if let Some(known) = self.probes.suspected.get_mut(&verdict.connection) {
-            known.usual.told(now, clean || !told);
+            match told {
+                true => known.usual.told(now, clean),
+                false => known.usual.told_nothing(now),
+            }
             known.starved.told(now, clean || !told);
         }
         // The connection may be gone by now.
@@ -354,7 +402,11 @@ impl State {
         let verdict = if clean {
             Verdict { level: Level::None, ..verdict }
         } else if probe.conclusive && probe.received.0 > 0 {
-            Verdict { cause: Cause::Others, foreign: Some(probe.foreign(whole)), ..verdict }
+            Verdict {
+                cause: Cause::Others,
+                foreign: Some(probe.foreign_on_path(&self.settings.topology)),
+                ..verdict
+            }
         } else {
             verdict
         };
@@ -378,5 +430,7 @@ mod tests {
         assert_eq!(alone(1000, true), 40, "this is another row");
         assert_eq!(alone(1040, false), 500);
         assert_eq!(alone(1540, true), 40);
+        pause.told_nothing(ms(1600));
+        assert_eq!((pause.not_before, pause.next), (ms(1640), ms(80)));
     }
 }

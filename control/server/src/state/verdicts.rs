@@ -182,6 +182,8 @@ impl State {
             received: now,
         };
         self.measure_active(now);
+        let (path, what, starved) = (&noticed.path, noticed.what.as_str(), found.starved);
+        tracing::debug!(%path, %what, starved, "a verdict");
         if !self.prove(now, &verdict, &noticed, found.starved) {
             self.accept(now, verdict, noticed);
         }

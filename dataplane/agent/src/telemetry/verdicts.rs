@@ -5,7 +5,7 @@ use crate::telemetry::finding::Found;
 use crate::telemetry::names::Names;
 use crate::telemetry::own::Own;
 use crate::telemetry::words::{self, Clock};
-use harmonaize_analysis::congestion::{Congestion, Link, Path, State};
+use harmonaize_analysis::congestion::{Congestion, Link, Path, Signals, State};
 use harmonaize_analysis::trace::Owner;
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
@@ -20,9 +20,11 @@ const SECOND_NS: u64 = 1_000_000_000;
 const MOST: u32 = 100;
 /// So many of a second's may go at once.
 const AT_ONCE: u64 = 10;
-/// How often a verdict is said again while it stands, and while its path is starved.
-const AGAIN_NS: u64 = SECOND_NS;
+/// How often a verdict is said again while own traffic is held up, and while its path is starved.
+const AGAIN_NS: u64 = SECOND_NS / 2;
 const STARVED_AGAIN_NS: u64 = 50_000_000;
+/// Own traffic of less than one part in so many of what the path carries says nothing of who holds it up.
+const SOME: u64 = 8;
 /// How long the end of a congestion waits for own traffic that shows it.
 const OWED_NS: u64 = 60 * SECOND_NS;
 /// Paths that are kept in mind.
@@ -113,7 +115,7 @@ impl Verdicts {
             let told = known.told_ns.map(|told_ns| now_ns.saturating_sub(told_ns));
             let current = told.filter(|told| stands && *told >= STARVED_AGAIN_NS);
             if let Some((told, current)) = current.zip(analysis.link(link))
-                && (current.signals.starved || told >= AGAIN_NS)
+                && (current.signals.starved || told >= AGAIN_NS && is_held_up(&current))
             {
                 known.newest = Congestion { state: known.newest.state, cause: known.newest.cause, ..current };
                 known.news_ns.get_or_insert(now_ns);
@@ -170,6 +172,12 @@ impl Verdicts {
         }
         true
     }
+}
+
+/// Whether own traffic is held up on a path now. A state outlasts what led to it, and a job pauses: what is measured then says nothing.
+fn is_held_up(current: &Congestion) -> bool {
+    let Signals { delay, marks, loss, .. } = current.signals;
+    (delay || marks || loss) && current.own_rate > current.capacity / SOME
 }
 
 fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::PathCongestion {
@@ -312,7 +320,7 @@ mod tests {
         assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 40_002), (7, 2, 3, 40_001)]);
         assert_eq!(level(&told), [v1::CongestionLevel::Severe, v1::CongestionLevel::Mild]);
         assert_eq!(world.tell(BEGIN + 999 * MS), []);
-        assert_eq!(world.tell(BEGIN + 1001 * MS).len(), 2, "said again while they stand");
+        assert_eq!(world.tell(BEGIN + 1001 * MS), [], "nothing of ours is held up now");
         let whole = Link { path: Path::Whole, ..found(0, ports[0], State::Mild).link };
         let ingress = Link { direction: Direction::Ingress, ..found(0, ports[0], State::Mild).link };
         for link in [whole, ingress] {
@@ -322,40 +330,77 @@ mod tests {
         assert_eq!(world.tell(BEGIN + 1002 * MS), []);
     }
 
-    #[test]
-    fn a_path_is_told_of_often_while_it_is_starved() {
+    /// What is told of a connection, and when, in milliseconds: at each it sends so many packets and its round trips take so long; a
+    /// `link` of 15 MB/s is stated or not.
+    fn told_of(stated: bool, sends: impl Fn(u64) -> (u64, u64)) -> Vec<(u64, v1::Congestion)> {
         let (local_port, remote_port) = (40_001, LISTEN);
         let mut world = World::new(&[(local_port, remote_port)], 100, 64);
         let name = Label::new("eth0");
         let link =
             trace::Link { time_ns: BEGIN, interface: 5, name, bytes_per_second: 15_000_000, watched: true };
-        world.analysis.take(&Record::Link(link));
+        if stated {
+            world.analysis.take(&Record::Link(link));
+        }
         let key = FlowKey { local_port, remote_port, ..key() };
         let (mut flow, mut told) = (TcpFlow::default(), Vec::new());
-        for ms in 0..1000 {
-            // It fills the link; then half of it, and a queue stands.
-            let (packets, trip_ns) = if ms < 400 { (10, MS / 5) } else { (5, 10 * MS) };
+        for ms in 0..2000 {
+            let (packets, trip_ns) = sends(ms);
             let time_ns = BEGIN + ms * MS;
             let (traffic, trips) = (&mut flow.egress.traffic, &mut flow.egress.round_trips);
-            (traffic.bytes, traffic.packets) = (traffic.bytes + packets * 1500, traffic.packets + packets);
-            (traffic.last_ns, traffic.first_ns) = (time_ns, BEGIN);
-            if ms % 5 == 0 {
-                (trips.count, trips.sum_ns) = (trips.count + 1, trips.sum_ns + trip_ns);
-                (trips.last_ns, trips.least_ns) = (trip_ns, MS / 5);
+            if packets > 0 {
+                (traffic.bytes, traffic.packets) =
+                    (traffic.bytes + packets * 1500, traffic.packets + packets);
+                (traffic.last_ns, traffic.first_ns) = (time_ns, BEGIN);
+                if ms % 5 == 0 {
+                    (trips.count, trips.sum_ns) = (trips.count + 1, trips.sum_ns + trip_ns);
+                    (trips.last_ns, trips.least_ns) = (trip_ns, MS / 5);
+                }
+                world.analysis.take(&Record::Tcp { time_ns, key, flow });
             }
-            world.analysis.take(&Record::Tcp { time_ns, key, flow });
             world.analysis.advance(time_ns);
             for found in world.analysis.found() {
                 world.verdicts.take(time_ns, &found);
             }
             told.extend(world.tell(time_ns).into_iter().map(|told| (ms, told.congestion.unwrap())));
         }
+        told
+    }
+
+    #[test]
+    fn a_path_is_told_of_often_while_it_is_starved() {
+        // It fills the link; then half of it, and a queue stands; then nothing.
+        let told = told_of(true, |ms| match ms {
+            0..400 => (10, MS / 5),
+            400..1000 => (5, 10 * MS),
+            _ => (0, 0),
+        });
         let starved: Vec<u64> =
             told.iter().filter(|(_, congestion)| congestion.starved).map(|(ms, _)| *ms).collect();
         assert!(starved.first().is_some_and(|ms| (405..430).contains(ms)), "{told:#?}");
         assert!((10..=14).contains(&starved.len()), "each 50 ms: {starved:?}");
         let causes = told.iter().filter(|(_, congestion)| congestion.starved);
         assert!(causes.clone().all(|(_, told)| told.cause() == v1::CongestionCause::Foreign));
+    }
+
+    #[test]
+    fn a_verdict_is_said_again_when_own_traffic_is_held_up() {
+        // Steps of 100 ms, in the first 20 of which it sends, and finds a queue from 400 ms on, until 1600.
+        let sends = |ms: u64| match ms % 100 {
+            0..20 if (400..1600).contains(&ms) => (6, 10 * MS),
+            0..20 => (6, MS / 5),
+            _ => (0, 0),
+        };
+        let told = told_of(false, sends);
+        let held: Vec<u64> = told
+            .iter()
+            .filter(|(_, congestion)| congestion.level() > v1::CongestionLevel::None && congestion.delay)
+            .map(|(ms, _)| *ms)
+            .collect();
+        assert!(held.first().is_some_and(|ms| (400..430).contains(ms)), "{told:#?}");
+        assert!(held.windows(2).any(|two| two[1] - two[0] >= 500), "again while it stands: {held:?}");
+        let sending = told.iter().all(|(ms, _)| ms % 100 < 30);
+        assert!(sending, "only while it sends: {told:#?}");
+        assert!(told.iter().all(|(_, congestion)| congestion.own_bits > 0), "{told:#?}");
     }
 
     #[test]

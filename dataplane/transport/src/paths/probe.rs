@@ -4,7 +4,7 @@ use super::packet::Protocol;
 use super::sys::{make_room_to_send, send_in_pieces};
 use super::trace::{Question, Traced};
 use super::tracer::Tracer;
-use super::train::{BESIDE, Head, Kind, MOST, PAYLOAD};
+use super::train::{BESIDE, Beside, Head, Kind, MOST, PAYLOAD};
 use crate::tcp::random;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -63,6 +63,8 @@ pub struct Probed {
     pub sent: u32,
     /// How many arrived.
     pub received: u32,
+    /// At which rate other packets came into the answering host meanwhile, in bits a second; none where it does not know.
+    pub beside_bits: Option<u64>,
 }
 
 /// Why nothing was measured.
@@ -219,13 +221,14 @@ fn one(
     let wire = u128::from(sent.saturating_sub(1)) * u128::from(PAYLOAD as u64 + BESIDE) * 8_000_000_000;
     let sent_bits = wire.checked_div(took.as_nanos()).unwrap_or_default();
     let answer = ask(socket, name, count).map_err(kernel("asking"))?;
-    let Some(answer) = answer else { return Err(ProbeError::Silent(to, sent)) };
+    let Some((answer, beside_bits)) = answer else { return Err(ProbeError::Silent(to, sent)) };
     Ok(Probed {
         source_port,
         received_bits: answer.bits.get(),
         sent_bits: u64::try_from(sent_bits).unwrap_or(u64::MAX),
         sent,
         received: answer.received.get().min(sent),
+        beside_bits,
     })
 }
 
@@ -317,14 +320,14 @@ fn send(socket: &UdpSocket, name: [u8; 16], count: u32, together: bool) -> io::R
     Ok((sent, last.saturating_duration_since(begun)))
 }
 
-/// Asks until there is an answer; none if none came in time.
-fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<Head>> {
-    let question = Head::new(Kind::Ask, name, count);
+/// Asks until there is an answer, and what came beside the train, if that is known; none if none came in time.
+fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<(Head, Option<u64>)>> {
+    let question = [Head::new(Kind::Ask, name, count).as_bytes(), Beside::UNKNOWN.as_bytes()].concat();
     let deadline = Instant::now() + ANSWER;
     let mut datagram = [0; PAYLOAD];
     while Instant::now() < deadline {
         // Lost, or too much: it is asked again.
-        let _ = socket.send(question.as_bytes());
+        let _ = socket.send(&question);
         let again = Instant::now() + ASK;
         while let Some(left) = again.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             wait(socket, PollFlags::IN, left);
@@ -334,10 +337,11 @@ fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<Head
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => break,
                 Err(error) => return Err(error),
             };
-            let answer = Head::read(datagram.get(..bytes).unwrap_or_default());
+            let datagram = datagram.get(..bytes).unwrap_or_default();
+            let answer = Head::read(datagram);
             let ours = answer.filter(|(kind, head)| *kind == Kind::Answer && head.name == name);
             if let Some((_, head)) = ours {
-                return Ok(Some(head));
+                return Ok(Some((head, Beside::read(datagram))));
             }
         }
         if let Some(left) = again.checked_duration_since(Instant::now()) {
@@ -365,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_train_is_answered() {
-        let answerer = Answerer::bind(SocketAddrV4::new(HERE, 0)).unwrap();
+        let answerer = Answerer::bind(SocketAddrV4::new(HERE, 0), true).unwrap();
         let trains = |bytes| Trains { bytes, ..Trains::default() };
         let mut prober = Prober::new(HERE);
         let probed = prober.probe(answerer.address(), &[], trains(100_000)).unwrap();
@@ -388,6 +392,7 @@ mod tests {
             sent_bits: 0,
             sent: 100,
             received,
+            beside_bits: None,
         };
         assert!(of(95, 10).merit() > of(94, 90).merit());
         assert!(of(100, 11).merit() > of(95, 10).merit());

@@ -2,7 +2,8 @@
 //!
 //! Whoever probes sends `count` datagrams back to back, then asks until it is answered. The answer counts what came before the
 //! question, and says at which rate the second half came: the first may pass shapers whose buckets are full as if there
-//! were none. All fields are little-endian; every datagram begins with [`Head`].
+//! were none. All fields are little-endian; every datagram begins with [`Head`]. Whoever asks with room for [`Beside`] too is also
+//! told what else came in meanwhile, where the kernel counts that.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
@@ -22,6 +23,8 @@ pub(super) const MOST: u32 = super::MAX_TRAIN.div_ceil(PAYLOAD as u32);
 const TRAINS: usize = 64;
 /// How long one is remembered after the last sign of it.
 const MEMORY: Duration = Duration::from_secs(2);
+/// Less than one part in so many of a train says nothing of what came beside it.
+const PART: u64 = 4;
 
 /// What a datagram is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,15 +81,78 @@ impl Head {
     }
 }
 
+/// Stands behind the [`Head`] of a question and of its answer; an older end has none.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Beside {
+    bits: U64,
+}
+
+impl Beside {
+    /// What is not known.
+    pub(super) const UNKNOWN: Self = Self { bits: U64::new(u64::MAX) };
+
+    /// Reads what stands behind a datagram's head: bits a second, if it is there and known.
+    pub(super) fn read(datagram: &[u8]) -> Option<u64> {
+        let (beside, _) = Self::read_from_prefix(datagram.get(size_of::<Head>()..)?).ok()?;
+        (beside != Self::UNKNOWN).then_some(beside.bits.get())
+    }
+}
+
+/// The answer to a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) head: Head,
+    beside: Option<Beside>,
+}
+
+impl Answer {
+    /// As a datagram; no longer than the question was.
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        [self.head.as_bytes(), self.beside.as_ref().map_or(&[], Beside::as_bytes)].concat()
+    }
+}
+
+/// Bytes that each interface took in so far, and at which CLOCK_REALTIME that was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Carried {
+    pub(super) at_ns: u64,
+    pub(super) bytes: BTreeMap<String, u64>,
+}
+
 /// What came of a train.
 #[derive(Debug)]
 struct Train {
     /// When a datagram came, and its bytes on the wire.
     arrivals: Vec<(u64, u64)>,
     last: Instant,
+    /// What interfaces had carried when half of it was there.
+    half: Option<Carried>,
+    /// What else came in after that, in bits a second; said when the train was first asked about.
+    beside: Option<Option<u64>>,
 }
 
 impl Train {
+    /// What came in beside the second half, in bits a second: of the interfaces that may have carried it, what the one did that carried
+    /// least. None where too little of it came between the two readings.
+    fn beside(&self, now: &Carried) -> Option<u64> {
+        let half = self.half.as_ref()?;
+        let between = |at_ns: u64| half.at_ns < at_ns && at_ns <= now.at_ns;
+        let later = self.arrivals.iter().filter(|(at_ns, _)| between(*at_ns));
+        let bytes: u64 = later.clone().map(|(_, bytes)| bytes).sum();
+        let all: u64 = self.arrivals.iter().map(|(_, bytes)| bytes).sum();
+        let span_ns = later.map(|(at_ns, _)| *at_ns).max()?.checked_sub(half.at_ns)?;
+        if bytes < all / PART {
+            return None;
+        }
+        // Packets that were joined on the way count with one header.
+        let least = bytes / 10 * 9;
+        let came = |(name, before): (&String, &u64)| now.bytes.get(name)?.checked_sub(*before);
+        let carried = half.bytes.iter().filter_map(came).filter(|came| *came >= least).min()?;
+        let bits = u128::from(carried.saturating_sub(bytes)) * 8_000_000_000;
+        u64::try_from(bits.checked_div(span_ns.into())?).ok()
+    }
+
     /// At which rate the second half came, in bits a second; 0 where fewer than two did, or all at once. Those that came together,
     /// as packets that some card or kernel had joined do, count as one.
     fn bits(&self) -> u64 {
@@ -109,14 +175,16 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Takes a datagram in that came at a time; the answer to it, if it wants one.
+    /// Takes a datagram in that came at a time; the answer to it, if it wants one. `carried` reads what interfaces have carried: twice
+    /// a train at most.
     pub(super) fn take(
         &mut self,
         now: Instant,
         from: SocketAddrV4,
         at_ns: u64,
         datagram: &[u8],
-    ) -> Option<Head> {
+        carried: &mut dyn FnMut() -> Carried,
+    ) -> Option<Answer> {
         let (kind, head) = Head::read(datagram)?;
         let of = (from, head.name);
         match kind {
@@ -125,20 +193,34 @@ impl Arrivals {
                 if !self.trains.contains_key(&of) {
                     self.make_room(now);
                 }
-                let empty = || Train { arrivals: Vec::new(), last: now };
+                let empty = || Train { arrivals: Vec::new(), last: now, half: None, beside: None };
                 let train = self.trains.entry(of).or_insert_with(empty);
                 train.last = now;
-                if train.arrivals.len() < MOST.min(head.count.get()) as usize {
+                let count = MOST.min(head.count.get()) as usize;
+                if train.arrivals.len() < count {
                     train.arrivals.push((at_ns, datagram.len() as u64 + BESIDE));
+                }
+                if train.half.is_none() && train.arrivals.len() >= count.div_ceil(2) {
+                    train.half = Some(carried());
                 }
                 None
             }
             Kind::Ask => {
+                let train = self.trains.get_mut(&of);
+                let beside = train.and_then(|train| {
+                    if train.beside.is_none() {
+                        train.beside = Some(train.beside(&carried()));
+                    }
+                    train.beside.flatten()
+                });
                 let train = self.trains.get(&of);
                 let received = train.map_or(0, |train| train.arrivals.len() as u32);
                 let bits = train.map_or(0, Train::bits);
                 let answer = Head::new(Kind::Answer, head.name, head.count.get());
-                Some(Head { received: U32::new(received), bits: U64::new(bits), ..answer })
+                let room = datagram.len() >= size_of::<Head>() + size_of::<Beside>();
+                let told = beside.map_or(Beside::UNKNOWN, |bits| Beside { bits: U64::new(bits) });
+                let head = Head { received: U32::new(received), bits: U64::new(bits), ..answer };
+                Some(Answer { head, beside: room.then_some(told) })
             }
         }
     }
@@ -171,9 +253,45 @@ mod tests {
 
     fn asked(arrivals: &mut Arrivals, port: u16, name: u8) -> (u32, u64) {
         let ask = Head::new(Kind::Ask, [name; 16], 100);
-        let answer = arrivals.take(Instant::now(), from(port), 0, ask.as_bytes()).unwrap();
-        assert_eq!((Head::read(answer.as_bytes()), answer.name), (Some((Kind::Answer, answer)), [name; 16]));
+        let answer = arrivals.take(Instant::now(), from(port), 0, ask.as_bytes(), &mut Carried::default);
+        let (answer, bytes) = (answer.unwrap().head, answer.unwrap().to_bytes());
+        assert_eq!((Head::read(&bytes), answer.name), (Some((Kind::Answer, answer)), [name; 16]));
+        assert_eq!(Beside::read(&bytes), None, "there was no room for it");
         (answer.received.get(), answer.bits.get())
+    }
+
+    fn carried(at_ns: u64, bytes: &[(&str, u64)]) -> Carried {
+        Carried { at_ns, bytes: bytes.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect() }
+    }
+
+    /// What a train of 100 is told to have come beside it, which arrives in step; looked at `late` nanoseconds after half of it was there.
+    fn beside(late: u64, half: &[(&str, u64)], end: &[(&str, u64)]) -> Option<u64> {
+        let (mut arrivals, now) = (Arrivals::default(), Instant::now());
+        for at in 0..100_u64 {
+            let mut look = || carried(49 * 12_112 + late, half);
+            assert_eq!(arrivals.take(now, from(1), at * 12_112, &wagon(1, 100), &mut look), None);
+        }
+        let mut ask = Head::new(Kind::Ask, [1; 16], 100).as_bytes().to_vec();
+        ask.extend(Beside::UNKNOWN.as_bytes());
+        let told = arrivals.take(now, from(1), 0, &ask, &mut || carried(2_000_000, end)).unwrap();
+        let again = arrivals.take(now, from(1), 0, &ask, &mut || carried(9_000_000, &[])).unwrap();
+        assert_eq!((told, told.to_bytes().len()), (again, ask.len()), "it is said once");
+        Beside::read(&told.to_bytes())
+    }
+
+    #[test]
+    fn what_came_beside_a_train_is_told() {
+        let half = [("lo", 5), ("eth0", 1_000_000), ("eth1", 7)];
+        // 50 of 1514 bytes, and as much of others; what another interface carried is none of it.
+        let end = |eth0: u64| [("lo", 6), ("eth0", 1_000_000 + eth0), ("eth1", 7_000_000)];
+        assert_eq!(beside(0, &half, &end(2 * 50 * 1514)), Some(1_000_000_000));
+        assert_eq!(beside(0, &half, &end(50 * 1514)), Some(0));
+        assert_eq!(beside(0, &half, &end(50 * 1480)), Some(0), "joined packets have fewer headers");
+        // Of what it took until the thread looked, it is known of both.
+        assert_eq!(beside(20 * 12_112, &half, &end(2 * 30 * 1514)), Some(1_000_000_000));
+        assert_eq!(beside(40 * 12_112, &half, &end(50 * 1514)), None, "too little was left of it");
+        assert_eq!(beside(0, &half, &[]), None);
+        assert_eq!(beside(0, &[], &end(0)), None, "nobody counts");
     }
 
     #[test]
@@ -182,7 +300,7 @@ mod tests {
         // Half passes at once, then 1514 bytes come each 12,112 ns: a gigabit a second.
         for at in 0..100_u64 {
             let at_ns = 1_000 + at.saturating_sub(50) * 12_112;
-            assert_eq!(arrivals.take(now, from(1), at_ns, &wagon(1, 100)), None);
+            assert_eq!(arrivals.take(now, from(1), at_ns, &wagon(1, 100), &mut Carried::default), None);
         }
         assert_eq!(asked(&mut arrivals, 1, 1), (100, 1_000_000_000));
         assert_eq!(asked(&mut arrivals, 2, 1), (0, 0), "another sender's");
@@ -190,7 +308,7 @@ mod tests {
         for (count, expected) in [(1, 0), (2, 1_000_000_000), (7, 1_000_000_000)] {
             let name = 10 + count as u8;
             for at in 0..count {
-                arrivals.take(now, from(1), at * 12_112, &wagon(name, 100));
+                arrivals.take(now, from(1), at * 12_112, &wagon(name, 100), &mut Carried::default);
             }
             assert_eq!(asked(&mut arrivals, 1, name), (count as u32, expected));
         }
@@ -202,7 +320,10 @@ mod tests {
         // Groups of 44, each of which is there when its last packet is; the half is within the fourth.
         for at in 0..268_u64 {
             let whole = (at / 44 * 44 + 44).min(268);
-            assert_eq!(arrivals.take(now, from(1), whole * 12_112, &wagon(1, 268)), None);
+            assert_eq!(
+                arrivals.take(now, from(1), whole * 12_112, &wagon(1, 268), &mut Carried::default),
+                None
+            );
         }
         assert_eq!(asked(&mut arrivals, 1, 1), (268, 1_000_000_000));
     }
@@ -212,19 +333,20 @@ mod tests {
         let (mut arrivals, now) = (Arrivals::default(), Instant::now());
         for port in 0..1000 {
             for _ in 0..3 {
-                arrivals.take(now + Duration::from_micros(port.into()), from(port), 7, &wagon(1, u32::MAX));
+                let at = now + Duration::from_micros(port.into());
+                arrivals.take(at, from(port), 7, &wagon(1, u32::MAX), &mut Carried::default);
             }
         }
         assert_eq!(arrivals.trains.len(), TRAINS);
         for _ in 0..3 * MOST {
-            arrivals.take(now, from(1), 7, &wagon(2, u32::MAX));
+            arrivals.take(now, from(1), 7, &wagon(2, u32::MAX), &mut Carried::default);
         }
         assert_eq!(asked(&mut arrivals, 1, 2), (MOST, 0));
         for _ in 0..50 {
-            arrivals.take(now, from(1), 7, &wagon(3, 20));
+            arrivals.take(now, from(1), 7, &wagon(3, 20), &mut Carried::default);
         }
         assert_eq!(asked(&mut arrivals, 1, 3).0, 20);
-        arrivals.take(now + 2 * MEMORY, from(1), 7, &wagon(4, 20));
+        arrivals.take(now + 2 * MEMORY, from(1), 7, &wagon(4, 20), &mut Carried::default);
         assert_eq!(arrivals.trains.len(), 1);
     }
 
@@ -241,8 +363,9 @@ mod tests {
                     let head = Head { kind: U16::new(kind), ..Head::new(Kind::Ask, [kind as u8; 16], 9) };
                     bytes[..24].copy_from_slice(&head.as_bytes()[..24]);
                 }
-                let answer = arrivals.take(now, from(kind), at_ns, &bytes);
-                prop_assert!(answer.is_none_or(|answer| answer.as_bytes().len() <= bytes.len()));
+                let mut carried = || carried(at_ns, &[("eth0", at_ns)]);
+                let answer = arrivals.take(now, from(kind), at_ns, &bytes, &mut carried);
+                prop_assert!(answer.is_none_or(|answer| answer.to_bytes().len() <= bytes.len()));
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::bench::figures::summary;
 use crate::bench::lab::Lab;
 use crate::bench::row::{Better, Row};
 use crate::foreign::Foreign;
-use crate::plans::{self, Decision};
+use crate::plans::{self, Change, Decision};
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
@@ -108,6 +108,17 @@ fn one(lab: &mut Lab, job: &mut Running, span: Duration) -> Result<Onset> {
         eprintln!("note: {returned} decisions after the flow's end");
     }
     let since = |time: u64| time.saturating_sub(onset) as f64 / 1e6;
+    if let Some((decision, verdict)) = decided.as_ref().and_then(|one| Some((one, one.verdict.as_ref()?))) {
+        let last = |stage: fn(&Change) -> u64| since(decision.changes.iter().map(stage).max().unwrap_or(0));
+        eprintln!(
+            "ms after the onset: found {:.1}, heard {:.1}, proven and decided {:.1}, prepared by all {:.1}, in use {:.1}",
+            since(verdict.found_ns),
+            since(verdict.received_ns),
+            since(decision.at_ns),
+            last(|change| change.prepared_ns),
+            last(|change| change.switched_ns)
+        );
+    }
     let noticed = decided.as_ref().and_then(|decision| decision.verdict.as_ref());
     Ok(Onset {
         found: noticed.map(|noticed| since(noticed.found_ns)),

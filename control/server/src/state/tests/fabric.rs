@@ -12,6 +12,8 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+mod trains;
+
 pub(super) const MS: Duration = Duration::from_millis(1);
 
 /// What is to happen.
@@ -68,6 +70,8 @@ pub(super) struct Fabric {
     pub probes: u64,
     /// Whether agents take own bursts for others' traffic.
     pub noisy: bool,
+    /// The part of the time in which a connection of ours sends, as trains meet it.
+    pub busy: f64,
     /// Trains under way, until when, and how often one met another on a link.
     trains: Vec<(Duration, Path)>,
     pub met: usize,
@@ -131,6 +135,7 @@ impl Fabric {
             sessions: 0,
             probes: 0,
             noisy: false,
+            busy: 0.0,
             trains: Vec::new(),
             met: 0,
             traced: 0,
@@ -408,39 +413,6 @@ impl Fabric {
             *self.traced_over.entry(link).or_default() += 1;
         }
         v1::PathsTraced { question: question.question, paths, error: String::new() }
-    }
-
-    /// The path that a probe is to take.
-    fn probed_path(&self, host: usize, question: &v1::ProbePath) -> Option<Path> {
-        let to = self.host_at(&question.address);
-        let switch = |hop: &v1::Hop| self.topology.switch_at(hop.addresses[0].parse().unwrap()).unwrap();
-        let via: Vec<SwitchId> = question.via.iter().map(switch).collect();
-        let mut paths = self.topology.equal_cost_paths(HostId(host), to).into_iter();
-        paths.find(|path| self.topology.switches_of(path) == via)
-    }
-
-    fn probe(&mut self, host: usize, question: &v1::ProbePath) -> v1::PathProbed {
-        let path = self.probed_path(host, question).expect("a path that exists");
-        let dead = path.links().iter().any(|link| self.dead.contains(&link.link));
-        let (question, packets_sent) = (question.question, 46);
-        if dead {
-            return v1::PathProbed { question, unreachable: true, ..v1::PathProbed::default() };
-        }
-        let capacity = 1_000_000_000_f64;
-        let worst = path.links().iter().map(|link| self.foreign(*link)).max().unwrap_or(0) as f64;
-        let noise = 1.0 - self.rng.random_range(0.0..0.05);
-        let lie = if self.agents[host].liar { 0.3 } else { 1.0 };
-        let received_bits = (capacity * capacity / (capacity + worst) * noise * lie) as u64;
-        let packets_received = packets_sent;
-        v1::PathProbed {
-            question,
-            received_bits,
-            sent_bits: 1_000_000_000,
-            packets_sent,
-            packets_received,
-            source_port: 50000,
-            ..v1::PathProbed::default()
-        }
     }
 
     /// What strangers take of a link.

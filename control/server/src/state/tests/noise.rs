@@ -3,6 +3,7 @@
 use super::fabric::{Fabric, MS, Stranger};
 use super::world::SECOND;
 use crate::state::Trigger;
+use harmonaize_planner::DirectedLink;
 use std::collections::BTreeSet;
 
 const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
@@ -64,4 +65,46 @@ fn trains_do_not_meet() {
     assert!(fabric.probes > 20, "{} probes", fabric.probes);
     assert_eq!(fabric.met, 0, "of {} probes", fabric.probes);
     assert_eq!(fabric.ids(), BTreeSet::from(ids));
+}
+
+/// How many connections of ours cross a link.
+fn crossing(fabric: &Fabric, link: DirectedLink) -> usize {
+    let all = fabric.ids().into_iter().flat_map(|id| fabric.own_paths(id));
+    all.filter(|path| path.links().contains(&link)).count()
+}
+
+/// Two jobs: one over two racks, and one between two of its hosts, whose traffic comes to the same host by another spine.
+#[test]
+fn own_traffic_that_shares_the_last_link_alone_does_not_hide_strangers() {
+    for seed in 0..12 {
+        let mut fabric = Fabric::new(seed, 1);
+        fabric.run(SECOND * 3);
+        let ids = [fabric.form("b", "exchange", &[0, 4]), fabric.form("a", "training", &[0, 1, 4, 5])];
+        fabric.run(SECOND * 10);
+        (fabric.noisy, fabric.busy) = (true, 0.6);
+        fabric.look_all();
+        let total = |fabric: &Fabric| ids.iter().map(|id| switches(fabric, *id)).sum::<usize>();
+        let before = total(&fabric);
+        fabric.run(SECOND * 600);
+        assert_eq!(total(&fabric), before, "seed {seed}: {:#?}", fabric.state.decisions().last());
+        let links = ["spine0", "spine1"].map(|spine| fabric.link("leaf0", spine));
+        let training = |fabric: &Fabric, link: DirectedLink| {
+            fabric.own_paths(ids[1]).iter().any(|path| path.links().contains(&link))
+        };
+        let link = *links.iter().find(|link| training(&fabric, **link)).unwrap();
+        let (began, crossed) = (fabric.now, crossing(&fabric, link));
+        fabric.strangers.insert(1, Stranger { link, bits: 800_000_000 });
+        fabric.look_all();
+        fabric.run(SECOND * 10);
+        let decision = fabric.state.decisions().last().cloned();
+        println!("seed {seed}: decided after {:?}", decision.as_ref().map(|decision| decision.at - began));
+        assert!(decision.is_some() && crossing(&fabric, link) < crossed, "seed {seed}: {decision:?}");
+        fabric.strangers.clear();
+        let ended = fabric.now;
+        while fabric.state.estimates.links().count() > 0 && fabric.now < ended + SECOND * 10 {
+            fabric.run(MS * 100);
+        }
+        println!("seed {seed}: free again after {:?}", fabric.now - ended);
+        assert!(fabric.now < ended + SECOND * 10, "seed {seed}: links are not thought to be free again");
+    }
 }
