@@ -12,7 +12,7 @@ use std::time::Duration;
 use xtask::fabric::{self, Fabric};
 use xtask::namespace::Namespace;
 use xtask::topology::Topology;
-pub use xtask::topology::{racks, racks_and_strangers, star};
+pub use xtask::topology::{racks, racks_and_strangers, star, star_with_aggregator};
 
 /// How long one step of a test may take before the test fails.
 pub const STEP: Duration = Duration::from_secs(20);
