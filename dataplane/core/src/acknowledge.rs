@@ -73,6 +73,11 @@ impl Acknowledgements {
         self.settle();
     }
 
+    /// The first segment that is not done here.
+    pub(crate) fn mine(&self) -> u64 {
+        self.done
+    }
+
     /// Which this is.
     pub(crate) fn generation(&self) -> u8 {
         self.generation

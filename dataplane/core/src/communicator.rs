@@ -496,16 +496,17 @@ impl Communicator {
             control,
             Control::Left { .. } | Control::Abort { .. } | Control::Inquire { .. } | Control::Answer { .. }
         );
-        // Until the commit is known here, a peer that knows of it may have closed the old link.
-        let other = self
-            .next
-            .as_ref()
-            .filter(|switch| twice && switch.ready && switch.commit.is_none() && !switch.epoch.carries(to));
+        // Until the old epoch is done, a peer may have closed its link, or not know of the commit; and either link may have
+        // broken with nobody here knowing.
+        let other = self.next.as_ref().filter(|switch| twice && switch.ready && !switch.epoch.carries(to));
         let message = Message { header, control: Some(Box::new(control)) };
-        if let Some(switch) = other {
-            self.outbox.push_back((to, Some(switch.epoch.number()), message.clone()));
+        match other.map(|switch| switch.epoch.number()) {
+            Some(next) => {
+                self.outbox.push_back((to, Some(next), message.clone()));
+                self.outbox.push_back((to, Some(self.current.number()), message));
+            }
+            None => self.outbox.push_back((to, None, message)),
         }
-        self.outbox.push_back((to, None, message));
     }
 
     pub(crate) fn tell_all(&mut self, control: &Control) {

@@ -82,14 +82,16 @@ impl Communicator {
         self.refuse_impossible();
     }
 
-    /// Whether a peer cannot be reached any more. Between a plan's preparation and its commit either of two links will do:
-    /// the peer may know of the commit before we do and close the old one, or have given up the new one.
+    /// Whether a peer cannot be reached any more. A peer closes the old link once all of its segments are done by everybody, which
+    /// it may know before we do, even of the commit; before that, what is to go by the old link cannot go by another. The new
+    /// one it may have given up, until the commit.
     fn lost(&self, peer: usize) -> bool {
         let current = self.departures.current.get(peer) == Some(&true);
         let next = self.departures.next.get(peer) == Some(&true);
+        let needed = |below: Option<u64>| below.is_none_or(|below| self.acknowledgements.mine() < below);
         match &self.next {
-            Some(switch) if switch.commit.is_some() => next,
-            Some(switch) if switch.ready => current && next,
+            Some(switch) if switch.commit.is_some() => next || current && needed(switch.commit),
+            Some(switch) if switch.ready => current && (next || needed(switch.below)),
             _ => current,
         }
     }
