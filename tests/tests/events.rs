@@ -56,7 +56,8 @@ fn a_drain_is_told_before_the_host_goes_and_then_the_rank_that_is_lost() {
     let refused = others[1].client.events(begun).read(Duration::ZERO).unwrap_err();
     assert!(matches!(&refused, Error::Events(text) if text.contains("not of this feed")), "{refused}");
 
-    deployment.agent(2).unwrap().end().unwrap();
+    let agent = deployment.agent(2).unwrap().id().to_string();
+    assert!(std::process::Command::new("kill").args(["-9", &agent]).status().unwrap().success());
     let lost = next(&mut events, |kind| matches!(kind, EventKind::Failure { .. }));
     assert_eq!(lost.kind, EventKind::Failure { ranks: vec![Rank(2)] });
 

@@ -17,7 +17,8 @@ JSON: an object a line, oldest first, with `time_ns` (when it was found) and `ki
 CLOCK_REALTIME nanoseconds, 0 where not known (jq before 1.7 rounds them); durations nanoseconds.
   \"operation\"   an own operation ended here: communicator, operation, participant, bytes (of a rank's
                 tensor), segments, first_segment_ns, first_epoch, last_epoch, whole (no mark was lost),
-                ranks [{rank, called_ns, ended_ns, failed}] of this agent, and
+                ranks [{rank, called_ns, ended_ns, failed}] of this agent,
+                coded {error (vNMSE), saved_bytes, refused} or null (it was exact), and
                 edges [{peer, sent_bytes, first_sent_ns, last_sent_ns, received_bytes,
                 first_received_ns, last_received_ns}] to the other participants
   \"phase\"       a foreign job communicated: job, iteration, began_ns, ended_ns, bytes, period_ns,

@@ -203,6 +203,8 @@ impl Feed {
             Fact::Ended => false,
         };
         if changed {
+            // At the next whole tick, however long there was nothing to tell.
+            self.ticked = self.ticked.max(now.as_nanos() / self.limits.tick.as_nanos());
             subject.since = now;
             if subject.waits.is_none() {
                 subject.waits = Some(order);

@@ -190,8 +190,8 @@ fn probes_find_the_link_free_again() {
             assert_eq!(estimates.probed(&topology, at(ms), &probe), asked.len() == 1);
         }
     }
-    assert_eq!(asked[..5], [750, 1250, 2250, 4250, 8250]);
-    assert!(asked[5..].iter().enumerate().all(|(at, ms)| *ms == 12_250 + 4_000 * at as u64), "{asked:?}");
+    assert_eq!(asked[..5], [750, 1250, 2250, 4250, 6250]);
+    assert!(asked[5..].iter().enumerate().all(|(at, ms)| *ms == 8_250 + 2_000 * at as u64), "{asked:?}");
     // C C / (C + f): at 500 of 1000 the others take 1000 at least, and something is left all the same.
     assert!(thought(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 900));
     let mut probe = Probe { path, received: Rate(800_000_000), lost_ppm: 0, conclusive: true };
