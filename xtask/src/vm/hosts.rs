@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The namespace of the switch.
@@ -49,7 +49,25 @@ pub(super) fn build(count: u32) -> Result<()> {
         let (device, link) = (format!("rxe{host}"), format!("h{host}"));
         call(&["rdma", "link", "add", &device, "type", "rxe", "netdev", &link])?;
     }
-    (0..count).try_for_each(|host| ready(&format!("rxe{host}")))
+    (0..count).try_for_each(|host| ready(&format!("rxe{host}")))?;
+    (0..count).try_for_each(|host| (0..host).try_for_each(|other| meet(host, other)))
+}
+
+/// Has two hosts learn each other's hardware address: a first request may be lost while links come up, and a queue pair that
+/// is to be connected waits for the answer no longer than the next would take.
+fn meet(host: u32, other: u32) -> Result<()> {
+    let [from, to] = [host, other].map(|host| format!("10.0.0.{}", host + 1));
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut ping = Command::new("/usr/bin/ping");
+        ping.args(["-c", "1", "-W", "1", "-I", &from, &to]).stdout(Stdio::null());
+        if ping.status().context("cannot start ping")?.success() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            bail!("{from} does not reach {to}");
+        }
+    }
 }
 
 /// Waits until a device is active and has an address.
