@@ -1,6 +1,8 @@
 //! An aggregator as it runs, with the real control server, and workers that know what control told them: over loopback.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+mod settings;
+
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_agent::aggregator::{self, AggregatorConfig};
 use harmonaize_agent::control::{Control, Event, Settings, connect};
@@ -8,9 +10,9 @@ use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{Event as Done, Form, Key, Tensors, Worker, WorkerConfig};
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, from_agent};
-use harmonaize_planner::Topology;
 use harmonaize_server::{Config, Server, state};
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
+use settings::settings;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -33,24 +35,7 @@ fn control() -> Config {
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
     topology += "[[aggregator]]\nname = \"agg0\"\nswitch = \"s\"\nrate = \"4Gbit/s\"\n";
-    let settings = state::Settings {
-        topology: Topology::parse(&topology).unwrap(),
-        tenants: vec!["a".to_owned()],
-        join_timeout: LIMIT,
-        prepare_timeout: LIMIT,
-        recovery_timeout: LIMIT,
-        operation_timeout: LIMIT,
-        peer_timeout: LIMIT,
-        paths: 1,
-        source_ports: None,
-        most_ranks: 64,
-        most_communicators: 8,
-        telemetry_interval: Duration::ZERO,
-        replan: true,
-        compression: true,
-        direct: Default::default(),
-        terms: Default::default(),
-    };
+    let settings = state::Settings { telemetry_interval: Duration::ZERO, ..settings(&topology, LIMIT) };
     Config { listen: any(), session_timeout: LIMIT, settings, store: None }
 }
 

@@ -1,11 +1,13 @@
 //! The agent's session against the real control server, over loopback.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+mod settings;
+
 use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
-use harmonaize_planner::Topology;
-use harmonaize_server::{Config, Server, state};
+use harmonaize_server::{Config, Server};
+use settings::settings;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -20,24 +22,7 @@ fn config(listen: SocketAddr) -> Config {
         topology += &format!("[[host]]\nname = \"h{host}\"\n");
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
-    let settings = state::Settings {
-        topology: Topology::parse(&topology).unwrap(),
-        tenants: vec!["a".to_owned()],
-        join_timeout: LIMIT,
-        prepare_timeout: LIMIT,
-        recovery_timeout: LIMIT,
-        operation_timeout: LIMIT,
-        peer_timeout: LIMIT,
-        paths: 1,
-        source_ports: None,
-        most_ranks: 64,
-        most_communicators: 8,
-        telemetry_interval: Duration::from_secs(1),
-        replan: true,
-        compression: true,
-        direct: Default::default(),
-        terms: Default::default(),
-    };
+    let settings = settings(&topology, LIMIT);
     Config { listen, session_timeout: LIMIT, settings, store: None }
 }
 

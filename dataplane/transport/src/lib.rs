@@ -12,6 +12,7 @@ pub mod conformance;
 pub mod datagram;
 pub mod loopback;
 pub mod paths;
+mod retry;
 mod rings;
 pub mod tcp;
 mod timer;

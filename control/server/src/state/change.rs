@@ -110,7 +110,6 @@ impl State {
             communicator.aggregation = pending.aggregation;
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
-            self.note_rates(now);
             self.active_changed();
             self.want_plan(Trigger::Communicators);
         }
@@ -176,7 +175,6 @@ impl State {
         if moved {
             self.note_plan_changed(now, id);
         }
-        self.note_rates(now);
         self.active_changed();
         self.want_plan(Trigger::Settled);
     }

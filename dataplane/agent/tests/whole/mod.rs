@@ -1,13 +1,16 @@
 //! Whole agents with control over TCP, in this process.
 #![allow(dead_code)] // each test uses some of it
 
+#[path = "../settings/mod.rs"]
+mod settings;
+
 use harmonaize_agent::config::{Config, Rdma};
 use harmonaize_agent::run::run_on;
 use harmonaize_agent::session::{NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_client::Secret;
-use harmonaize_planner::Topology;
 use harmonaize_server::{Server, state};
 use harmonaize_verbs::Devices;
+use settings::settings;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -31,24 +34,7 @@ pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
         format!("[[host]]\nname = \"{host}\"\n[[link]]\nfrom = \"{host}\"\nto = \"s\"\nrate = \"10Gbit/s\"\n")
     };
     let topology = format!("[[switch]]\nname = \"s\"\n{}{}", link("h0"), link("h1"));
-    let settings = state::Settings {
-        topology: Topology::parse(&topology).unwrap(),
-        tenants: vec!["a".to_owned()],
-        join_timeout: LIMIT,
-        prepare_timeout: LIMIT,
-        recovery_timeout: LIMIT,
-        operation_timeout: LIMIT,
-        peer_timeout: LIMIT,
-        paths: 2,
-        source_ports: None,
-        most_ranks: 64,
-        most_communicators: 8,
-        telemetry_interval: Duration::from_secs(1),
-        replan: true,
-        compression: true,
-        direct: Default::default(),
-        terms: Default::default(),
-    };
+    let settings = state::Settings { paths: 2, ..settings(&topology, LIMIT) };
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {
         let listen = "127.0.0.1:0".parse().unwrap();

@@ -1,5 +1,6 @@
 //! The system calls on many datagrams at once, and what they tell beside the bytes.
 
+use crate::retry::retry;
 use socket2::SockAddr;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -268,19 +269,4 @@ unsafe fn said(header: &libc::msghdr) -> (Option<usize>, Option<u32>) {
         at = unsafe { libc::CMSG_NXTHDR(header, at) };
     }
     (cut, overrun)
-}
-
-/// Calls again while a signal interrupts.
-fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<usize> {
-    loop {
-        match usize::try_from(call()) {
-            Ok(count) => return Ok(count),
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-        }
-    }
 }

@@ -1,5 +1,6 @@
 //! The system calls that take raw memory, and random bytes.
 
+use crate::retry::retry;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -77,19 +78,4 @@ pub(crate) fn random(bytes: &mut [u8; 32]) -> io::Result<()> {
     // SAFETY: the buffer is borrowed mutably and as long as said; up to 256 bytes come whole (getrandom(2)).
     let got = retry(|| unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) })?;
     if got == bytes.len() { Ok(()) } else { Err(io::Error::other("getrandom came short")) }
-}
-
-/// Calls again while a signal interrupts.
-fn retry(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
-    loop {
-        match usize::try_from(call()) {
-            Ok(count) => return Ok(count),
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-        }
-    }
 }

@@ -103,6 +103,21 @@ fn round(server: &mut Server, hosts: &mut [Host], now: Duration) -> (usize, Opti
     (done, ended)
 }
 
+/// Workers of the first communicator that have got a sum, and since when.
+fn served(server: &mut Server) -> (Vec<Host>, Instant) {
+    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
+    let begun = Instant::now();
+    for host in &mut hosts {
+        host.worker.begin(Duration::ZERO, 1);
+        host.worker.submit(0, 1000);
+    }
+    let mut done = 0;
+    while done < usize::from(WORKERS) {
+        done += round(server, &mut hosts, begun.elapsed()).0;
+    }
+    (hosts, begun)
+}
+
 #[test]
 fn workers_get_their_sums_whatever_strangers_send() {
     let mut server = server(7);
@@ -142,16 +157,7 @@ fn workers_get_their_sums_whatever_strangers_send() {
 fn a_new_start_tells_workers_of_an_earlier_one_that_their_session_is_lost() {
     let mut old = server(7);
     old.grant(told(1, "a", 1)).unwrap();
-    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
-    let begun = Instant::now();
-    for host in &mut hosts {
-        host.worker.begin(Duration::ZERO, 1);
-        host.worker.submit(0, 1000);
-    }
-    let mut done = 0;
-    while done < usize::from(WORKERS) {
-        done += round(&mut old, &mut hosts, begun.elapsed()).0;
-    }
+    let (mut hosts, begun) = served(&mut old);
     drop(old);
     let mut new = server(8);
     new.grant(told(1, "a", 1)).unwrap();
@@ -170,16 +176,7 @@ fn grants_are_answered_again_or_refused_and_what_ended_is_still_counted() {
     large.grant.share = Share { guaranteed: 65, most: 65, ..large.grant.share };
     assert!(server.grant(large).unwrap_err().contains("to be guaranteed"));
     server.grant(told(3, "b", 1)).unwrap();
-    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
-    let begun = Instant::now();
-    for host in &mut hosts {
-        host.worker.begin(Duration::ZERO, 1);
-        host.worker.submit(0, 1000);
-    }
-    let mut done = 0;
-    while done < usize::from(WORKERS) {
-        done += round(&mut server, &mut hosts, begun.elapsed()).0;
-    }
+    served(&mut server);
     let before = server.read();
     server.revoke(1);
     server.revoke(99);

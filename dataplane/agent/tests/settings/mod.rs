@@ -1,0 +1,27 @@
+//! What control's operator decided, for tests of agents: everything has as long as it takes.
+
+use harmonaize_planner::Topology;
+use harmonaize_server::state;
+use std::time::Duration;
+
+/// One tenant, `a`, on hosts and links of this topology file, and all times this long.
+pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
+    state::Settings {
+        topology: Topology::parse(topology).unwrap(),
+        tenants: vec!["a".to_owned()],
+        join_timeout: limit,
+        prepare_timeout: limit,
+        recovery_timeout: limit,
+        operation_timeout: limit,
+        peer_timeout: limit,
+        paths: 1,
+        source_ports: None,
+        most_ranks: 64,
+        most_communicators: 8,
+        telemetry_interval: Duration::from_secs(1),
+        replan: true,
+        compression: true,
+        direct: Default::default(),
+        terms: Default::default(),
+    }
+}
