@@ -6,6 +6,7 @@ use super::handshake::{Hello, Proof, Status};
 use super::link::{Link, Slot};
 use super::path::Path;
 use super::poll::Token;
+use super::silence::Looks;
 use super::{TcpTransport, tune};
 use crate::{DownReason, Event, LinkId};
 use socket2::Socket;
@@ -98,7 +99,7 @@ impl TcpTransport {
             link.pace();
         }
         let paths = link.slots.len() as u16;
-        self.next_tick.get_or_insert_with(|| Instant::now() + self.config.tick());
+        self.looks.get_or_insert_with(|| Looks::begin(Instant::now(), &self.config));
         self.rearm = true;
         sink(id, Event::Up);
         (0..paths).for_each(|number| self.enqueue(id, number));

@@ -16,6 +16,7 @@ mod link;
 mod outbox;
 mod path;
 mod poll;
+mod silence;
 mod sys;
 
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
@@ -26,6 +27,7 @@ use guest::Guest;
 use harmonaize_shm::Span;
 use link::{Link, Slot};
 use poll::{Poll, Ready, Token};
+use silence::Looks;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -92,11 +94,9 @@ impl Config {
         (self.peer_timeout / 10).clamp(Duration::from_millis(10), Duration::from_millis(500))
     }
 
-    /// With how many ticks without a sign of life a peer is gone: as many as fit into its time after the part of a tick in
-    /// which the last one came, but one, since on a busy processor ticks are late.
-    fn quiet_ticks(&self) -> u32 {
-        let ticks = self.peer_timeout.as_nanos() / self.tick().as_nanos().max(1);
-        u32::try_from(ticks).unwrap_or(u32::MAX).saturating_sub(2).max(3)
+    /// With how long a silence a peer is gone: two ticks less than its time, for who looks late.
+    fn quiet(&self) -> Duration {
+        self.peer_timeout.saturating_sub(2 * self.tick())
     }
 }
 
@@ -117,8 +117,8 @@ pub struct TcpTransport {
     queue: VecDeque<(LinkId, u16)>,
     next_link: u64,
     next_serial: u64,
-    /// When signs of life are next looked for, while any link is up.
-    next_tick: Option<Instant>,
+    /// Looks for signs of life, while any link is up.
+    looks: Option<Looks>,
     /// A deadline may have changed.
     rearm: bool,
 }
@@ -150,7 +150,7 @@ impl TcpTransport {
             queue: VecDeque::new(),
             next_link: 1,
             next_serial: 1,
-            next_tick: None,
+            looks: None,
             rearm: false,
         })
     }
@@ -279,7 +279,7 @@ impl TcpTransport {
             }
         }
         self.closing.retain(|closing| closing.deadline > now);
-        if self.next_tick.is_some_and(|tick| tick <= now) {
+        if self.looks.is_some_and(|looks| looks.next <= now) {
             self.tick(now, sink);
         }
         let mut late = Vec::new();
@@ -306,14 +306,21 @@ impl TcpTransport {
 
     /// Looks for signs of life, and gives them.
     fn tick(&mut self, now: Instant, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
-        let limit = self.config.quiet_ticks();
+        let Some(mut looks) = self.looks.take() else { return };
+        let (away, limit) = (looks.look(now, &self.config), self.config.quiet());
+        let mut rest = limit;
         let mut silent = Vec::new();
         let mut up = false;
         for (id, link) in self.links.iter_mut().filter(|(_, link)| link.up) {
             up = true;
             for (number, path) in link.paths() {
-                if !path.ended && path.tick() >= limit {
-                    silent.push(*id);
+                if !path.ended {
+                    let left = limit.saturating_sub(path.tick(now, away));
+                    if left > Duration::ZERO {
+                        rest = rest.min(left);
+                    } else if !path.input_waits() {
+                        silent.push(*id);
+                    }
                 }
                 if !path.in_queue && path.has_work() {
                     path.in_queue = true;
@@ -321,10 +328,8 @@ impl TcpTransport {
                 }
             }
         }
-        // One that is late makes none of the next late; after a long pause, what came meanwhile is read first.
-        let tick = self.config.tick();
-        let next = self.next_tick.map_or(now, |due| due + tick).max(now + tick / 2);
-        self.next_tick = up.then_some(next);
+        looks.again(rest, &self.config);
+        self.looks = up.then_some(looks);
         for id in silent {
             let reason = format!("no sign of life from the peer for {:?}", self.config.peer_timeout);
             self.down(id, DownReason::Network(reason), sink);
@@ -337,7 +342,8 @@ impl TcpTransport {
         let guests = self.guests.iter().flatten().map(|guest| guest.deadline);
         let closing = self.closing.iter().map(|closing| closing.deadline);
         let links = self.links.values().filter_map(Link::next);
-        let next = guests.chain(closing).chain(links).chain(self.paused).chain(self.next_tick).min();
+        let next = guests.chain(closing).chain(links).chain(self.paused);
+        let next = next.chain(self.looks.map(|looks| looks.next)).min();
         self.poll.arm(next);
     }
 }
@@ -483,25 +489,5 @@ impl Transport for TcpTransport {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.poll.as_fd())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_silent_peer_is_gone_within_its_time_and_not_much_before() {
-        for milliseconds in [100, 400, 3_000, 4_000, 5_000, 60_000] {
-            let peer_timeout = Duration::from_millis(milliseconds);
-            let config = Config { peer_timeout, ..Config::new(SocketAddr::from(([127, 0, 0, 1], 0))) };
-            let (tick, ticks) = (config.tick(), config.quiet_ticks());
-            // The last sign came at any moment of the tick before those.
-            let (least, most) = (tick * ticks, tick * (ticks + 1));
-            assert!(
-                most <= peer_timeout && least >= peer_timeout * 3 / 4,
-                "{config:?}: {least:?} to {most:?}"
-            );
-        }
     }
 }

@@ -3,11 +3,13 @@
 use super::inbox::{Inbox, Input};
 use super::outbox::Outbox;
 use super::poll::Ready;
+use super::silence::Silence;
 use crate::rings::Rings;
 use crate::{DownReason, Event};
 use socket2::Socket;
 use std::io;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 /// Frames that a path may deliver before another has its turn.
 const TURN_FRAMES: usize = 64;
@@ -30,9 +32,8 @@ pub(super) struct Path {
     /// Why nothing can be written any more; reading goes on to its end.
     broken: Option<DownReason>,
     /// Since the last tick.
-    read: bool,
     wrote: bool,
-    quiet_ticks: u32,
+    silence: Silence,
 }
 
 /// The reason for an error of a connection.
@@ -58,9 +59,8 @@ impl Path {
             in_queue: false,
             ended: false,
             broken: None,
-            read: false,
             wrote: false,
-            quiet_ticks: 0,
+            silence: Silence::begin(Instant::now()),
         }
     }
 
@@ -132,7 +132,7 @@ impl Path {
         match self.inbox.read(self.socket.as_fd(), rings)? {
             Ok(Input::End) => self.ended = true,
             Ok(input) => {
-                self.read = true;
+                self.silence.broken(Instant::now());
                 self.buffered = true;
                 // After a hang-up there is no further edge: read on to the end of the stream.
                 self.readable = input == Input::More || self.hung_up || self.broken.is_some();
@@ -149,13 +149,39 @@ impl Path {
         Ok(())
     }
 
-    /// A tick has passed: sends a sign of life if nothing else was sent, and counts the ticks without one from the peer.
-    pub(super) fn tick(&mut self) -> u32 {
+    /// A tick has passed: sends a sign of life if nothing else was sent, and says how long the peer has been silent while
+    /// this end was there, which it was not for `away`.
+    pub(super) fn tick(&mut self, now: Instant, away: Duration) -> Duration {
         if !std::mem::take(&mut self.wrote) {
             self.outbox.heartbeat();
         }
-        let heard = std::mem::take(&mut self.read);
-        self.quiet_ticks = if heard { 0 } else { self.quiet_ticks + 1 };
-        self.quiet_ticks
+        self.silence.lasted(now, away)
+    }
+
+    /// Whether there is input that was not read yet; if so, it is read next.
+    pub(super) fn input_waits(&mut self) -> bool {
+        let waits = rustix::io::ioctl_fionread(&self.socket).is_ok_and(|bytes| bytes > 0);
+        self.readable |= waits;
+        waits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn input_that_nobody_has_read_yet_is_a_sign_of_life() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut path = Path::new(stream.into(), 8, 256);
+        path.work(&mut Rings::default(), 1, &mut |_| {}).unwrap();
+        assert!(!path.has_work() && !path.input_waits());
+        peer.write_all(&[0]).unwrap();
+        assert!(path.input_waits() && path.has_work());
     }
 }

@@ -279,3 +279,15 @@ fn a_silent_peer_is_noticed_and_an_idle_one_is_not() {
     }
     scene.still_works();
 }
+
+#[test]
+fn an_end_that_was_away_does_not_take_that_for_its_peers_silence() {
+    let timeout = Duration::from_millis(100);
+    let mut scene = Scene::new(Config { peer_timeout: timeout, ..config() });
+    let end = Instant::now() + 4 * timeout;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+    scene.still_works();
+    assert!(!scene.logs.iter().flatten().any(|(_, seen)| matches!(seen, Seen::Down(_))), "{:?}", scene.logs);
+}
