@@ -355,9 +355,10 @@ fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
 fn aggregator_config(fabric: &Fabric, machine: &Host, setup: &Setup) -> Result<String> {
     let address = machine.addresses.first().with_context(|| format!("{} has no address", machine.name))?;
     Ok(format!(
-        "name = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\n{}\n",
+        "name = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\nmtu = {}\n{}\n",
         machine.name,
         control_address(fabric),
+        fabric.topology().mtu,
         setup.aggregator
     ))
 }

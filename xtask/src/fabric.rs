@@ -20,9 +20,6 @@ use std::time::{Duration, Instant};
 /// Where each fabric has its run folder.
 pub const RUN: &str = "/run/harmonaize-emulation";
 
-/// Largest frame's payload on every link.
-const MTU: u32 = 1500;
-
 /// Ends what runs in the namespaces `$1-*`, removes them and the folder `$2`.
 const SWEEP: &str = r#"
 for path in /run/netns/"$1"-*; do
@@ -288,11 +285,11 @@ impl Fabric {
     fn devices(&self) -> Vec<String> {
         // Each device has an index of its own over all namespaces: where the two ends of a pair had the same, the
         // kernel would take its time to notice the carrier, a second in which a bridge's port drops everything.
-        let mut index = 100;
+        let (mut index, mtu) = (100, self.topology.mtu);
         let mut pair = |a: (&str, &str), b: (&str, &str)| {
             index += 2;
             let end = |(device, space): (&str, &str), index: usize| {
-                format!("name {device} index {index} mtu {MTU} netns {space}")
+                format!("name {device} index {index} mtu {mtu} netns {space}")
             };
             format!("link add {} type veth peer {}", end(a, index), end(b, index + 1))
         };
@@ -465,6 +462,8 @@ fn settle(namespace: &Namespace, forwards: bool, node: usize) -> Result<()> {
             ("ipv4/fib_multipath_hash_seed", &seed),
             ("ipv4/icmp_msgs_per_sec", "100000"),
             ("ipv4/icmp_msgs_burst", "10000"),
+            // A switch asks no firewall of its machine.
+            ("bridge/bridge-nf-call-iptables", "0"),
         ];
         for (file, value) in sparse {
             if path.join(file).exists() {

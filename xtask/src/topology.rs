@@ -111,9 +111,14 @@ pub struct Topology {
     pub nodes: Vec<Node>,
     /// Links between them.
     pub links: Vec<Link>,
+    /// What a frame carries on every link, bytes.
+    pub mtu: u32,
     /// The text that they were read from, for control.
     pub text: String,
 }
+
+/// What a frame of Ethernet carries where nothing else is said.
+const MTU: u32 = 1500;
 
 impl Topology {
     /// Reads control's topology file.
@@ -147,7 +152,7 @@ impl Topology {
             rate: aggregator.rate.0,
             delay: aggregator.delay.into(),
         });
-        Ok(Self { nodes, links: links.chain(own).collect(), text: text.to_owned() })
+        Ok(Self { nodes, links: links.chain(own).collect(), mtu: MTU, text: text.to_owned() })
     }
 
     /// The indices of the hosts.

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // a measurement of its own inputs
 
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
-use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, PayloadDigest, seal};
+use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, Sealed, seal};
 use harmonaize_aggregator::{Aggregator, Form, Grant, Key, Pool, Share, To};
 use harmonaize_kernels::reduce;
 use std::hint::black_box;
@@ -49,7 +49,7 @@ fn packet(kind: Kind, worker: u16, chunk: u64, payload: &[u8]) -> Vec<u8> {
         window: 0,
         note: 0,
     };
-    seal(&header, &Key::derive(&SECRET, 1, worker), &PayloadDigest::of(payload), &mut packet);
+    seal(&header, &Key::derive(&SECRET, 1, worker), &mut packet);
     packet
 }
 
@@ -70,6 +70,7 @@ fn main() {
             .flat_map(|chunk| (0..WORKERS).map(move |worker| (chunk, worker)))
             .map(|(chunk, worker)| packet(Kind::Contribution, worker, chunk, &payload))
             .collect();
+        let keys: Vec<Key> = (0..WORKERS).map(|worker| Key::derive(&SECRET, 1, worker)).collect();
         let begin = packet(Kind::Begin, 0, 0, &[]);
         let long = vec![1.0_f32; PARTS / 8];
         let mut sum = vec![0.0_f32; PARTS / 8];
@@ -103,8 +104,10 @@ fn main() {
                     }
                 }),
                 timed(|| {
-                    for packet in &packets {
-                        black_box(PayloadDigest::of(&packet[HEADER_BYTES..]));
+                    for (at, packet) in packets.iter().enumerate() {
+                        black_box(
+                            Sealed::read(packet).unwrap().open(&keys[at % usize::from(WORKERS)]).is_ok(),
+                        );
                     }
                 }),
                 timed(|| {

@@ -3,7 +3,7 @@
 
 use crate::Pool;
 use crate::aggregator::{Counters, Grant, Outbox, To};
-use crate::packet::{HEADER_BYTES, Header, Key, Kind, PayloadDigest, seal};
+use crate::packet::{HEADER_BYTES, Header, Key, Kind, seal};
 use std::time::Duration;
 
 mod parent;
@@ -38,8 +38,8 @@ struct Entry {
     /// Hosts whose parts are in the sum.
     count: u16,
     since: Duration,
-    sent_up: Duration,
-    digest: Option<PayloadDigest>,
+    /// When it last went to the parent.
+    sent_up: Option<Duration>,
 }
 
 const FREE: Entry = Entry {
@@ -50,8 +50,7 @@ const FREE: Entry = Entry {
     seen: 0,
     count: 0,
     since: Duration::ZERO,
-    sent_up: Duration::ZERO,
-    digest: None,
+    sent_up: None,
 };
 
 struct Member {
@@ -312,7 +311,7 @@ impl Communicator {
         for unit in self.units_of(chunk) {
             pool.give_back(self.grant.communicator, *unit);
         }
-        self.set(Entry { stage: Stage::Free, digest: None, ..entry });
+        self.set(Entry { stage: Stage::Free, ..entry });
     }
 
     /// Forgets the session.
@@ -350,7 +349,7 @@ impl Communicator {
         self.settle(pool);
     }
 
-    /// Cost: a copy of the part for the first, one pass of the sum for each other; for the last, a digest and a tag a worker.
+    /// Cost: a copy of the part for the first, one pass of the sum for each other; for the last, a tag a worker.
     fn part(
         &mut self,
         now: Duration,
@@ -434,7 +433,7 @@ impl Communicator {
         let place = self.place(chunk) * self.words;
         self.bits.iter_mut().skip(place).take(self.words).for_each(|word| *word = 0);
         self.top = self.top.max(chunk + 1);
-        let entry = Entry { stage: Stage::Filling, chunk, elements, bytes, since: now, sent_up: now, ..FREE };
+        let entry = Entry { stage: Stage::Filling, chunk, elements, bytes, since: now, ..FREE };
         self.set(entry);
         Some(entry)
     }
@@ -484,9 +483,6 @@ impl Communicator {
 
     /// The sum is there: to all workers.
     fn finish(&mut self, incarnation: u64, mut entry: Entry, pool: &mut Pool, out: &mut impl Outbox) {
-        let bytes = self.grant.form.sum_bytes(entry.elements).unwrap_or_default();
-        let sum = pool.unit(self.unit_of(entry.chunk, 0)).get(HEADER_BYTES..HEADER_BYTES + bytes);
-        entry.digest = Some(PayloadDigest::of(sum.unwrap_or_default()));
         entry.stage = Stage::Done;
         self.set(entry);
         for worker in 0..self.grant.workers {
@@ -519,9 +515,9 @@ impl Communicator {
             note: 0,
         };
         let unit = pool.unit_mut(self.unit_of(entry.chunk, 0));
-        let (Some(key), Some(digest)) = (self.key(worker), &entry.digest) else { return };
+        let Some(key) = self.key(worker) else { return };
         if let Some(packet) = unit.get_mut(..HEADER_BYTES + bytes) {
-            seal(&header, key, digest, packet);
+            seal(&header, key, packet);
             self.counters.sent += 1;
             out.send(To::Worker { communicator: self.grant.communicator, worker }, packet);
         }
@@ -578,7 +574,7 @@ impl Communicator {
         let Some(key) = self.key(to.worker) else { return };
         let mut packet = [0; HEADER_BYTES];
         let header = Header { kind, count, incarnation, window, note, had, ..*to };
-        seal(&header, key, &PayloadDigest::of(&[]), &mut packet);
+        seal(&header, key, &mut packet);
         self.counters.sent += 1;
         out.send(To::Worker { communicator: self.grant.communicator, worker: to.worker }, &packet);
     }

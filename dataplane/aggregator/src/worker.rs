@@ -1,7 +1,7 @@
 //! The worker: a host's side. Segments in; packets out and in; sums written, and at the end of a session the reason why.
 
 use crate::Form;
-use crate::packet::{HEADER_BYTES, Header, Key, Kind, PayloadDigest, Sealed, seal};
+use crate::packet::{HEADER_BYTES, Header, Key, Kind, Sealed, seal};
 use crate::round_trip::RoundTrip;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -390,13 +390,12 @@ impl Worker {
         let packet = packet.get_mut(..HEADER_BYTES + bytes)?;
         let payload = packet.get_mut(HEADER_BYTES..)?;
         tensors.read(flight.segment, flight.offset, flight.elements, payload);
-        let digest = PayloadDigest::of(payload);
         flight.sent = now;
         flight.due = now + self.round_trip.retry(flight.attempts);
         flight.attempts += 1;
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);
-        self.seal(Kind::Contribution, incarnation, chunk, 0, &digest, packet);
+        self.seal(Kind::Contribution, incarnation, chunk, 0, packet);
         Some(HEADER_BYTES + bytes)
     }
 
@@ -409,19 +408,11 @@ impl Worker {
         packet: &mut [u8],
     ) -> Option<usize> {
         let packet = packet.get_mut(..HEADER_BYTES)?;
-        self.seal(kind, incarnation, chunk, note, &PayloadDigest::of(&[]), packet);
+        self.seal(kind, incarnation, chunk, note, packet);
         Some(HEADER_BYTES)
     }
 
-    fn seal(
-        &mut self,
-        kind: Kind,
-        incarnation: u64,
-        chunk: u64,
-        note: u8,
-        digest: &PayloadDigest,
-        packet: &mut [u8],
-    ) {
+    fn seal(&mut self, kind: Kind, incarnation: u64, chunk: u64, note: u8, packet: &mut [u8]) {
         self.sequence += 1;
         self.told = self.had;
         self.counters.sent += 1;
@@ -438,7 +429,7 @@ impl Worker {
             window: 0,
             note,
         };
-        seal(&header, &self.config.key, digest, packet);
+        seal(&header, &self.config.key, packet);
     }
 
     /// Takes any bytes that came from the network.

@@ -77,6 +77,29 @@ fn datagrams_are_whole_and_of_their_sender() {
 }
 
 #[test]
+fn what_goes_to_several_in_turns_leaves_as_a_message_each() {
+    let config = DatagramConfig { batch: 64, together: 16, ..DatagramConfig::default() };
+    let mut from = bound("127.0.0.1:0", config);
+    let mut to: Vec<Datagrams> = (0..4).map(|_| bound("127.0.0.1:0", config)).collect();
+    for number in 0..64 {
+        assert!(send(&mut from, to[number as usize % 4].local_address(), &datagram(number, 1000)));
+    }
+    assert!(from.flush());
+    let messages = if from.cuts() { 4 } else { 64 };
+    assert_eq!((from.counters().sent, from.counters().messages), (64, messages));
+    for (at, end) in to.iter_mut().enumerate() {
+        let (mut next, deadline) = (at as u32, Instant::now() + PATIENCE);
+        while next < 64 && Instant::now() < deadline && readable(end) {
+            end.receive(&mut |_, bytes| {
+                assert_eq!(bytes, datagram(next, 1000), "each in order, to whom it was for");
+                next += 4;
+            });
+        }
+        assert_eq!(next, 64 + at as u32);
+    }
+}
+
+#[test]
 fn what_is_too_long_is_dropped_and_counted() {
     let mut end = bound("127.0.0.1:0", DatagramConfig { bytes: 100, ..DatagramConfig::default() });
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -4,7 +4,7 @@
 use super::lab::{Lab, Measured};
 use super::part::{self, Outcome, Part};
 use super::row::{Better, Case, Row, median};
-use crate::topology::star_with_aggregator;
+use crate::topology::{Topology, star_with_aggregator};
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -24,7 +24,7 @@ pub struct Effort {
     pub turn: u64,
     /// Bytes of a large operation.
     pub large: u64,
-    /// Parts alone: core, large, small; all if empty.
+    /// Parts alone: core, large, eight, small; all if empty.
     pub only: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ struct Suite {
     stop: Arc<AtomicBool>,
 }
 
-const PARTS: &[Part<Suite>] = &[("core", core), ("large", large), ("small", small)];
+const PARTS: &[Part<Suite>] = &[("core", core), ("large", large), ("eight", eight), ("small", small)];
 
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
@@ -98,65 +98,148 @@ fn core(suite: &Suite) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// 4 hosts at 1 Gbit/s, a large operation.
+/// A star of hosts and an aggregator whose link is as wide as all of theirs.
+#[derive(Debug, Clone, Copy)]
+struct Star {
+    hosts: usize,
+    /// Of each host's link, Mbit/s.
+    rate: u64,
+    /// Of each host's link, as topology files have it.
+    delay: &'static str,
+    /// What a frame carries.
+    mtu: u32,
+}
+
+/// What frames carry between hosts that move tensors, and what they carry elsewhere.
+const JUMBO: u32 = 9000;
+const PLAIN: u32 = 1500;
+/// Hosts' rates that are tried, Mbit/s, and what of the processors an operation may take at the one that counts.
+const RATES: [u64; 4] = [1000, 500, 250, 125];
+const BUSY: f64 = 0.6;
+
+/// 4 hosts at 1 Gbit/s, a large operation; with frames of both sizes.
 fn large(suite: &Suite) -> Result<Vec<Row>> {
-    against_hosts(suite, 4, "0us", &[(suite.effort.large, 1.42)])
-}
-
-/// 8 hosts at 1 Gbit/s, half a millisecond on each host's link and none at the aggregator.
-fn small(suite: &Suite) -> Result<Vec<Row>> {
-    against_hosts(suite, 8, "500us", &[(24 << 10, 1.4), (4 << 10, 1.0)])
-}
-
-/// Operations of these sizes where there is an aggregator, against the same hosts without; each size with its bar.
-fn against_hosts(suite: &Suite, hosts: usize, delay: &str, sizes: &[(u64, f64)]) -> Result<Vec<Row>> {
-    let topology = star_with_aggregator(hosts, 1000, delay);
-    let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
-    let by_aggregator = suite.times(&topology, hosts, sizes, true)?;
-    let by_hosts = suite.times(alone, hosts, sizes, false)?;
     let mut rows = Vec::new();
-    for (size, bar) in sizes {
-        let of = |measured: &[Measured]| {
-            let found = measured.iter().find(|measured| measured.bytes == *size);
-            found.map(|found| found.times_us.clone()).with_context(|| format!("no figure for {size} bytes"))
-        };
-        let case = Case {
-            suite: "aggregation",
-            case: format!("allreduce f32, {hosts} hosts, 1 Gbit/s, {delay} a link: us"),
-            size: *size,
-            ranks: hosts,
-            better: Better::Less,
-            bar: 1.0 / bar,
-        };
-        rows.push(case.compare(&of(&by_aggregator)?, &of(&by_hosts)?, "the same by the hosts alone"));
+    for mtu in [JUMBO, PLAIN] {
+        let star = Star { hosts: 4, rate: RATES[0], delay: "0us", mtu };
+        rows.extend(suite.against_hosts(star, &[(suite.effort.large, 1.42)])?.0);
     }
     Ok(rows)
 }
 
+/// 8 hosts, a large operation, at the highest rate at which processors have time to spare.
+fn eight(suite: &Suite) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for rate in RATES {
+        let star = Star { hosts: 8, rate, delay: "0us", mtu: JUMBO };
+        let busy;
+        (rows, busy) = suite.against_hosts(star, &[(suite.effort.large, 1.6)])?;
+        if busy < BUSY {
+            break;
+        }
+    }
+    Ok(rows)
+}
+
+/// 8 hosts at 1 Gbit/s, half a millisecond on each host's link and none at the aggregator.
+fn small(suite: &Suite) -> Result<Vec<Row>> {
+    let star = Star { hosts: 8, rate: RATES[0], delay: "500us", mtu: PLAIN };
+    Ok(suite.against_hosts(star, &[(24 << 10, 1.4), (4 << 10, 1.0)])?.0)
+}
+
+/// Operations' times, and what of the processors they took at most.
+struct Timed {
+    measured: Vec<Measured>,
+    busy: f64,
+}
+
+impl Timed {
+    fn of(&self, size: u64) -> Result<Vec<f64>> {
+        let found = self.measured.iter().find(|measured| measured.bytes == size);
+        found.map(|found| found.times_us.clone()).with_context(|| format!("no figure for {size} bytes"))
+    }
+}
+
+/// Seconds that all processors of this machine were busy since it started (proc(5), /proc/stat: user, nice, system, then idle and
+/// waiting, then interrupts, soft ones, and what others took), in ticks of a hundredth.
+fn busy() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
+    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>().context("/proc/stat")?;
+    let idle: f64 = ticks.iter().skip(3).take(2).sum();
+    Ok((ticks.iter().sum::<f64>() - idle) / 100.0)
+}
+
 impl Suite {
+    /// Operations of these sizes where there is an aggregator, against the same hosts without; each size with its bar. And what of
+    /// the processors they took with it.
+    fn against_hosts(&self, star: Star, sizes: &[(u64, f64)]) -> Result<(Vec<Row>, f64)> {
+        let Star { hosts, rate, delay, mtu } = star;
+        let topology = star_with_aggregator(hosts, rate, delay);
+        let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
+        let by_aggregator = self.times(&topology, star, sizes, true)?;
+        let by_hosts = self.times(alone, star, sizes, false)?;
+        let name = format!("{hosts} hosts, {rate} Mbit/s, {delay} a link, frames of {mtu}");
+        eprintln!(
+            "{name}: processors busy for at most {:.0}% of the time by the aggregator, {:.0}% by the hosts",
+            100.0 * by_aggregator.busy,
+            100.0 * by_hosts.busy
+        );
+        let mut rows = Vec::new();
+        for (size, bar) in sizes {
+            let case = Case {
+                suite: "aggregation",
+                case: format!("allreduce f32, {name}: us"),
+                size: *size,
+                ranks: hosts,
+                better: Better::Less,
+                bar: 1.0 / bar,
+            };
+            rows.push(case.compare(
+                &by_aggregator.of(*size)?,
+                &by_hosts.of(*size)?,
+                "the same by the hosts alone",
+            ));
+        }
+        Ok((rows, by_aggregator.busy))
+    }
+
     /// Times of operations on a fabric; an error where an aggregator that is there has summed nothing.
-    fn times(
-        &self,
-        topology: &str,
-        hosts: usize,
-        sizes: &[(u64, f64)],
-        aggregated: bool,
-    ) -> Result<Vec<Measured>> {
+    fn times(&self, topology: &str, star: Star, sizes: &[(u64, f64)], aggregated: bool) -> Result<Timed> {
+        let topology = Topology { mtu: star.mtu, ..Topology::parse(topology)? };
         let mut lab = Lab::on(topology, self.binaries.clone(), Arc::clone(&self.stop), |setup| setup)?;
         let list = sizes.iter().map(|(size, _)| size.to_string()).collect::<Vec<_>>().join(",");
-        let iterations = (4 * self.effort.rounds).to_string();
-        let everyone: Vec<usize> = (0..hosts).collect();
-        let arguments =
-            ["--collective", "allreduce", "--bytes", &list, "--warmup", "2", "--iterations", &iterations];
+        let (warmup, iterations) = (2, 4 * self.effort.rounds);
+        let counts = [warmup.to_string(), iterations.to_string()];
+        let everyone: Vec<usize> = (0..star.hosts).collect();
+        let arguments = [
+            "--collective",
+            "allreduce",
+            "--bytes",
+            &list,
+            "--warmup",
+            &counts[0],
+            "--iterations",
+            &counts[1],
+        ];
+        let before = busy()?;
         let measured = lab.ours(&everyone, &arguments)?;
+        // With the tenants' beginning and end, over the operations' time alone: it was no more.
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
+        let each = (warmup + iterations) as f64;
+        let took =
+            measured.iter().map(|one| each * median(&one.times_us).unwrap_or_default() / 1e6).sum::<f64>();
+        let busy = (busy()? - before) / cores / took.max(f64::MIN_POSITIVE);
         if aggregated {
-            lab.deployment().wait_until("the aggregator has summed nothing", |this| {
+            let tenants = lab.deployment().wait_until("the aggregator has summed nothing", |this| {
                 let fabric = this.ask(&["topology"])?;
-                let tenants = fabric.pointer("/aggregators/0/report/tenants").and_then(Value::as_array);
+                let tenants = fabric.pointer("/aggregators/0/report/tenants").cloned();
                 let sums = |tenant: &Value| tenant.get("sums").and_then(Value::as_u64).unwrap_or(0);
-                Ok(tenants.is_some_and(|tenants| tenants.iter().any(|tenant| sums(tenant) > 0)).then_some(()))
+                let all = tenants.as_ref().and_then(Value::as_array);
+                Ok(all.is_some_and(|all| all.iter().any(|tenant| sums(tenant) > 0)).then_some(tenants))
             })?;
+            eprintln!("the aggregator's counts: {}", tenants.unwrap_or_default());
         }
-        Ok(measured)
+        Ok(Timed { measured, busy })
     }
 }

@@ -13,7 +13,7 @@ use super::lab::Lab;
 use super::part::{self, Outcome, Part};
 use super::row::{Better, Case};
 use crate::plans::{self, Plan};
-use crate::topology::racks_and_strangers;
+use crate::topology::{Topology, racks_and_strangers};
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, bail};
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl Suite {
     fn lab(&self, control: &str) -> Result<Lab> {
         let rate = format!("{}Mbit/s", RATE / 1_000_000);
         let topology = racks_and_strangers(RACKS, HOSTS_A_RACK, SPINES, &rate);
-        Lab::on(&topology, self.binaries.clone(), Arc::clone(&self.stop), |mut setup| {
+        Lab::on(Topology::parse(&topology)?, self.binaries.clone(), Arc::clone(&self.stop), |mut setup| {
             setup.strangers = RACKS;
             setup.control += control;
             setup.measure(&rate);

@@ -62,12 +62,12 @@ impl Lab {
         stop: Arc<AtomicBool>,
         settings: impl FnOnce(Setup) -> Setup,
     ) -> Result<Self> {
-        Self::on(&topology::star(hosts, rate), binaries, stop, settings)
+        Self::on(Topology::parse(&topology::star(hosts, rate))?, binaries, stop, settings)
     }
 
-    /// On the fabric of a topology file.
+    /// On the fabric of a topology.
     pub fn on(
-        topology: &str,
+        topology: Topology,
         binaries: Binaries,
         stop: Arc<AtomicBool>,
         settings: impl FnOnce(Setup) -> Setup,
@@ -80,7 +80,7 @@ impl Lab {
             &["bursts", "coded", "collective", "direct", "flows", "replay", "rhythm", "stream"],
         )?;
         let tenant = Tenant { name: "a".to_owned(), user: 3001 };
-        let fabric = Fabric::build(&Topology::parse(topology)?)?;
+        let fabric = Fabric::build(&topology)?;
         let setup = settings(Setup::new(binaries, std::slice::from_ref(&tenant)));
         let tenants = setup.tenants.clone();
         let deployment = Deployment::start(fabric, setup)?;

@@ -5,7 +5,7 @@ use super::lab::{Lab, Measured};
 use super::part::Outcome;
 use super::row::{Better, Case, Row, median};
 use crate::deployment::Tenant;
-use crate::topology::star;
+use crate::topology::{Topology, star};
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome
 
 fn measure(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Vec<Row>> {
     let topology = star(RANKS, "1Gbit/s").replace("\"1Gbit/s\"\n", "\"1Gbit/s\"\ndelay = \"0.5ms\"\n");
-    let mut lab = Lab::on(&topology, binaries, stop, |mut setup| {
+    let mut lab = Lab::on(Topology::parse(&topology)?, binaries, stop, |mut setup| {
         setup.control += "direct = { ring = \"never\", one = \"one-shot\", two = \"two-shot\" }\n";
         let more = ["ring", "one", "two"].iter().zip(3002..);
         setup.tenants.extend(more.map(|(name, user)| Tenant { name: (*name).to_owned(), user }));

@@ -1,7 +1,7 @@
 //! What one core of this machine does as an aggregator: packets taken, believed, added, and as many sent.
 
 use harmonaize_abi::{Dtype, ReduceOp};
-use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, PayloadDigest, seal};
+use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, seal};
 use harmonaize_aggregator::{Aggregator, Form, Grant, Key, Pool, Share, To};
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -86,7 +86,7 @@ fn packet(kind: Kind, worker: u16, session: u64, chunk: u64, payload: &[u8]) -> 
         window: 0,
         note: 0,
     };
-    seal(&header, &Key::derive(&SECRET, 1, worker), &PayloadDigest::of(payload), &mut packet);
+    seal(&header, &Key::derive(&SECRET, 1, worker), &mut packet);
     packet
 }
 

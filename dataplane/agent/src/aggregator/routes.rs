@@ -70,7 +70,7 @@ impl Routes {
 mod tests {
     use super::*;
     use harmonaize_aggregator::Key;
-    use harmonaize_aggregator::packet::{HEADER_BYTES, Header, PayloadDigest, seal};
+    use harmonaize_aggregator::packet::{HEADER_BYTES, Header, seal};
 
     fn packet(kind: Kind, worker: u16, session: u64) -> Vec<u8> {
         let payload = if kind == Kind::Result { 4 } else { 0 };
@@ -88,7 +88,7 @@ mod tests {
             window: 4,
             note: 1,
         };
-        seal(&header, &Key::new(&[0; 32]), &PayloadDigest::of(&[0; 4]), &mut packet);
+        seal(&header, &Key::new(&[0; 32]), &mut packet);
         packet
     }
 

@@ -3,7 +3,7 @@
 use super::{Communicator, Entry, Stage};
 use crate::Pool;
 use crate::aggregator::{Outbox, Parent, To};
-use crate::packet::{HEADER_BYTES, Header, Key, Kind, PayloadDigest, seal};
+use crate::packet::{HEADER_BYTES, Header, Key, Kind, seal};
 use std::time::Duration;
 
 /// This communicator as a worker of the aggregator above.
@@ -92,16 +92,14 @@ impl Communicator {
         pool: &mut Pool,
         out: &mut impl Outbox,
     ) {
-        let soon = self.up.as_ref().is_none_or(|up| now.saturating_sub(entry.sent_up) < up.parent.again);
-        if soon && entry.digest.is_some() {
+        let soon = |sent| self.up.as_ref().is_none_or(|up| now.saturating_sub(sent) < up.parent.again);
+        if entry.sent_up.is_some_and(soon) {
             return;
         }
-        entry.sent_up = now;
+        let again = entry.sent_up.replace(now).is_some();
         let unit = self.unit_of(entry.chunk, 0);
         let mut memory = pool.lift(unit);
         if let Some(packet) = memory.get_mut(..HEADER_BYTES + entry.bytes) {
-            let again = entry.digest.is_some();
-            entry.digest = packet.get(HEADER_BYTES..).map(PayloadDigest::of);
             self.climb(now, Kind::Contribution, again, entry.chunk, entry.count, packet, out);
         }
         pool.put(unit, memory);
@@ -139,8 +137,7 @@ impl Communicator {
             window: 0,
             note: 0,
         };
-        let digest = PayloadDigest::of(packet.get(HEADER_BYTES..).unwrap_or_default());
-        seal(&header, &up.parent.key, &digest, packet);
+        seal(&header, &up.parent.key, packet);
         self.counters.sent += 1;
         out.send(To::Parent { communicator: self.grant.communicator }, packet);
     }

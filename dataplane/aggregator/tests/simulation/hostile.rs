@@ -2,14 +2,14 @@
 
 use super::world::{COMMUNICATOR, Place, World, key_of};
 use harmonaize_aggregator::Key;
-use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, MAX_PAYLOAD, PayloadDigest, seal};
+use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, MAX_PAYLOAD, seal};
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 
 pub(crate) fn sealed(header: &Header, key: &Key, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0; HEADER_BYTES];
     packet.extend_from_slice(payload);
-    seal(header, key, &PayloadDigest::of(payload), &mut packet);
+    seal(header, key, &mut packet);
     packet
 }
 

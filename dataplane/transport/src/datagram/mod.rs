@@ -1,9 +1,10 @@
 //! Datagrams over UDP in batches: what aggregation on the way sends and receives, at both of its ends.
 //!
-//! One socket, without threads or queues of its own but a batch to be sent. Neighbours in the batch of the same length to the same
-//! address leave as one message that the kernel or the device cuts (UDP_SEGMENT), and what arrives together is taken in together
-//! (UDP_GRO); where the kernel has neither, they go one by one. Nothing is allocated after [`Datagrams::bind`]. Datagrams are lost,
-//! doubled and overtaken as in any network, and no error of one of them is the socket's end.
+//! One socket, without threads or queues of its own but a batch to be sent. What goes to the same address leaves in its order and, where
+//! it is of the same length, as one message that the kernel or the device cuts (UDP_SEGMENT); what arrives together is taken in
+//! together (UDP_GRO): a message is most of what a datagram costs. Where the kernel has neither, they go one by one. Nothing is
+//! allocated after [`Datagrams::bind`]. Datagrams are lost, doubled and overtaken as in any network, and no error of one of them is
+//! the socket's end.
 
 mod sys;
 
@@ -48,6 +49,8 @@ impl Default for DatagramConfig {
 pub struct DatagramCounters {
     /// Datagrams that the kernel took.
     pub sent: u64,
+    /// Messages in which they left, of one or more.
+    pub messages: u64,
     /// Datagrams that it refused: no way to the address, a firewall, no memory, too long.
     pub unsent: u64,
     /// Datagrams that arrived.
@@ -63,6 +66,8 @@ pub struct DatagramCounters {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     to: SocketAddr,
+    /// Its bytes lie in `out` at this place times the most bytes.
+    place: usize,
     bytes: usize,
 }
 
@@ -72,7 +77,6 @@ pub struct Datagrams {
     socket: Socket,
     address: SocketAddr,
     config: DatagramConfig,
-    /// Of each datagram that waits, in order; its bytes lie in `out` at its place times the most bytes.
     waiting: Vec<Waiting>,
     /// Of these, how many are sent.
     done: usize,
@@ -157,11 +161,12 @@ impl Datagrams {
         if self.waiting.len() == self.config.batch && !self.flush() {
             return false;
         }
-        let at = self.waiting.len() * self.config.bytes;
+        let place = self.waiting.len();
+        let at = place * self.config.bytes;
         let Some(room) = self.out.get_mut(at..at + self.config.bytes) else { return false };
         match write(room) {
             Some((to, bytes)) if bytes <= self.config.bytes => {
-                self.waiting.push(Waiting { to, bytes });
+                self.waiting.push(Waiting { to, place, bytes });
                 true
             }
             Some(_) => {
@@ -181,6 +186,7 @@ impl Datagrams {
                     self.counters.calls += 1;
                     let datagrams: usize = self.calls.datagrams(messages);
                     self.counters.sent += datagrams as u64;
+                    self.counters.messages += messages as u64;
                     self.done += datagrams;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
@@ -193,12 +199,18 @@ impl Datagrams {
     }
 
     /// Describes what waits to the kernel: a message for each run of datagrams that can leave together.
+    ///
+    /// Cost: a sort of the batch, which is sorted already where it has one address.
     fn gather(&mut self) {
         self.calls.clear();
         let bytes = self.config.bytes;
+        if let Some(left) = self.waiting.get_mut(self.done..).filter(|_| self.cuts) {
+            left.sort_unstable_by_key(|one| (one.to, one.place));
+        }
         let mut run: Option<(Waiting, usize)> = None;
-        for (at, one) in self.waiting.iter().enumerate().skip(self.done) {
-            let Some(piece) = self.out.get(at * bytes..at * bytes + one.bytes) else { return };
+        for one in self.waiting.iter().skip(self.done) {
+            let at = one.place * bytes;
+            let Some(piece) = self.out.get(at..at + one.bytes) else { return };
             // The last of a message may be shorter than the others.
             let joins = run.filter(|(first, count)| {
                 self.cuts
