@@ -1,14 +1,16 @@
 //! What goes wrong costs its own communicator a clear error within a bounded time, and nobody else anything.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_client::{Access, Client, Dtype, Error, JoinRefusal, Rank, ReduceOp, Status};
+use harmonaize_client::{
+    Access, Client, Dtype, Error, EventKind, JoinRefusal, Rank, ReduceOp, RegroupOptions, Status,
+};
 use harmonaize_tests::job::{Worker, deploy, options, run, sockets};
 use harmonaize_tests::{STEP, star};
 use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use xtask::deployment::{Deployment, Setup};
+use xtask::deployment::Setup;
 
 /// Times short enough for a test.
 fn impatient(setup: &mut Setup) {
@@ -16,15 +18,13 @@ fn impatient(setup: &mut Setup) {
     setup.agent = "peer_timeout = \"1s\"\n".into();
 }
 
-/// While `scenario` runs for tenant `a`, tenant `b` keeps computing on the hosts that `undisturbed` names; all of it right.
-fn beside_others(deployment: &Deployment, undisturbed: &[usize], scenario: impl FnOnce()) {
+/// While `scenario` runs for tenant `a`, tenant `b` keeps computing through these sockets of its; all of it right.
+fn beside_others(undisturbed: &[PathBuf], scenario: impl FnOnce()) {
     let over = AtomicBool::new(false);
-    let all = sockets(deployment, "b");
-    let hosts: Vec<PathBuf> = undisturbed.iter().map(|&host| all[host].clone()).collect();
     std::thread::scope(|scope| {
         let others = scope.spawn(|| {
             run(
-                &hosts,
+                undisturbed,
                 "bystanders",
                 1,
                 |_| Access::Mapped,
@@ -69,7 +69,7 @@ fn downcast(error: &anyhow::Error) -> &Error {
 #[test]
 fn ranks_that_call_different_things_are_told_who_called_what() {
     let Some(deployment) = deploy(&star(3, "10Gbit/s"), impatient) else { return };
-    beside_others(&deployment, &[0, 1, 2], || {
+    beside_others(&sockets(&deployment, "b"), || {
         type Calls = (&'static str, fn(&Worker) -> Result<harmonaize_client::Operation, Error>);
         let odd: [Calls; 4] = [
             ("count", |w| {
@@ -115,7 +115,7 @@ fn ranks_that_call_different_things_are_told_who_called_what() {
 #[test]
 fn a_time_out_names_the_ranks_that_never_arrived() {
     let Some(deployment) = deploy(&star(3, "10Gbit/s"), impatient) else { return };
-    beside_others(&deployment, &[0, 1, 2], || {
+    beside_others(&sockets(&deployment, "b"), || {
         let absent = Barrier::new(6);
         let results = run(
             &sockets(&deployment, "a"),
@@ -168,7 +168,7 @@ fn joins_that_cannot_be_are_refused_with_the_reason() {
 #[test]
 fn a_process_that_dies_in_mid_operation_ends_its_communicator_alone() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
-    beside_others(&deployment, &[0, 1, 2], || {
+    beside_others(&sockets(&deployment, "b"), || {
         let began = Instant::now();
         let results = run(
             &sockets(&deployment, "a"),
@@ -199,7 +199,7 @@ fn a_process_that_dies_in_mid_operation_ends_its_communicator_alone() {
 fn an_agent_that_dies_costs_only_communicators_on_its_host() {
     let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
     let agent = deployment.agent(2).unwrap().id();
-    beside_others(&deployment, &[0, 1], || {
+    beside_others(&sockets(&deployment, "b")[..2], || {
         let results = run(
             &sockets(&deployment, "a"),
             "dies",
@@ -235,7 +235,7 @@ fn an_agent_that_dies_costs_only_communicators_on_its_host() {
 #[test]
 fn a_host_that_vanishes_is_noticed_within_the_peer_time_out() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
-    beside_others(&deployment, &[0, 1], || {
+    beside_others(&sockets(&deployment, "b")[..2], || {
         let results = run(
             &sockets(&deployment, "a"),
             "dark",
@@ -353,4 +353,90 @@ fn a_missing_privilege_is_named_with_what_to_do() {
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("4711") && said.contains("CAP_CHOWN"), "{said}");
     assert!(!socket.exists(), "the socket that nobody can use is still there");
+}
+
+/// Something at all ranks at once.
+fn at_all<W: Send, T: Send>(workers: &mut [W], work: impl Fn(&mut W) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| work(worker))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Goes on with whoever else does; where each rank was before.
+fn regroup(worker: &mut Worker) -> Vec<Option<Rank>> {
+    let next = worker.communicator.regroup(&RegroupOptions { timeout: STEP, ..Default::default() }).unwrap();
+    (worker.rank, worker.ranks) = (next.rank().0, next.ranks());
+    worker.communicator = next;
+    worker.communicator.before().to_vec()
+}
+
+fn ranks<const N: usize>(before: [u32; N]) -> Vec<Option<Rank>> {
+    before.map(|rank| Some(Rank(rank))).to_vec()
+}
+
+#[test]
+fn a_job_goes_on_without_ranks_that_are_lost_or_drained_and_takes_in_who_comes() {
+    let Some(mut deployment) = deploy(&star(4, "10Gbit/s"), impatient) else { return };
+    let (own, others) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
+    beside_others(&others[..1], || {
+        let mut places: Vec<(u32, &PathBuf)> = (0..).zip(&own).collect();
+        let mut workers = at_all(&mut places, |(rank, socket)| {
+            Worker::join(socket, "job", *rank, 4, options(Access::Mapped, 16)).unwrap()
+        });
+        let agent = deployment.agent(3).unwrap().id().to_string();
+        let errors = at_all(&mut workers, |worker| {
+            worker.sum(1, 1000, false, STEP).unwrap();
+            if worker.rank == 3 {
+                let killed = std::process::Command::new("kill").args(["-9", &agent]).status();
+                assert!(killed.unwrap().success());
+            }
+            worker.sum(2, 100_000, false, STEP).unwrap_err()
+        });
+        assert!(matches!(downcast(&errors[3]), Error::AgentLost { .. }));
+        for error in &errors[..3] {
+            assert_eq!(failure(downcast(error)).1, [Rank(3)], "{error:#}");
+        }
+        drop(workers.pop());
+        // At once, although the lost one might have come back, and as if the operation had never been called.
+        assert!(at_all(&mut workers, regroup).iter().all(|before| *before == ranks([0, 1, 2])));
+        at_all(&mut workers, |worker| worker.sum(2, 100_000, false, STEP).unwrap());
+
+        deployment.start_agent(3).unwrap();
+        deployment.wait_until_ready().unwrap();
+        let mut events = workers[0].client.events(None);
+        events.read(Duration::ZERO).unwrap();
+        let entered = std::thread::scope(|scope| {
+            let newcomer = scope.spawn(|| {
+                let client = Client::attach(&own[3], options(Access::Mapped, 16)).unwrap();
+                let options = RegroupOptions { timeout: STEP, ..Default::default() };
+                let communicator = client.enter("job", &options).unwrap();
+                let (rank, ranks) = (communicator.rank().0, communicator.ranks());
+                Worker { client, communicator, rank, ranks }
+            });
+            let announced = |kind: &EventKind| matches!(kind, EventKind::Newcomers { waiting: 1 });
+            let deadline = Instant::now() + STEP;
+            while !events.read(STEP).unwrap().events.iter().any(|event| announced(&event.kind)) {
+                assert!(Instant::now() < deadline, "nobody was told of the newcomer");
+            }
+            // Until then nobody was held up.
+            at_all(&mut workers, |worker| worker.sum(3, 1000, true, STEP).unwrap());
+            let expected = [ranks([0, 1, 2]), vec![None]].concat();
+            assert!(at_all(&mut workers, regroup).iter().all(|before| *before == expected));
+            newcomer.join().unwrap()
+        });
+        assert_eq!((entered.rank, entered.ranks), (3, 4));
+        workers.push(entered);
+        at_all(&mut workers, |worker| worker.sum(4, 100_000, true, STEP).unwrap());
+
+        let host = deployment.hosts()[1].name.clone();
+        deployment.harmonaize(&["drain", &host]).unwrap();
+        let drained = workers.remove(1);
+        assert!(at_all(&mut workers, regroup).iter().all(|before| *before == ranks([0, 2, 3])));
+        at_all(&mut workers, |worker| worker.exchange(5, 1000, STEP).unwrap());
+        match drained.communicator.regroup(&RegroupOptions::default()) {
+            Err(Error::Regroup { kind: JoinRefusal::Unavailable, .. }) => {}
+            other => panic!("a drained host got {other:?}"),
+        }
+    });
 }

@@ -66,6 +66,11 @@ pub enum Fact {
     },
     /// Its operations take another way.
     PlanChanged,
+    /// So many processes of the tenant wait to be taken in.
+    Newcomers {
+        /// None any more: 0.
+        waiting: u32,
+    },
     /// The communicator has ended: nothing more is told of it but what ranks were lost.
     Ended,
 }
@@ -121,6 +126,7 @@ enum Kind {
     Capacity,
     Congestion,
     PlanChanged,
+    Newcomers,
 }
 
 /// Something of a communicator that differs, or may differ, from what has been told of it.
@@ -128,6 +134,8 @@ enum Kind {
 struct Subject {
     level: Level,
     ranks: BTreeMap<Rank, Duration>,
+    /// Processes.
+    waiting: u32,
     /// The communicator's name.
     name: String,
     /// Whether the communicator is no more.
@@ -173,6 +181,7 @@ impl Feed {
             Fact::Failure { .. } => Kind::Failure,
             Fact::Maintenance { .. } => Kind::Maintenance,
             Fact::PlanChanged => Kind::PlanChanged,
+            Fact::Newcomers { .. } => Kind::Newcomers,
             Fact::Ended => {
                 let lost = |kind: Kind, subject: &Subject| kind == Kind::Failure && subject.waits.is_some();
                 self.subjects.retain(|(of, kind), subject| {
@@ -200,6 +209,7 @@ impl Feed {
             }
             Fact::Maintenance { ranks } => std::mem::replace(&mut subject.ranks, ranks) != subject.ranks,
             Fact::PlanChanged => true,
+            Fact::Newcomers { waiting } => std::mem::replace(&mut subject.waiting, waiting) != waiting,
             Fact::Ended => false,
         };
         if changed {
@@ -303,6 +313,7 @@ impl Subject {
             Kind::Capacity => Some(EventKind::Capacity(self.level)),
             Kind::Congestion => Some(EventKind::Congestion(self.level)),
             Kind::PlanChanged => Some(EventKind::PlanChanged),
+            Kind::Newcomers => Some(EventKind::Newcomers { waiting: self.waiting }),
         }
     }
 }
@@ -314,6 +325,7 @@ fn usual(kind: Kind) -> Option<EventKind> {
         Kind::Maintenance => Some(EventKind::Maintenance { ranks: Vec::new(), at_ns: 0 }),
         Kind::Capacity => Some(EventKind::Capacity(Level::None)),
         Kind::Congestion => Some(EventKind::Congestion(Level::None)),
+        Kind::Newcomers => Some(EventKind::Newcomers { waiting: 0 }),
     }
 }
 

@@ -69,6 +69,15 @@ pub enum JoinFailure {
         /// Who did not.
         missing: Vec<Rank>,
     },
+    /// Too few came in time to go on with.
+    Regroup {
+        /// How many came.
+        came: u32,
+        /// Fewest that were asked for.
+        least: u32,
+        /// Members that did not come.
+        missing: Vec<Rank>,
+    },
     /// The tenant has as many communicators as it may.
     TooManyCommunicators {
         /// Most that it may have.
@@ -129,6 +138,16 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
         JoinFailure::Timeout { ranks, missing } => {
             let have = verb(missing, "has", "have");
             let text = format!("{} of {ranks} {have} not joined in time", list(missing));
+            (sorted(missing).into_iter().take(MOST_RANKS).collect(), text)
+        }
+        JoinFailure::Regroup { came, least, missing } => {
+            let of = if missing.is_empty() { String::new() } else { format!("; not {}", list(missing)) };
+            let enough = if came < least {
+                format!(", and {least} are the fewest to go on with")
+            } else {
+                String::new()
+            };
+            let text = format!("{came} came in time{of}{enough}");
             (sorted(missing).into_iter().take(MOST_RANKS).collect(), text)
         }
         JoinFailure::TooManyCommunicators { most } => {

@@ -15,6 +15,7 @@ pub(crate) mod operator;
 mod ports;
 mod probes;
 mod recover;
+mod regroup;
 mod replan;
 mod rhythms;
 mod session;
@@ -163,6 +164,7 @@ pub struct State {
     sessions: BTreeMap<SessionId, Session>,
     hosts: BTreeMap<HostId, SessionId>,
     waiting: BTreeMap<(String, String), Waiting>,
+    regroups: regroup::Regroups,
     communicators: BTreeMap<u64, Communicator>,
     aggregators: aggregation::Aggregators,
     ports: Ports,
@@ -202,6 +204,7 @@ impl State {
             sessions: BTreeMap::new(),
             hosts: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            regroups: regroup::Regroups::default(),
             communicators: BTreeMap::new(),
             aggregators: aggregation::Aggregators::default(),
             ports,
@@ -305,6 +308,7 @@ impl State {
             self.plan_deadline(),
             self.aggregation_deadline(),
             self.events_deadline(),
+            self.regroups.deadline(),
         ];
         waiting.chain(communicators).chain(questions).chain(plans.into_iter().flatten()).min()
     }
@@ -312,6 +316,7 @@ impl State {
     /// Ends what has waited long enough.
     pub fn expire(&mut self, now: Duration) {
         self.expire_joins(now);
+        self.expire_regroups(now);
         self.expire_communicators(now);
         self.expire_questions(now);
         self.expire_aggregations(now);

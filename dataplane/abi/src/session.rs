@@ -129,6 +129,19 @@ pub enum Request {
         /// What may be lost of its tensors.
         budget: Budget,
     },
+    /// Become a rank of a communicator that goes on with fewer or more ranks, as a new one of the same name. Answered as a join is.
+    Regroup {
+        /// Comes back.
+        id: u64,
+        /// Who asks.
+        who: Regrouping,
+        /// New ranks ascend by this; where it is the same members come first, by rank, then newcomers as they came.
+        key: u32,
+        /// Fewest ranks that it goes on with.
+        least: u32,
+        /// How long to wait for members; then it goes on with those who came, if they are enough. A newcomer waits so long for them.
+        timeout_ns: u64,
+    },
     /// Leave a communicator. Its operations in flight complete with an error.
     Leave {
         /// Comes back.
@@ -163,6 +176,21 @@ pub enum Request {
     },
 }
 
+/// Who regroups.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Regrouping {
+    /// A member of a communicator, which may have ended.
+    Member {
+        /// Handle from [`Answer::Joined`].
+        communicator: u32,
+    },
+    /// A process that wants to be one.
+    Newcomer {
+        /// The communicator's name; at most [`MAX_NAME`] bytes.
+        name: String,
+    },
+}
+
 /// The agent's answer to the request with the same `id`. Answers come in any order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
@@ -172,6 +200,12 @@ pub enum Answer {
         id: u64,
         /// Names the communicator in submissions of this attachment.
         communicator: u32,
+        /// This process's rank.
+        rank: Rank,
+        /// How many there are.
+        ranks: u32,
+        /// Where it goes on from another: by rank, the rank there, and nothing for newcomers. At most [`MAX_LISTED`]; else empty.
+        before: Vec<Option<Rank>>,
     },
     /// Not joined.
     JoinRefused {
@@ -313,7 +347,10 @@ impl Bounded for EventBatch {
                 EventKind::Failure { ranks } | EventKind::Maintenance { ranks, .. } => {
                     ranks.truncate(MAX_LISTED);
                 }
-                EventKind::Congestion(_) | EventKind::Capacity(_) | EventKind::PlanChanged => {}
+                EventKind::Congestion(_)
+                | EventKind::Capacity(_)
+                | EventKind::PlanChanged
+                | EventKind::Newcomers { .. } => {}
             }
         }
         self.events.truncate(MAX_EVENTS);

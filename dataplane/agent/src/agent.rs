@@ -8,10 +8,10 @@ use crate::paths::Paths;
 use crate::readers::Readers;
 use crate::recipe::{Proved, expand};
 use crate::report;
-use crate::session::{AttachmentId, SessionRequest};
+use crate::session::{AttachmentId, Joined, SessionRequest};
 use crate::telemetry;
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused};
+use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Formation, Handle, LocalRank, Notice};
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
-type JoinReply = oneshot::Sender<Result<u32, JoinRefused>>;
+type JoinReply = oneshot::Sender<Result<Joined, JoinRefused>>;
 type DetailReply = oneshot::Sender<Option<FailureDetail>>;
 
 /// However often control wants to hear what was measured, no more often than this.
@@ -46,7 +46,8 @@ struct Attachment {
 #[derive(Debug)]
 struct Waiting {
     attachment: AttachmentId,
-    rank: Rank,
+    /// None if control says which.
+    rank: Option<Rank>,
     reply: JoinReply,
 }
 
@@ -154,8 +155,25 @@ impl Agent {
                 };
                 let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
                 let (rank, budget) = (rank.0, coding::to_control(&budget));
+                let join = v1::Join {
+                    tenant,
+                    communicator: name,
+                    rank,
+                    ranks,
+                    timeout_ns,
+                    budget,
+                    ..v1::Join::default()
+                };
+                self.join(attachment, join, reply);
+            }
+            SessionRequest::Regroup { attachment, who, key, least, timeout, reply } => {
+                let Some((tenant, name, communicator, member)) = self.regrouping(attachment, who) else {
+                    return refuse(reply, JoinRefusal::Unavailable, Vec::new(), FORGOTTEN);
+                };
+                let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+                let regroup = Some(v1::Regroup { communicator, member, key, least });
                 let join =
-                    v1::Join { request: 0, tenant, communicator: name, rank, ranks, timeout_ns, budget };
+                    v1::Join { tenant, communicator: name, timeout_ns, regroup, ..v1::Join::default() };
                 self.join(attachment, join, reply);
             }
             SessionRequest::SetBudget { attachment, communicator, budget } => {
@@ -186,8 +204,22 @@ impl Agent {
         }
         let request = self.next_request;
         self.next_request += 1;
-        self.waiting.insert(request, Waiting { attachment, rank: Rank(join.rank), reply });
+        let rank = join.regroup.is_none().then_some(Rank(join.rank));
+        self.waiting.insert(request, Waiting { attachment, rank, reply });
         self.tell(from_agent::Message::Join(v1::Join { request, ..join }));
+    }
+
+    /// Who regroups, in control's words: the tenant, its name for the communicator, and of a member which one it is of and its rank there.
+    fn regrouping(&self, attachment: AttachmentId, who: Regrouping) -> Option<(String, String, u64, u32)> {
+        let attached = self.attachments.get(&attachment)?;
+        match who {
+            Regrouping::Newcomer { name } => Some((attached.tenant.clone(), name, 0, 0)),
+            Regrouping::Member { communicator } => {
+                let (id, Rank(rank)) = *attached.joined.get(&communicator)?;
+                let name = self.communicators.get(&id)?.recipe.name.clone();
+                Some((attached.tenant.clone(), name, id, rank))
+            }
+        }
     }
 
     fn set_budget(&mut self, attachment: AttachmentId, handle: u32, budget: &Budget) {
@@ -206,8 +238,9 @@ impl Agent {
         }
         if !over {
             self.command(Command::Leave { communicator: CommunicatorId(id), rank });
-            self.tell(from_agent::Message::Leave(v1::Leave { communicator: id, rank: rank.0, request: 0 }));
         }
+        // Control wants to know even if it is over: the rank is not expected to go on with the others.
+        self.tell(from_agent::Message::Leave(v1::Leave { communicator: id, rank: rank.0, request: 0 }));
     }
 
     fn detail(&mut self, attachment: AttachmentId, handle: u32, reply: DetailReply) {
@@ -239,7 +272,7 @@ impl Agent {
             .collect();
         for request in gone {
             if let Some(waiting) = self.waiting.remove(&request) {
-                let rank = waiting.rank.0;
+                let rank = waiting.rank.map_or(0, |rank| rank.0);
                 self.tell(from_agent::Message::Leave(v1::Leave { communicator: 0, rank, request }));
             }
         }
@@ -319,13 +352,16 @@ impl Agent {
         };
         let mut members = Vec::new();
         for local in &recipe.local {
-            let waiting = self.waiting.remove(&local.request).filter(|w| w.rank.0 == local.rank);
+            let waiting = self
+                .waiting
+                .remove(&local.request)
+                .filter(|w| w.rank.is_none_or(|rank| rank.0 == local.rank));
             let joined = waiting.and_then(|w| Some((self.attachments.get_mut(&w.attachment)?, w)));
             let Some((attached, waiting)) = joined else { continue };
             let handle = attached.next_handle;
             attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
-            attached.joined.insert(handle, (communicator, waiting.rank));
-            let (attachment, rank) = (waiting.attachment, waiting.rank);
+            let (attachment, rank) = (waiting.attachment, Rank(local.rank));
+            attached.joined.insert(handle, (communicator, rank));
             members.push(Member { attachment, rank, handle, reply: Some(waiting.reply) });
         }
         let complete = members.len() == recipe.local.len();
@@ -375,11 +411,16 @@ impl Agent {
     }
 
     fn ready(&mut self, communicator: u64) {
-        let Some(communicator) = self.communicators.get_mut(&communicator) else { return };
-        for member in &mut communicator.members {
+        let Some(Communicator { recipe, members, .. }) = self.communicators.get_mut(&communicator) else {
+            return;
+        };
+        let ranks = recipe.participants.iter().map(|participant| participant.ranks.len() as u32).sum();
+        let before = || recipe.before.iter().map(|rank| rank.checked_sub(1).map(Rank)).collect();
+        for member in members {
             if let Some(reply) = member.reply.take() {
+                let (communicator, rank, before) = (member.handle, member.rank, before());
                 // Nobody hears it if the process went away; its end shows as a detachment.
-                let _ = reply.send(Ok(member.handle));
+                let _ = reply.send(Ok(Joined { communicator, rank, ranks, before }));
             }
         }
     }
@@ -498,6 +539,7 @@ impl Agent {
     }
 }
 
+const FORGOTTEN: &str = "the provider knows nothing of this communicator any more; join anew";
 const UNAVAILABLE: &str = "the provider cannot form communicators now; try again later";
 
 fn engine_id(attachment: AttachmentId) -> harmonaize_engine::AttachmentId {

@@ -79,7 +79,7 @@ fn event(told: v1::TenantEvent) -> Option<Event> {
         v1::EventLevel::Severe => Level::Severe,
     };
     let told_kind = told.kind();
-    let v1::TenantEvent { number, communicator, ranks, at_ns, since_ns, .. } = told;
+    let v1::TenantEvent { number, communicator, ranks, at_ns, since_ns, waiting, .. } = told;
     let ranks = ranks.into_iter().map(Rank).collect();
     let kind = match told_kind {
         v1::EventKind::Unspecified => return None,
@@ -88,6 +88,7 @@ fn event(told: v1::TenantEvent) -> Option<Event> {
         v1::EventKind::Failure => EventKind::Failure { ranks },
         v1::EventKind::Maintenance => EventKind::Maintenance { ranks, at_ns },
         v1::EventKind::PlanChanged => EventKind::PlanChanged,
+        v1::EventKind::Newcomers => EventKind::Newcomers { waiting },
     };
     Some(Event { number, communicator, kind, since_ns })
 }
@@ -122,6 +123,7 @@ mod tests {
             ranks: vec![2],
             at_ns: 5,
             since_ns: 4,
+            waiting: 0,
         };
         let events = vec![event(v1::EventKind::Maintenance, 3), event(v1::EventKind::Unspecified, 4)];
         let cursor = Some(v1::EventCursor { feed: 7, next: 5 });

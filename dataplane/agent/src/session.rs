@@ -15,7 +15,9 @@ mod tenant;
 pub use server::{BindError, SessionServer};
 
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Budget, EventBatch, EventCursor, FailureDetail, JoinRefused, Secret};
+use harmonaize_abi::session::{
+    Budget, EventBatch, EventCursor, FailureDetail, JoinRefused, Regrouping, Secret,
+};
 use harmonaize_shm::AgentEnd;
 use harmonaize_verbs::{Devices, Wanted};
 use std::net::{IpAddr, SocketAddr};
@@ -116,6 +118,19 @@ impl Default for Quota {
     }
 }
 
+/// A communicator that was joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Its handle for descriptors of this attachment.
+    pub communicator: u32,
+    /// The process's rank.
+    pub rank: Rank,
+    /// How many there are.
+    pub ranks: u32,
+    /// Where it goes on from another: by rank, the rank there, and nothing for newcomers.
+    pub before: Vec<Option<Rank>>,
+}
+
 /// What a tenant's process wants of the agent. For one attachment they come in order: first `Attached`, last `Detached`.
 #[derive(Debug)]
 pub enum SessionRequest {
@@ -143,8 +158,24 @@ pub enum SessionRequest {
         timeout: Duration,
         /// What may be lost of its tensors.
         budget: Budget,
-        /// The communicator's handle for descriptors of this attachment, or why not.
-        reply: oneshot::Sender<Result<u32, JoinRefused>>,
+        /// What it has become, or why not.
+        reply: oneshot::Sender<Result<Joined, JoinRefused>>,
+    },
+    /// Become a rank of a communicator that goes on with fewer or more ranks. A name is checked, and a handle was joined. If `reply` is
+    /// closed, nobody waits any more.
+    Regroup {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// The member that it is, or the communicator that it wants into.
+        who: Regrouping,
+        /// What new ranks ascend by.
+        key: u32,
+        /// Fewest ranks to go on with.
+        least: u32,
+        /// How long the process is ready to wait for the others.
+        timeout: Duration,
+        /// What it has become, or why not.
+        reply: oneshot::Sender<Result<Joined, JoinRefused>>,
     },
     /// Leave a communicator that was joined.
     Leave {

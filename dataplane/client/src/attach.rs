@@ -1,11 +1,11 @@
 //! Attaching to the agent.
 
-use crate::communicator::{Communicator, JoinOptions, Joining};
+use crate::communicator::{Communicator, JoinOptions, Joining, RegroupOptions};
 use crate::session::Opening;
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
 use crate::{Access, AgentAddress, Error};
-use harmonaize_abi::session::Hello;
+use harmonaize_abi::session::{Hello, Regrouping};
 use harmonaize_abi::{Dtype, Rank};
 use harmonaize_shm::{MappedTenant, RemoteTenant, TenantEnd};
 use std::os::fd::OwnedFd;
@@ -107,6 +107,18 @@ impl Client {
         options: &JoinOptions,
     ) -> Result<Communicator, Error> {
         Joining::start(&self.shared, &self.pool, name, rank, ranks, options)?.wait()
+    }
+
+    /// Becomes a rank of the communicator `name` that runs already, or whose members start anew. Blocks until its members
+    /// [regroup](Communicator::regroup), of whom those who read [`Events`](crate::Events) hear that somebody waits.
+    ///
+    /// # Errors
+    /// [`Error::Regroup`] where they have not in time. Where there are no members, whoever has come within the time of the first begins
+    /// without any.
+    pub fn enter(&self, name: &str, options: &RegroupOptions) -> Result<Communicator, Error> {
+        let who = Regrouping::Newcomer { name: name.to_owned() };
+        let key = options.key.unwrap_or(u32::MAX);
+        Joining::regroup(&self.shared, &self.pool, name, who, key, options)?.wait()
     }
 }
 

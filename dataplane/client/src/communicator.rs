@@ -3,7 +3,7 @@
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
 use crate::{Error, Operation};
-use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Request};
+use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Regrouping, Request};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Signature, Submission};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,8 +43,10 @@ pub struct Communicator {
 pub(crate) struct Member {
     pub(crate) shared: Arc<Shared>,
     pub(crate) handle: u32,
+    name: String,
     rank: Rank,
     ranks: u32,
+    before: Vec<Option<Rank>>,
 }
 
 impl Drop for Member {
@@ -53,15 +55,39 @@ impl Drop for Member {
     }
 }
 
+/// How to go on with other ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegroupOptions {
+    /// How long to wait for members that neither come nor go; then it goes on with those who came, if they are enough. A newcomer
+    /// waits so long for the members.
+    pub timeout: Duration,
+    /// Fewest ranks to go on with.
+    pub least: u32,
+    /// New ranks ascend by this: a member's rank if nothing is said, and a newcomer's comes last. Where two are the same members
+    /// come first, by rank, then newcomers as they came.
+    pub key: Option<u32>,
+}
+
+impl Default for RegroupOptions {
+    /// 60 s, with whoever is left, in the order of ranks.
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(60), least: 1, key: None }
+    }
+}
+
 /// A join on its way.
 pub(crate) struct Joining<'a> {
     shared: &'a Arc<Shared>,
     pool: &'a Arc<Pool>,
     name: &'a str,
-    rank: Rank,
-    ranks: u32,
+    /// Which rank of how many, if it is not for the provider to say.
+    place: Option<(Rank, u32)>,
     timeout: Duration,
     id: u64,
+}
+
+fn nanos(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl<'a> Joining<'a> {
@@ -74,28 +100,44 @@ impl<'a> Joining<'a> {
         options: &JoinOptions,
     ) -> Result<Self, Error> {
         let timeout = options.timeout;
-        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let id = shared.lock().request(|id| Request::Join {
             id,
             name: name.to_owned(),
             rank,
             ranks,
-            timeout_ns,
+            timeout_ns: nanos(timeout),
             budget: options.budget.clone(),
         })?;
-        Ok(Self { shared, pool, name, rank, ranks, timeout, id })
+        Ok(Self { shared, pool, name, place: Some((rank, ranks)), timeout, id })
+    }
+
+    pub(crate) fn regroup(
+        shared: &'a Arc<Shared>,
+        pool: &'a Arc<Pool>,
+        name: &'a str,
+        who: Regrouping,
+        key: u32,
+        options: &RegroupOptions,
+    ) -> Result<Self, Error> {
+        let RegroupOptions { timeout, least, .. } = *options;
+        let timeout_ns = nanos(timeout);
+        let id = shared.lock().request(|id| Request::Regroup { id, who, key, least, timeout_ns })?;
+        Ok(Self { shared, pool, name, place: None, timeout, id })
     }
 
     pub(crate) fn wait(self) -> Result<Communicator, Error> {
         let deadline = Instant::now().checked_add(self.timeout.saturating_add(GRACE));
         let refused = |kind, text, concerned| {
-            let (name, rank, ranks) = (self.name.to_owned(), self.rank, self.ranks);
-            Error::Join { name, rank, ranks, kind, text, concerned }
+            let name = self.name.to_owned();
+            match self.place {
+                Some((rank, ranks)) => Error::Join { name, rank, ranks, kind, text, concerned },
+                None => Error::Regroup { name, kind, text, concerned },
+            }
         };
         match self.shared.wait(deadline, |state| state.answer(self.id))? {
-            Some(Answer::Joined { communicator, .. }) => {
-                let (shared, rank, ranks) = (Arc::clone(self.shared), self.rank, self.ranks);
-                let member = Arc::new(Member { shared, handle: communicator, rank, ranks });
+            Some(Answer::Joined { communicator: handle, rank, ranks, before, .. }) => {
+                let (shared, name) = (Arc::clone(self.shared), self.name.to_owned());
+                let member = Arc::new(Member { shared, handle, name, rank, ranks, before });
                 Ok(Communicator { member, pool: Arc::clone(self.pool) })
             }
             Some(Answer::JoinRefused { refused: why, .. }) => Err(refused(why.kind, why.text, why.ranks)),
@@ -119,6 +161,29 @@ impl Communicator {
     /// How many ranks there are.
     pub fn ranks(&self) -> u32 {
         self.member.ranks
+    }
+
+    /// Where it goes on from another ([`Communicator::regroup`]): by rank, the rank there, and nothing for newcomers. Empty where it does
+    /// not, and where it has more than 1,024 ranks.
+    pub fn before(&self) -> &[Option<Rank>] {
+        &self.member.before
+    }
+
+    /// Goes on without ranks that are gone, and with processes that [wait](crate::Client::enter) to be taken in, as a new communicator of
+    /// the same name. Every member that stays calls this, at the same place in the order of operations; one that leaves drops its
+    /// communicator instead, one whose process or host is lost is not waited for, and one whose host is in maintenance is
+    /// refused. Blocks until it has formed. The budget is the one before's. Drop this one then: it is no longer the
+    /// communicator of that name, and if the call fails it is as it was.
+    ///
+    /// An operation that failed because ranks were lost is to be called again, on what it was called with: where it was in place,
+    /// its tensor may hold parts of the result.
+    ///
+    /// # Errors
+    /// [`Error::Regroup`] where too few have come in time.
+    pub fn regroup(&self, options: &RegroupOptions) -> Result<Self, Error> {
+        let Member { shared, handle, name, rank, .. } = &*self.member;
+        let who = Regrouping::Member { communicator: *handle };
+        Joining::regroup(shared, &self.pool, name, who, options.key.unwrap_or(rank.0), options)?.wait()
     }
 
     /// Wants another budget for this communicator from now on. It is in effect once all ranks have asked for the same, from the

@@ -135,6 +135,18 @@ pub enum Error {
         /// Those that never came, or are taken or gone.
         concerned: Vec<Rank>,
     },
+    /// A communicator does not go on with other ranks. The one before is as it was.
+    #[error("cannot regroup \"{name}\": {text}{}", listed(", ranks concerned: ", concerned))]
+    Regroup {
+        /// The communicator.
+        name: String,
+        /// For programs.
+        kind: JoinRefusal,
+        /// The agent's words.
+        text: String,
+        /// Members that did not come.
+        concerned: Vec<Rank>,
+    },
     /// A budget was not taken.
     #[error("the budget was not taken: {0}")]
     Budget(String),

@@ -43,7 +43,7 @@ mod tensor;
 
 pub use address::AgentAddress;
 pub use attach::{AttachOptions, Client};
-pub use communicator::{Communicator, JoinOptions};
+pub use communicator::{Communicator, JoinOptions, RegroupOptions};
 pub use element::Element;
 pub use error::Error;
 pub use events::Events;

@@ -108,8 +108,10 @@ impl State {
             communicator.coding.switched(now, pending.coding);
             communicator.shots = pending.shots;
             communicator.aggregation = pending.aggregation;
+            let before = communicator.succeeds.take();
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+            before.into_iter().for_each(|before| self.regroups.succeeded(before));
             self.active_changed();
             self.want_plan(Trigger::Communicators);
         }

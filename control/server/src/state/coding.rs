@@ -137,6 +137,11 @@ impl Coding {
         }
     }
 
+    /// What all ranks wanted last.
+    pub(super) fn agreed(&self) -> &Budget {
+        &self.agreed
+    }
+
     /// For one that outlived a restart of control.
     pub(super) fn recovered(recipe: &v1::Recipe) -> Self {
         let current = Chosen::told(recipe);

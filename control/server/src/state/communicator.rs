@@ -60,6 +60,10 @@ pub(super) struct Communicator {
     pub aggregation: aggregation::Chosen,
     /// Aggregators that refused to serve it.
     pub refused: BTreeSet<AggregatorId>,
+    /// Where it goes on from another: by rank, one more than the rank there, and 0 for newcomers.
+    pub before: Vec<u32>,
+    /// Which it goes on from, until its own first epoch is in use.
+    pub succeeds: Option<u64>,
 }
 
 /// A participant.
@@ -173,11 +177,12 @@ impl State {
         leave: &v1::Leave,
     ) -> Result<(), &'static str> {
         if leave.communicator == 0 {
-            if let Some((key, rank)) = self.forget_join(from, leave.request) {
-                self.withdraw(&key, rank);
+            if let Some(join) = self.forget_join(from, leave.request) {
+                self.withdraw_join((from, leave.request), join);
             }
             return Ok(());
         }
+        self.regroups.left(leave.communicator, leave.rank, from);
         let Some((communicator, index)) = self.part(from, leave.communicator)? else { return Ok(()) };
         let Some(member) = communicator.members.get_mut(index) else { return Ok(()) };
         if !member.ranks.contains(&leave.rank) {
@@ -194,6 +199,7 @@ impl State {
         if let Some(member) = communicator.members.get_mut(index) {
             member.closed = true;
         }
+        self.regroups.look();
         self.close_if_over(now, id);
         Ok(())
     }
@@ -232,6 +238,7 @@ impl State {
             self.note_lost(now, id, &cause.ranks);
         }
         let Some(communicator) = self.remove(now, id) else { return };
+        self.regroups.ended(id, &communicator, &cause);
         for member in communicator.members.iter().filter(|member| !member.closed) {
             if let Some(session) = member.session.filter(|session| Some(*session) != except)
                 && self.sessions.contains_key(&session)

@@ -81,7 +81,7 @@ impl State {
     }
 
     /// Takes note of a fact about a communicator that there is.
-    fn note(&mut self, now: Duration, id: u64, fact: Fact) {
+    pub(super) fn note(&mut self, now: Duration, id: u64, fact: Fact) {
         let clock = self.events_clock(now);
         let Some(known) = self.communicators.get(&id) else { return };
         let (tenant, name) = (known.tenant.clone(), known.name.clone());
@@ -216,6 +216,7 @@ fn told(event: Event) -> v1::TenantEvent {
         Level::Severe => v1::EventLevel::Severe,
     };
     let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(|Rank(rank)| rank).collect();
+    let mut waiting = 0;
     let (kind, level, ranks, at_ns) = match kind {
         EventKind::Congestion(how) => (Told::Congestion, level(how), Vec::new(), 0),
         EventKind::Capacity(how) => (Told::Capacity, level(how), Vec::new(), 0),
@@ -224,7 +225,11 @@ fn told(event: Event) -> v1::TenantEvent {
             (Told::Maintenance, level(Level::None), numbers(ranks), at_ns)
         }
         EventKind::PlanChanged => (Told::PlanChanged, level(Level::None), Vec::new(), 0),
+        EventKind::Newcomers { waiting: count } => {
+            waiting = count;
+            (Told::Newcomers, level(Level::None), Vec::new(), 0)
+        }
     };
     let (kind, level) = (kind.into(), level.into());
-    v1::TenantEvent { number, communicator, kind, level, ranks, at_ns, since_ns }
+    v1::TenantEvent { number, communicator, kind, level, ranks, at_ns, since_ns, waiting }
 }

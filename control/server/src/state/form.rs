@@ -4,13 +4,13 @@ use super::aggregation;
 use super::coding::Coding;
 use super::communicator::{Communicator, Member, Pending};
 use super::direct::Shots;
-use super::join::Waiting;
 use super::ports::{Pair, Port};
 use super::replan::Planned;
 use super::trace::pair_of;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_api::{LINK_BYTES, SECRET_BYTES};
+use harmonaize_codec::Budget;
 use harmonaize_planner::{
     Bytes, Direct, Hop, HostId, Job, Path, Policy, Request, Routes, Tuning, Use, order, other_paths, tuning,
 };
@@ -36,11 +36,23 @@ pub(super) struct Proposal {
     pub same_links: bool,
 }
 
+/// The ranks of a communicator that is about to form.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// By rank, from 0 without gaps: whose session, and the agent's number for the join.
+    pub joined: BTreeMap<u32, (SessionId, u64)>,
+    pub budget: Budget,
+    /// Where it goes on from another: see [`Communicator::before`].
+    pub before: Vec<u32>,
+    pub succeeds: Option<u64>,
+}
+
 impl State {
     /// All ranks have joined.
-    pub(super) fn form(&mut self, now: Duration, (tenant, name): (String, String), waiting: &Waiting) {
+    pub(super) fn form(&mut self, now: Duration, (tenant, name): (String, String), group: &Group) {
+        let ranks = group.joined.len() as u32;
         let mut by_session: BTreeMap<SessionId, Vec<(u32, u64)>> = BTreeMap::new();
-        for (rank, (session, request)) in &waiting.joined {
+        for (rank, (session, request)) in &group.joined {
             by_session.entry(*session).or_default().push((*rank, *request));
         }
         let mut members: Vec<Member> = by_session
@@ -60,13 +72,13 @@ impl State {
             communicator: id,
             tenant: tenant.clone(),
             name: name.clone(),
-            ranks: waiting.ranks,
+            ranks,
             hosts: hosts.iter().map(|host| self.host_name(*host)).collect(),
         });
         let communicator = Communicator {
             tenant,
             name,
-            ranks: waiting.ranks,
+            ranks,
             members,
             tuning: tuning(&self.settings.topology, &hosts),
             shots: Shots::default(),
@@ -83,9 +95,11 @@ impl State {
             changes: VecDeque::new(),
             held_off: None,
             failures: 0,
-            coding: Coding::new(waiting.budget.clone()),
+            coding: Coding::new(group.budget.clone()),
             aggregation: aggregation::Chosen::default(),
             refused: BTreeSet::new(),
+            before: group.before.clone(),
+            succeeds: group.succeeds,
         };
         let proposal = self.first_plan(now, id, &hosts);
         self.communicators.insert(id, communicator);
@@ -188,6 +202,7 @@ impl State {
                 budget: coding.budget(),
                 coding: coding.coding(),
                 aggregation: aggregation.recipe(index as u32),
+                before: if epoch == 1 { communicator.before.clone() } else { Vec::new() },
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }

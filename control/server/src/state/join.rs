@@ -1,6 +1,7 @@
 //! Ranks that want to join, until all of a communicator are there or their time is over.
 
 use super::coding::budget;
+use super::form::Group;
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
@@ -10,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most bytes of a communicator's name.
-const NAME_BYTES: usize = 128;
+pub(super) const NAME_BYTES: usize = 128;
 
 /// Joins of one tenant under one name.
 #[derive(Debug)]
@@ -49,13 +50,17 @@ impl State {
         &mut self,
         now: Duration,
         from: SessionId,
-        join: v1::Join,
+        mut join: v1::Join,
     ) -> Result<(), &'static str> {
         let session = self.sessions.get(&from);
         let open = session.is_some_and(|session| session.joins.contains_key(&join.request));
         let drained = session.is_some_and(|session| self.is_withdrawn(session.host));
         if open {
             return Err("a join with the number of an open one");
+        }
+        if let Some(asked) = join.regroup.take() {
+            self.regroup(now, from, join, asked);
+            return Ok(());
         }
         let budget = match self.check_join(&join) {
             Ok(budget) => budget,
@@ -88,13 +93,14 @@ impl State {
         }
         let complete = waiting.joined.len() == waiting.ranks as usize;
         if let Some(session) = self.sessions.get_mut(&from) {
-            session.joins.insert(join.request, (key.clone(), join.rank));
+            session.joins.insert(join.request, (key.clone(), Some(join.rank)));
         }
         if complete && let Some(waiting) = self.waiting.remove(&key) {
             for (session, request) in waiting.joined.values() {
                 self.forget_join(*session, *request);
             }
-            self.form(now, key, &waiting);
+            let Waiting { joined, budget, .. } = waiting;
+            self.form(now, key, &Group { joined, budget, before: Vec::new(), succeeds: None });
         }
         Ok(())
     }
@@ -120,15 +126,14 @@ impl State {
         let bad = |error: BudgetError| (Kind::Budget, JoinFailure::BadBudget { why: error.to_string() });
         let budget = budget.map_err(bad)?;
         let waiting = self.waiting.get(&(join.tenant.clone(), name.clone()));
-        let live = self.communicators.values().filter(|known| known.tenant == join.tenant);
-        let held = live.clone().any(|known| known.name == *name && known.holds(rank.0));
+        let mut live = self.communicators.values().filter(|known| known.tenant == join.tenant);
+        let held = live.any(|known| known.name == *name && known.holds(rank.0));
         if held || waiting.is_some_and(|waiting| waiting.joined.contains_key(&rank.0)) {
             return Err((Kind::DuplicateRank, JoinFailure::DuplicateRank { rank }));
         }
         let Some(waiting) = waiting else {
-            let others = self.waiting.keys().filter(|(tenant, _)| *tenant == join.tenant);
             let most = self.settings.most_communicators;
-            if live.count() + others.count() >= most {
+            if self.communicators_of(&join.tenant) >= most {
                 return Err((Kind::Limit, JoinFailure::TooManyCommunicators { most }));
             }
             return Ok(budget);
@@ -146,8 +151,20 @@ impl State {
         Ok(budget)
     }
 
+    /// Takes back an open join of an agent, whatever it was for.
+    pub(super) fn withdraw_join(
+        &mut self,
+        (session, request): (SessionId, u64),
+        (key, rank): ((String, String), Option<u32>),
+    ) {
+        match rank {
+            Some(rank) => self.withdraw(&key, rank),
+            None => self.regroups.withdraw(&key, session, request),
+        }
+    }
+
     /// Takes a rank out of a set that waits.
-    pub(super) fn withdraw(&mut self, key: &(String, String), rank: u32) {
+    fn withdraw(&mut self, key: &(String, String), rank: u32) {
         let Some(waiting) = self.waiting.get_mut(key) else { return };
         waiting.joined.remove(&rank);
         waiting.patience.remove(&rank);
@@ -161,7 +178,7 @@ impl State {
         &mut self,
         session: SessionId,
         request: u64,
-    ) -> Option<((String, String), u32)> {
+    ) -> Option<((String, String), Option<u32>)> {
         self.sessions.get_mut(&session)?.joins.remove(&request)
     }
 

@@ -155,6 +155,7 @@ impl State {
         }
         self.look_at_windows(now);
         self.note_maintenance(now, None);
+        self.regroups.look();
         self.act(now);
     }
 
@@ -181,9 +182,7 @@ impl State {
         if !self.operator.added.contains_key(&name) {
             return Err(InstructionError::Configured(name));
         }
-        let live = self.communicators.values().filter(|known| known.tenant == name).count();
-        let waiting = self.waiting.keys().filter(|(tenant, _)| *tenant == name).count();
-        match live + waiting {
+        match self.communicators_of(&name) {
             0 => Ok(vec![Change::NoTenant(name)]),
             busy => Err(InstructionError::TenantBusy(name, busy)),
         }

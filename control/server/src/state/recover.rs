@@ -162,6 +162,8 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         coding: Coding::recovered(recipe),
         aggregation: aggregation::Chosen::told(recipe),
         refused: BTreeSet::new(),
+        before: Vec::new(),
+        succeeds: None,
     }
 }
 

@@ -107,8 +107,9 @@ impl State {
         }
     }
 
-    /// Plans, if something moved and the last plan is long enough ago.
+    /// Forms who regrouped, and plans, if something moved and the last plan is long enough ago.
     pub(super) fn act(&mut self, now: Duration) {
+        self.close_regroups(now);
         if !self.settings.replan {
             self.wanted.trigger = None;
             self.recode_agreed(now);

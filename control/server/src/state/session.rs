@@ -25,8 +25,8 @@ pub(super) struct Session {
     pub build: String,
     pub since: Duration,
     pub abilities: Abilities,
-    /// Open joins by the agent's number: tenant and name, and the rank.
-    pub joins: BTreeMap<u64, ((String, String), u32)>,
+    /// Open joins by the agent's number: tenant and name, and the rank, if it is not for control to say.
+    pub joins: BTreeMap<u64, ((String, String), Option<u32>)>,
 }
 
 /// What an agent can do beyond what every agent can.
@@ -132,9 +132,10 @@ impl State {
         }
         let Some(ended) = self.sessions.remove(&session) else { return };
         self.hosts.remove(&ended.host);
-        for (key, rank) in ended.joins.into_values() {
-            self.withdraw(&key, rank);
+        for (request, join) in ended.joins {
+            self.withdraw_join((session, request), join);
         }
+        self.regroups.session_ended(session);
         let host = self.host_name(ended.host);
         self.fact(Fact::AgentGone { host: host.clone() });
         let lost: Vec<(u64, Vec<u32>)> = self

@@ -11,6 +11,7 @@ mod noise;
 mod operator;
 mod paths;
 mod random;
+mod regroup;
 mod scenarios;
 mod telemetry;
 mod turns;

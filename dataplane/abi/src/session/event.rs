@@ -41,6 +41,11 @@ pub enum EventKind {
     },
     /// Its operations take another way since.
     PlanChanged,
+    /// So many processes wait to be taken in when its members regroup.
+    Newcomers {
+        /// 0: they no longer do.
+        waiting: u32,
+    },
 }
 
 /// Something that the provider tells a tenant. Times are rounded down to the provider's tick, a second by default.

@@ -2,11 +2,11 @@
 
 use super::stream::Stream;
 use super::tenant::Tenant;
-use super::{AttachmentId, SessionRequest};
+use super::{AttachmentId, Joined, SessionRequest};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    Answer, Bounded, Budget, EventBatch, JoinRefusal, JoinRefused, MAX_NAME, MessageError, Request, decode,
-    encode, length,
+    Answer, Bounded, Budget, EventBatch, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError,
+    Regrouping, Request, decode, encode, length,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -96,17 +96,16 @@ impl Attached {
                 if let Err(refused) = self.check_join(&name, rank, ranks, &budget) {
                     return Ok(Some(Answer::JoinRefused { id, refused }));
                 }
-                let (reply, answer) = oneshot::channel::<Result<u32, JoinRefused>>();
-                self.joining += 1;
-                self.pending.spawn(async move {
-                    match answer.await {
-                        Ok(Ok(communicator)) => Answer::Joined { id, communicator },
-                        Ok(Err(refused)) => Answer::JoinRefused { id, refused: refused.bounded() },
-                        Err(_) => Answer::JoinRefused { id, refused: dropped() },
-                    }
-                });
+                let reply = self.joining(id);
                 let timeout = Duration::from_nanos(timeout_ns);
                 (Some(SessionRequest::Join { attachment, name, rank, ranks, timeout, budget, reply }), None)
+            }
+            Request::Regroup { id, who, key, least, timeout_ns } => {
+                if let Err(refused) = self.check_regroup(&who, least) {
+                    return Ok(Some(Answer::JoinRefused { id, refused }));
+                }
+                let (reply, timeout) = (self.joining(id), Duration::from_nanos(timeout_ns));
+                (Some(SessionRequest::Regroup { attachment, who, key, least, timeout, reply }), None)
             }
             Request::Leave { id, communicator } => {
                 let known = self.joined.remove(&communicator);
@@ -154,16 +153,37 @@ impl Attached {
         Ok(answer)
     }
 
-    fn check_join(&self, name: &str, rank: Rank, ranks: u32, budget: &Budget) -> Result<(), JoinRefused> {
+    /// Has the agent's answer to a join sent on.
+    fn joining(&mut self, id: u64) -> oneshot::Sender<Result<Joined, JoinRefused>> {
+        let (reply, answer) = oneshot::channel::<Result<Joined, JoinRefused>>();
+        self.joining += 1;
+        self.pending.spawn(async move {
+            match answer.await {
+                Ok(Ok(Joined { communicator, rank, ranks, before })) => {
+                    let before = if before.len() > MAX_LISTED { Vec::new() } else { before };
+                    Answer::Joined { id, communicator, rank, ranks, before }
+                }
+                Ok(Err(refused)) => Answer::JoinRefused { id, refused: refused.bounded() },
+                Err(_) => Answer::JoinRefused { id, refused: dropped() },
+            }
+        });
+        reply
+    }
+
+    fn check_regroup(&self, who: &Regrouping, least: u32) -> Result<(), JoinRefused> {
+        match who {
+            Regrouping::Newcomer { name } => check_name(name)?,
+            Regrouping::Member { communicator } if !self.joined.contains(communicator) => {
+                return refused(JoinRefusal::Name, "no such communicator on this attachment".to_owned());
+            }
+            Regrouping::Member { .. } => {}
+        }
+        self.check_room(least)
+    }
+
+    /// Whether one more communicator, of so many ranks, is within the tenant's quota.
+    fn check_room(&self, ranks: u32) -> Result<(), JoinRefused> {
         let quota = self.tenant.rules.quota;
-        let refused = |kind, text| Err(JoinRefused { kind, text, ranks: Vec::new() });
-        if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
-            let text = format!("a name has 1 to {MAX_NAME} bytes and no control characters");
-            return refused(JoinRefusal::Name, text);
-        }
-        if rank.0 >= ranks {
-            return refused(JoinRefusal::Rank, format!("rank {rank} of {ranks}; ranks count from 0"));
-        }
         if ranks > quota.ranks {
             let text = format!("{ranks} ranks; this tenant's communicators have at most {}", quota.ranks);
             return refused(JoinRefusal::Quota, text);
@@ -173,11 +193,32 @@ impl Attached {
                 format!("this attachment is in {} communicators, as many as it may be", quota.communicators);
             return refused(JoinRefusal::Quota, text);
         }
+        Ok(())
+    }
+
+    fn check_join(&self, name: &str, rank: Rank, ranks: u32, budget: &Budget) -> Result<(), JoinRefused> {
+        check_name(name)?;
+        if rank.0 >= ranks {
+            return refused(JoinRefusal::Rank, format!("rank {rank} of {ranks}; ranks count from 0"));
+        }
+        self.check_room(ranks)?;
         match nonsense(budget) {
             Some(text) => refused(JoinRefusal::Budget, text),
             None => Ok(()),
         }
     }
+}
+
+fn refused(kind: JoinRefusal, text: String) -> Result<(), JoinRefused> {
+    Err(JoinRefused { kind, text, ranks: Vec::new() })
+}
+
+fn check_name(name: &str) -> Result<(), JoinRefused> {
+    if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+        let text = format!("a name has 1 to {MAX_NAME} bytes and no control characters");
+        return refused(JoinRefusal::Name, text);
+    }
+    Ok(())
 }
 
 /// Why a budget makes no sense, if it does not.

@@ -5,7 +5,8 @@ use harmonaize_abi::session::{
 };
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
 use harmonaize_agent::session::{
-    AttachmentId, NetworkRules, Quota, RdmaRules, SessionRequest, SessionServer, SocketRules, TenantRules,
+    AttachmentId, Joined, NetworkRules, Quota, RdmaRules, SessionRequest, SessionServer, SocketRules,
+    TenantRules,
 };
 use harmonaize_client::{Access, AgentAddress, AttachOptions, RdmaOptions, Secret};
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
@@ -251,7 +252,7 @@ impl Engine {
                 self.next += 1;
                 let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|other| *other != rank).collect();
                 let answer = match ranks {
-                    1 => Ok(self.next),
+                    1 => Ok(Joined { communicator: self.next, rank, ranks, before: Vec::new() }),
                     _ => Err(JoinRefused {
                         kind: JoinRefusal::Timeout,
                         text: "some ranks never came".into(),
@@ -259,6 +260,12 @@ impl Engine {
                     }),
                 };
                 let _ = reply.send(answer);
+            }
+            SessionRequest::Regroup { who, key, least, reply, .. } => {
+                self.knobs.say(format!("regroup {who:?} by {key}, {least} at least"));
+                self.next += 1;
+                let before = vec![Some(Rank(1)), None];
+                let _ = reply.send(Ok(Joined { communicator: self.next, rank: Rank(0), ranks: 2, before }));
             }
             SessionRequest::Leave { communicator, .. } => self.knobs.say(format!("left {communicator}")),
             SessionRequest::SetBudget { communicator, budget, .. } => {

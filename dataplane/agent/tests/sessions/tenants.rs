@@ -3,7 +3,7 @@
 use crate::stub::{LIMIT, Stub};
 use harmonaize_client::{
     Access, AttachOptions, Budget, Client, Communicator, Dtype, Error, EventCursor, EventKind, JoinOptions,
-    JoinRefusal, Rank, ReduceOp, RefusalKind, Status, Tensor,
+    JoinRefusal, Rank, ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
 };
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -252,6 +252,27 @@ fn events_are_read_one_batch_after_the_other_and_by_one_reader_at_a_time() {
         assert!(error.to_string().contains("waits for events already"), "{error}");
         assert_eq!(reader.cursor().unwrap().next, 5);
     });
+}
+
+#[test]
+fn members_and_newcomers_regroup_and_are_told_who_is_in() {
+    let stub = Stub::start();
+    let (client, comm) = attach(&stub, Access::Mapped);
+    let options = RegroupOptions { timeout: LIMIT, least: 2, key: None };
+    let next = comm.regroup(&options).unwrap();
+    stub.knobs.expect("regroup Member { communicator: 2 } by 0, 2 at least");
+    assert_eq!((next.rank(), next.ranks(), next.before()), (Rank(0), 2, &[Some(Rank(1)), None][..]));
+    drop(comm);
+    stub.knobs.expect("left 2");
+    let again = next.regroup(&RegroupOptions { key: Some(7), ..options.clone() }).unwrap();
+    stub.knobs.expect("regroup Member { communicator: 3 } by 7, 2 at least");
+    drop(client.enter("job", &options).unwrap());
+    stub.knobs.expect("regroup Newcomer { name: \"job\" } by 4294967295, 2 at least");
+    let refused = client.enter("", &options).unwrap_err();
+    assert!(matches!(refused, Error::Regroup { kind: JoinRefusal::Name, .. }), "{refused}");
+    let many = RegroupOptions { least: u32::MAX, ..options };
+    let refused = again.regroup(&many).unwrap_err();
+    assert!(matches!(refused, Error::Regroup { kind: JoinRefusal::Quota, .. }), "{refused}");
 }
 
 #[test]

@@ -242,6 +242,7 @@ impl Fabric {
                 ranks: hosts.len() as u32,
                 timeout_ns: 0,
                 budget: budget.clone(),
+                regroup: None,
             };
             let session = self.agents[*host].session.unwrap();
             self.say(session, from_agent::Message::Join(join));

@@ -21,6 +21,8 @@ struct Agent {
     alive: BTreeMap<u64, BTreeSet<u64>>,
     /// Ranks that have not left.
     ranks: BTreeMap<u64, BTreeSet<u32>>,
+    /// Ranks of communicators that have ended.
+    held: Vec<(u64, u32)>,
     /// What it has to say about recipes.
     todo: Vec<(u64, u64)>,
     ready: Vec<(u64, u64)>,
@@ -41,7 +43,8 @@ impl Play {
         match self.rng.random_range(0..100) {
             0..8 => self.connect(host),
             8..10 => self.disconnect(host),
-            10..45 => self.join(host),
+            10..35 => self.join(host),
+            35..45 => self.regroup(host),
             45..70 => self.work(host),
             70..76 => self.leave(host),
             76..78 => self.fail(host),
@@ -69,7 +72,8 @@ impl Play {
         }
         assert!(matches!(heard.as_slice(), [to_agent::Message::Welcome(_)]));
         let (open, alive, ranks) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        self.agents.insert(host, Agent { session, open, alive, ranks, todo: vec![], ready: vec![] });
+        let (held, todo, ready) = (vec![], vec![], vec![]);
+        self.agents.insert(host, Agent { session, open, alive, ranks, held, todo, ready });
     }
 
     fn disconnect(&mut self, host: usize) {
@@ -94,6 +98,40 @@ impl Play {
             ranks,
             timeout_ns: if self.rng.random_bool(0.2) { self.rng.random_range(1..30_000_000_000) } else { 0 },
             budget: None,
+            regroup: None,
+        };
+        agent.open.insert(self.request);
+        self.world.say(agent.session, from_agent::Message::Join(join));
+    }
+
+    /// A member of one that runs or has ended goes on, or a newcomer comes; sometimes a member leaves after all.
+    fn regroup(&mut self, host: usize) {
+        let Some(agent) = self.agents.get_mut(&host) else { return };
+        let live = agent.ranks.iter().flat_map(|(id, ranks)| ranks.iter().map(move |rank| (*id, *rank)));
+        let members: Vec<(u64, u32)> = live.chain(agent.held.iter().copied()).collect();
+        let member = members.get(self.rng.random_range(0..members.len() + 1)).copied();
+        if let Some(at) = agent.held.iter().position(|held| Some(*held) == member)
+            && self.rng.random_bool(0.3)
+        {
+            let (communicator, rank) = agent.held.swap_remove(at);
+            let leave = v1::Leave { communicator, rank, request: 0 };
+            return self.world.say(agent.session, from_agent::Message::Leave(leave));
+        }
+        self.request += 1;
+        let (id, rank) = member.unwrap_or((0, 0));
+        let known = self.world.state.communicators.get(&id);
+        let name = known.map(|known| (known.tenant.clone(), known.name.clone()));
+        let (tenant, communicator) =
+            name.unwrap_or_else(|| ("a".to_owned(), format!("c{}", self.rng.random_range(0..4))));
+        let key = self.rng.random_range(0..5);
+        let least = self.rng.random_range(1..3);
+        let join = v1::Join {
+            request: self.request,
+            tenant,
+            communicator,
+            timeout_ns: self.rng.random_range(1..30_000_000_000),
+            regroup: Some(v1::Regroup { communicator: id, member: rank, key, least }),
+            ..v1::Join::default()
         };
         agent.open.insert(self.request);
         self.world.say(agent.session, from_agent::Message::Join(join));
@@ -225,7 +263,8 @@ impl Play {
                     }
                     to_agent::Message::Dissolve(end) => {
                         assert!(agent.alive.remove(&end.communicator).is_some(), "it was alive");
-                        agent.ranks.remove(&end.communicator);
+                        let ranks = agent.ranks.remove(&end.communicator).unwrap_or_default();
+                        agent.held.extend(ranks.into_iter().map(|rank| (end.communicator, rank)));
                     }
                     _ => {}
                 }
@@ -251,6 +290,7 @@ impl Play {
         }
         assert_eq!(state.sessions.len(), self.agents.len());
         let waiting: usize = state.waiting.values().map(|waiting| waiting.joined.len()).sum();
+        let waiting = waiting + state.regroups.processes();
         assert_eq!(waiting, self.agents.values().map(|agent| agent.open.len()).sum::<usize>());
         assert!(state.waiting.values().all(|waiting| !waiting.joined.is_empty()));
         let pending = |known: &crate::state::Communicator| {
@@ -326,6 +366,7 @@ fn play(seed: u64) -> usize {
         play.check();
     }
     assert!(play.world.state.waiting.is_empty());
+    assert_eq!(play.world.state.regroups.processes(), 0);
     assert!(play.world.state.communicators.values().all(|known| known.epoch > 0));
     let questions = &play.world.state.questions;
     assert!(questions.is_empty(), "{} questions are open", questions.len());

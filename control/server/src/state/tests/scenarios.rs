@@ -205,7 +205,8 @@ fn join_for(world: &mut World, session: SessionId, rank: u32, patience: Duration
     let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
     let request = super::world::request("a", "world", rank);
     let timeout_ns = u64::try_from(patience.as_nanos()).unwrap();
-    let join = v1::Join { request, tenant, communicator, rank, ranks: 4, timeout_ns, budget: None };
+    let join =
+        v1::Join { request, tenant, communicator, rank, ranks: 4, timeout_ns, budget: None, regroup: None };
     world.say(session, from_agent::Message::Join(join));
 }
 
