@@ -26,6 +26,10 @@ pub trait Communicator {
     fn ranks(&self) -> usize;
     /// Replaces every element by its average over all ranks.
     fn average(&mut self, values: &mut [f32]) -> Result<Cost>;
+    /// Whether many elements may lose something.
+    fn is_lossy(&self) -> bool {
+        false
+    }
 }
 
 /// One worker, nobody to talk to.

@@ -6,6 +6,7 @@ pub mod communicator;
 pub mod digits;
 pub mod direct;
 pub mod link;
+pub mod lossy;
 pub mod measure;
 pub mod model;
 pub mod payload;

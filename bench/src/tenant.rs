@@ -48,6 +48,19 @@ pub struct Seat {
     pub name: String,
 }
 
+/// What may be lost, from the command line: exact, as-bf16, a bound on vNMSE, or a codec's name.
+///
+/// # Errors
+/// None: what is no such word is taken for a codec's name, which agents refuse if it is none.
+pub fn budget(text: &str) -> Result<Budget, std::convert::Infallible> {
+    Ok(match (text, text.parse()) {
+        ("exact", _) => Budget::Exact,
+        ("as-bf16", _) => Budget::MatchBf16,
+        (_, Ok(most)) => Budget::Vnmse(most),
+        (name, Err(_)) => Budget::Codecs(vec![name.to_owned()]),
+    })
+}
+
 /// How the agent reaches tensors.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
@@ -183,13 +196,16 @@ fn timed(start: impl FnOnce() -> Result<Operation, harmonaize_client::Error>) ->
 #[derive(Debug)]
 pub struct Worker {
     member: Member,
-    tensor: Option<Tensor>,
+    /// One for each number of elements that was averaged.
+    tensors: Vec<Tensor>,
+    lossy: bool,
 }
 
 impl Worker {
-    /// Attaches with room for `bytes` bytes of gradients, and joins.
-    pub fn join(seat: &Seat, bytes: u64) -> Result<Self> {
-        Ok(Self { member: Member::join(seat, bytes)?, tensor: None })
+    /// Attaches with room for `bytes` bytes of gradients, and joins; gradients may lose what the budget says.
+    pub fn join(seat: &Seat, bytes: u64, budget: Budget) -> Result<Self> {
+        let lossy = budget != Budget::Exact;
+        Ok(Self { member: Member::join_within(seat, bytes, budget)?, tensors: Vec::new(), lossy })
     }
 }
 
@@ -202,13 +218,16 @@ impl Communicator for Worker {
         self.member.ranks
     }
 
+    fn is_lossy(&self) -> bool {
+        self.lossy
+    }
+
     fn average(&mut self, values: &mut [f32]) -> Result<Cost> {
         let wanted = values.len() as u64;
-        if self.tensor.as_ref().is_none_or(|tensor| tensor.elements() != wanted) {
-            self.tensor = None;
-            self.tensor = Some(self.member.client.tensor(Dtype::F32, wanted)?);
+        if !self.tensors.iter().any(|tensor| tensor.elements() == wanted) {
+            self.tensors.push(self.member.client.tensor(Dtype::F32, wanted)?);
         }
-        let tensor = self.tensor.as_ref().context("no tensor")?;
+        let tensor = self.tensors.iter().find(|tensor| tensor.elements() == wanted).context("no tensor")?;
         let began = Instant::now();
         tensor.write(0, values)?;
         let written = began.elapsed();

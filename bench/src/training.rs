@@ -3,7 +3,7 @@
 
 use crate::communicator::{Communicator, Cost};
 use crate::digits::{Batches, Digits, TEST_IMAGES};
-use crate::model::Mlp;
+use crate::model::{Kind, Model};
 use crate::seeded::Digest;
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
@@ -19,6 +19,8 @@ pub const TOLERANCE: f32 = 1e-4;
 /// What is trained, the same at every worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
+    /// What is trained.
+    pub kind: Kind,
     /// Seed of split, weights and batches.
     pub seed: u64,
     /// Steps; the fewest, where a training goes on until it is told to end.
@@ -37,7 +39,16 @@ pub struct Recipe {
 
 impl Default for Recipe {
     fn default() -> Self {
-        Self { seed: 1, steps: 300, batch: 128, tested: TEST_IMAGES, rate: 0.05, momentum: 0.9, decay: 1e-3 }
+        Self {
+            kind: Kind::default(),
+            seed: 1,
+            steps: 300,
+            batch: 128,
+            tested: TEST_IMAGES,
+            rate: 0.05,
+            momentum: 0.9,
+            decay: 1e-3,
+        }
     }
 }
 
@@ -76,7 +87,7 @@ pub fn train(
 ) -> Result<Outcome> {
     let digits = Digits::load(recipe.seed)?;
     let batches = Batches::new(recipe.seed, digits.training.len(), recipe.batch)?;
-    let model = Mlp::new(recipe.seed)?;
+    let model = Model::new(recipe.kind, recipe.seed)?;
     let mut parameters = model.parameters()?;
     let mut velocity = vec![0f32; parameters.len()];
     let mut bucket = Vec::with_capacity(parameters.len() + 2);
@@ -85,17 +96,18 @@ pub fn train(
         let began = Instant::now();
         let shard = batches.shard(number, communicator.rank(), communicator.ranks())?;
         let loss = model.gradients(&digits.training.select(&shard)?, &mut bucket)?;
-        // The loss rides along with the gradients, so that every worker knows the whole batch's, and the wish to end.
-        bucket.extend([loss, if told() { 1.0 } else { 0.0 }]);
+        // Every worker is to know the whole batch's loss, and the wish to end: they ride along with the gradients, unless that
+        // costs them bits, for they are much larger.
+        let rest = [loss, if told() { 1.0 } else { 0.0 }];
         let computed = began.elapsed();
-        let cost = communicator.average(&mut bucket)?;
+        let (cost, [loss, wish]) = share(communicator, &mut bucket, rest)?;
         let averaged = Instant::now();
-        let (gradients, &[loss, wish]) = bucket.split_last_chunk().context("empty bucket")?;
+        let gradients = bucket.as_slice();
         ensure!(loss.is_finite(), "the loss of step {number} is {loss}");
         descend(recipe, gradients, &mut velocity, &mut parameters);
         model.set_parameters(&parameters)?;
         let compute = computed + averaged.elapsed();
-        each(&Step { number, loss, cost, bytes: size_of_val(bucket.as_slice()), compute })?;
+        each(&Step { number, loss, cost, bytes: size_of_val(gradients), compute })?;
         number += 1;
         ends = number >= recipe.steps && wish > 0.0;
     }
@@ -104,6 +116,24 @@ pub fn train(
     let places: Vec<usize> = (0..digits.test.len().min(recipe.tested)).collect();
     let test = digits.test.select(&places)?;
     Ok(Outcome { correct: model.correct(&test)?, tested: test.len(), digest: digest.hex() })
+}
+
+/// Averages the gradients over all workers, and the rest.
+fn share(
+    communicator: &mut dyn Communicator,
+    gradients: &mut Vec<f32>,
+    mut rest: [f32; 2],
+) -> Result<(Cost, [f32; 2])> {
+    if communicator.is_lossy() {
+        let cost = communicator.average(gradients)?;
+        communicator.average(&mut rest)?;
+        return Ok((cost, rest));
+    }
+    gradients.extend(rest);
+    let cost = communicator.average(gradients)?;
+    let (_, &[loss, wish]) = gradients.split_last_chunk().context("empty bucket")?;
+    gradients.truncate(gradients.len() - rest.len());
+    Ok((cost, [loss, wish]))
 }
 
 fn descend(recipe: &Recipe, gradients: &[f32], velocity: &mut [f32], parameters: &mut [f32]) {
@@ -145,6 +175,7 @@ mod tests {
     }
 
     const SHORT: Recipe = Recipe {
+        kind: Kind::Perceptron,
         seed: 1,
         steps: 40,
         batch: 128,

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use harmonaize_bench::measure::Effort;
 use harmonaize_bench::seeded::SplitMix64;
-use harmonaize_bench::tenant::{Member, Seat, word};
-use harmonaize_client::{Budget, Receipt, ReduceOp, Tensor};
+use harmonaize_bench::tenant::{Member, Seat, budget, word};
+use harmonaize_client::{Receipt, ReduceOp, Tensor};
 use serde::Serialize;
 
 /// AllReduces of the same tensors within several budgets, interleaved.
@@ -48,15 +48,6 @@ struct Figures {
     measured: f64,
 }
 
-fn budget(text: &str) -> Budget {
-    match (text, text.parse()) {
-        ("exact", _) => Budget::Exact,
-        ("as-bf16", _) => Budget::MatchBf16,
-        (_, Ok(most)) => Budget::Vnmse(most),
-        (name, Err(_)) => Budget::Codecs(vec![name.to_owned()]),
-    }
-}
-
 /// Values with heavy tails: a uniform number over another, so that one in a thousand is some hundred times the usual.
 fn heavy(rank: usize, elements: usize) -> Vec<f32> {
     let mut stream = SplitMix64::named(7, &[rank as u64]);
@@ -73,7 +64,7 @@ fn main() -> Result<()> {
             name: format!("{}-{}", arguments.seat.name, text.replace(' ', "-")),
             ..arguments.seat.clone()
         };
-        let member = Member::join_within(&seat, 2 * arguments.bytes as u64 + 8192, budget(text))?;
+        let member = Member::join_within(&seat, 2 * arguments.bytes as u64 + 8192, budget(text)?)?;
         let (input, output) = (member.tensor::<f32>(elements)?, member.tensor::<f32>(elements)?);
         input.write(0, &heavy(rank, elements))?;
         Ok((text.clone(), member, input, output))

@@ -1,12 +1,14 @@
-//! Trains the digits' model: in one process, or as one worker of several whose gradients go through their agent.
+//! Trains a model of digits: in one process, or as one worker of several whose gradients go through their agent.
 #![forbid(unsafe_code)]
 
 use anyhow::Result;
 use clap::Parser;
 use harmonaize_bench::communicator::{Alone, Communicator};
+use harmonaize_bench::model::Kind;
 use harmonaize_bench::report::{Line, now_us};
-use harmonaize_bench::tenant::{Seat, Worker};
+use harmonaize_bench::tenant::{Seat, Worker, budget};
 use harmonaize_bench::training::{Recipe, train};
+use harmonaize_client::Budget;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +24,12 @@ struct Arguments {
     single: bool,
     #[command(flatten)]
     seat: Seat,
+    /// What is trained
+    #[arg(long, value_enum, default_value_t)]
+    model: Kind,
+    /// What may be lost of gradients: exact, as-bf16, a bound on vNMSE such as 0.001, or a codec's name
+    #[arg(long, default_value = "exact", value_parser = budget)]
+    budget: Budget,
     /// Seed of split, weights and batches
     #[arg(long, default_value_t = Recipe::default().seed)]
     seed: u64,
@@ -42,7 +50,7 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let Arguments { seed, steps, batch, tested, .. } = arguments;
-    let recipe = Recipe { seed, steps, batch, tested, ..Recipe::default() };
+    let recipe = Recipe { kind: arguments.model, seed, steps, batch, tested, ..Recipe::default() };
     let told = Arc::new(AtomicBool::new(!arguments.until_told));
     if arguments.until_told {
         for signal in [SIGINT, SIGTERM] {
@@ -52,7 +60,7 @@ fn main() -> Result<()> {
     if arguments.single {
         return work(&recipe, &mut Alone, &told);
     }
-    work(&recipe, &mut Worker::join(&arguments.seat, ARENA)?, &told)
+    work(&recipe, &mut Worker::join(&arguments.seat, ARENA, arguments.budget)?, &told)
 }
 
 fn work(recipe: &Recipe, communicator: &mut dyn Communicator, told: &AtomicBool) -> Result<()> {
