@@ -40,6 +40,9 @@ pub enum Line {
         wire_bytes: u64,
         /// Kind of algorithm, from the receipt; empty where there is none.
         algorithm: String,
+        /// Test images told right after it, where that was asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        correct: Option<usize>,
     },
     /// The training has ended.
     Trained {
@@ -102,6 +105,7 @@ impl Line {
             compute_us: step.compute.as_micros() as u64,
             wire_bytes,
             algorithm: algorithm.to_owned(),
+            correct: step.correct,
         }
     }
 
@@ -142,6 +146,7 @@ mod tests {
             compute_us: 7,
             wire_bytes: 8,
             algorithm: "ring".into(),
+            correct: None,
         };
         let text = r#"{"event":"step","at_us":1,"step":2,"loss":0.5,"bytes":4,"collective_us":5,"copies_us":6,"compute_us":7,"wire_bytes":8,"algorithm":"ring"}"#;
         assert_eq!(serde_json::to_string(&line).unwrap(), text);

@@ -29,6 +29,8 @@ pub struct Recipe {
     pub batch: usize,
     /// Test images that are told at the end, at most [`TEST_IMAGES`].
     pub tested: usize,
+    /// The first worker is tested on them after every so many steps too; 0 for never.
+    pub every: usize,
     /// Learning rate.
     pub rate: f32,
     /// Momentum (Polyak's: `v = momentum * v + gradient`, `w -= rate * v`).
@@ -45,6 +47,7 @@ impl Default for Recipe {
             steps: 300,
             batch: 128,
             tested: TEST_IMAGES,
+            every: 0,
             rate: 0.05,
             momentum: 0.9,
             decay: 1e-3,
@@ -63,8 +66,10 @@ pub struct Step {
     pub cost: Cost,
     /// Bytes that were reduced.
     pub bytes: usize,
-    /// All but the AllReduce and its copies.
+    /// All but the AllReduce, its copies and the test.
     pub compute: Duration,
+    /// Test images told right after this step, where they were asked for.
+    pub correct: Option<usize>,
 }
 
 /// How a training ended.
@@ -88,6 +93,8 @@ pub fn train(
     let digits = Digits::load(recipe.seed)?;
     let batches = Batches::new(recipe.seed, digits.training.len(), recipe.batch)?;
     let model = Model::new(recipe.kind, recipe.seed)?;
+    let places: Vec<usize> = (0..digits.test.len().min(recipe.tested)).collect();
+    let test = digits.test.select(&places)?;
     let mut parameters = model.parameters()?;
     let mut velocity = vec![0f32; parameters.len()];
     let mut bucket = Vec::with_capacity(parameters.len() + 2);
@@ -107,14 +114,15 @@ pub fn train(
         descend(recipe, gradients, &mut velocity, &mut parameters);
         model.set_parameters(&parameters)?;
         let compute = computed + averaged.elapsed();
-        each(&Step { number, loss, cost, bytes: size_of_val(gradients), compute })?;
+        let bytes = size_of_val(gradients);
         number += 1;
+        let due = recipe.every > 0 && number.is_multiple_of(recipe.every) && communicator.rank() == 0;
+        let correct = if due { Some(model.correct(&test)?) } else { None };
+        each(&Step { number: number - 1, loss, cost, bytes, compute, correct })?;
         ends = number >= recipe.steps && wish > 0.0;
     }
     let mut digest = Digest::default();
     parameters.iter().for_each(|parameter| digest.update(&parameter.to_le_bytes()));
-    let places: Vec<usize> = (0..digits.test.len().min(recipe.tested)).collect();
-    let test = digits.test.select(&places)?;
     Ok(Outcome { correct: model.correct(&test)?, tested: test.len(), digest: digest.hex() })
 }
 
@@ -180,6 +188,7 @@ mod tests {
         steps: 40,
         batch: 128,
         tested: TEST_IMAGES,
+        every: 0,
         rate: 0.05,
         momentum: 0.9,
         decay: 1e-3,

@@ -45,12 +45,15 @@ struct Arguments {
     /// Test images that are told at the end
     #[arg(long, default_value_t = Recipe::default().tested, value_name = "IMAGES")]
     tested: usize,
+    /// Test after every so many steps too, at rank 0
+    #[arg(long, default_value_t = 0, value_name = "STEPS")]
+    every: usize,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let Arguments { seed, steps, batch, tested, .. } = arguments;
-    let recipe = Recipe { kind: arguments.model, seed, steps, batch, tested, ..Recipe::default() };
+    let Arguments { seed, steps, batch, tested, every, .. } = arguments;
+    let recipe = Recipe { kind: arguments.model, seed, steps, batch, tested, every, ..Recipe::default() };
     let told = Arc::new(AtomicBool::new(!arguments.until_told));
     if arguments.until_told {
         for signal in [SIGINT, SIGTERM] {

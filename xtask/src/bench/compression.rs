@@ -1,5 +1,7 @@
-//! Suite compression: AllReduces in fewer bits against exact ones, in turn in one run on four hosts; and what control chooses where
-//! links are fast and slow.
+//! Suite compression: AllReduces in fewer bits against exact ones, in turn in one run on four hosts; what control chooses where
+//! links are fast and slow; and what fewer bits make of trainings.
+
+mod training;
 
 use super::lab::Lab;
 use super::part::{self, Outcome, Part};
@@ -32,7 +34,7 @@ pub struct Effort {
 impl Effort {
     /// For figures.
     pub fn new(rounds: usize, only: &[String]) -> Self {
-        Self { rounds, steps: 200, bytes: 64 * MIB, only: only.to_vec() }
+        Self { rounds, steps: 150, bytes: 64 * MIB, only: only.to_vec() }
     }
 
     /// Shows that everything runs, and measures nothing worth a figure.
@@ -48,7 +50,8 @@ struct Suite {
     stop: Arc<AtomicBool>,
 }
 
-const PARTS: &[Part<Suite>] = &[("speed", speed), ("slow", slow), ("fast", fast), ("training", training)];
+const PARTS: &[Part<Suite>] =
+    &[("speed", speed), ("slow", slow), ("fast", fast), ("training", training::run)];
 
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
@@ -97,29 +100,6 @@ impl Suite {
     }
 }
 
-/// A line that `train` prints.
-#[derive(Debug, Deserialize)]
-struct Printed {
-    at_us: u64,
-    correct: Option<f64>,
-    tested: Option<f64>,
-}
-
-impl Suite {
-    /// Seconds of a training, and percent of the test images that it tells right.
-    fn train(&self, lab: &mut Lab, model: &str, budget: &str, seed: usize) -> Result<(f64, f64)> {
-        let (seed, steps) = (seed.to_string(), self.effort.steps.to_string());
-        let arguments = ["--model", model, "--budget", budget, "--seed", &seed, "--steps", &steps];
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let hosts: Vec<usize> = (0..RANKS).collect();
-        let printed: Vec<Printed> = lab.figures("train", &hosts, &arguments, LIMIT)?;
-        let (started, ended) = printed.first().zip(printed.last()).context("nothing was printed")?;
-        let (correct, tested) = ended.correct.zip(ended.tested).context("the training did not end")?;
-        let seconds = ended.at_us.saturating_sub(started.at_us) as f64 / 1e6;
-        Ok((seconds, 100.0 * correct / tested.max(1.0)))
-    }
-}
-
 /// busbw of a run's operations, GB/s.
 fn busbw(bytes: u64, figures: &Figures) -> Vec<f64> {
     let factor = 2.0 * (RANKS as f64 - 1.0) / RANKS as f64;
@@ -156,42 +136,6 @@ fn slow(suite: &Suite) -> Result<Vec<Row>> {
 /// 10 Gbit/s: whatever is chosen is at most a fiftieth slower than exact.
 fn fast(suite: &Suite) -> Result<Vec<Row>> {
     chosen(suite, "10Gbit/s", suite.effort.rounds, 1.0 / 1.02)
-}
-
-/// Two models on links so slow that gradients are what their steps wait for: the time of the training, and how many of the test
-/// images it tells, exact and in fewer bits.
-fn training(suite: &Suite) -> Result<Vec<Row>> {
-    const RATE: &str = "20Mbit/s";
-    let mut lab = Lab::build(RANKS, RATE, suite.binaries.clone(), Arc::clone(&suite.stop))?;
-    let mut rows = Vec::new();
-    for model in ["convolutional", "transformer"] {
-        let (mut exact, mut accuracy) = (Vec::new(), Vec::new());
-        for (budget, bar) in [("exact", 1.0), ("bf16", 1.0), ("int8", 2.0), ("rotated 4", 2.0)] {
-            let (mut times, mut told) = (Vec::new(), Vec::new());
-            for seed in 1..=suite.effort.rounds {
-                let (time, right) = suite.train(&mut lab, model, budget, seed)?;
-                times.push(time);
-                told.push(right);
-            }
-            let mean = told.iter().sum::<f64>() / told.len().max(1) as f64;
-            eprintln!(
-                "{RATE}, {model}, {budget}: {times:.1?} s, {told:.1?}% of the test images, {mean:.2}% in the mean"
-            );
-            if budget == "exact" {
-                (exact, accuracy) = (times, told);
-                continue;
-            }
-            let case =
-                suite.case(format!("training, {model}, {budget}, {RATE}: seconds"), Better::Less, 1.0 / bar);
-            rows.push(case.compare(&times, &exact, "the same exact"));
-            // The mean within the range of what seeds alone make of exact trainings.
-            let least = accuracy.iter().copied().fold(f64::INFINITY, f64::min);
-            let case = format!("training, {model}, {budget}: mean accuracy, %");
-            let held = suite.case(case, Better::More, 1.0);
-            rows.push(held.compare(&[mean], &[least], "the worst exact seed"));
-        }
-    }
-    Ok(rows)
 }
 
 fn chosen(suite: &Suite, rate: &str, rounds: usize, bar: f64) -> Result<Vec<Row>> {
