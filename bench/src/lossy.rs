@@ -3,8 +3,9 @@
 
 use crate::communicator::{Communicator, Cost};
 use anyhow::{Context, Result, anyhow, ensure};
-use harmonaize_abi::{View, ViewMut};
-use harmonaize_codec::{Codec, Squares, Store, Terms, decode};
+use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
+use harmonaize_codec::{Account, Codec, Squares, Terms};
+use harmonaize_kernels::reduce;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 
 /// Fewer elements stay exact, as they do with agents.
@@ -43,8 +44,8 @@ pub struct Lossy {
     ranks: usize,
     steps: u64,
     meeting: Arc<Meeting>,
-    /// Of the own part: what each rank's contribution has left out so far, and then what the average has.
-    left_out: Vec<Vec<f32>>,
+    /// By rank, of the own part: what it owes, and room for what it will.
+    owing: Vec<[Vec<f32>; 2]>,
     chunk: Vec<u8>,
 }
 
@@ -58,7 +59,7 @@ impl Lossy {
             ranks,
             steps: 0,
             meeting: Arc::clone(&meeting),
-            left_out: vec![Vec::new(); ranks + 1],
+            owing: vec![[Vec::new(), Vec::new()]; ranks],
             chunk: Vec::new(),
         };
         (0..ranks).map(one).collect()
@@ -74,60 +75,40 @@ impl Lossy {
     }
 
     /// Adds up the own part of all contributions and encodes the average: what all ranks decode, and what it lost.
-    fn reduce(&mut self, mut contributions: Vec<Vec<f32>>) -> Result<(Vec<f32>, Squares)> {
+    fn reduce(&mut self, contributions: &[Vec<f32>]) -> Result<(Vec<f32>, Squares)> {
         let Coding { codec, most, feedback } = self.meeting.coding;
-        let elements = contributions.first().map_or(0, Vec::len);
-        let room = codec.most_bytes(elements).zip(Codec::EXACT.most_bytes(elements));
+        let (own, ranks) = (self.rank, u32::try_from(self.ranks)?);
+        let mut average = contributions.get(own).cloned().context("no such rank")?;
+        let room = codec.most_bytes(average.len()).zip(Codec::EXACT.most_bytes(average.len()));
         self.chunk.resize(room.map(|(one, other)| one.max(other)).context("so many elements")?, 0);
-        let terms = Terms { codec, most, participants: u32::try_from(self.ranks)? };
-        let mut sum = contributions.get(self.rank).cloned().context("no such rank")?;
-        let mut sums = terms.begin(1, View::from(&sum[..]))?;
-        for (rank, contribution) in contributions.iter_mut().enumerate() {
-            if rank == self.rank {
-                continue;
-            }
-            let left_out = self.left_out.get_mut(rank).filter(|_| feedback);
+        self.owing.iter_mut().flatten().for_each(|half| half.resize(average.len(), 0.0));
+        let accounts = self.owing.iter_mut().filter(|_| feedback).map(|[owed, left_out]| Account {
+            owed: View::from(&owed[..]),
+            left_out: ViewMut::from(&mut left_out[..]),
+        });
+        let accounts: Vec<Account<'_>> = accounts.collect();
+        let account = |rank: usize| accounts.get(rank).copied();
+        let terms = Terms { codec, most, participants: ranks };
+        let (sum, chunk) = (ViewMut::from(&mut average[..]), ViewMut::from(&mut self.chunk[..]));
+        account(own).map_or(Ok(()), |account| account.begin(sum))?;
+        let mut sums = terms.begin(1, sum.as_view())?;
+        for (rank, contribution) in contributions.iter().enumerate().filter(|(rank, _)| *rank != own) {
             let seed = self.steps << 16 | (rank as u64) << 1;
-            let source = with(contribution, left_out.as_deref());
-            terms.contribute(1, seed, View::from(&source[..]), ViewMut::from(&mut self.chunk[..]))?;
-            terms.add(&mut sums, View::from(&self.chunk[..]), ViewMut::from(&mut sum[..]))?;
-            keep(source, &self.chunk, left_out)?;
+            let (source, account) = (View::from(&contribution[..]), account(rank));
+            let source = account.map_or(Ok(source), |account| account.contribution(source))?;
+            let coded = terms.contribute(1, seed, source, chunk)?;
+            account.map_or(Ok(()), |account| account.contributed(&coded, chunk.as_view()))?;
+            terms.add(&mut sums, chunk.as_view(), sum)?;
         }
-        let ranks = self.ranks as f32;
-        sum.iter_mut().for_each(|value| *value /= ranks);
-        let left_out = self.left_out.last_mut().filter(|_| feedback);
-        let source = with(&sum, left_out.as_deref());
-        let seed = self.steps << 16 | (self.rank as u64) << 1 | 1;
-        let average_of = Some(terms.participants);
-        terms.conclude(
-            &sums,
-            average_of,
-            seed,
-            View::from(&source[..]),
-            ViewMut::from(&mut self.chunk[..]),
-        )?;
-        let taken = terms.take(View::from(&self.chunk[..]), ViewMut::from(&mut sum[..]))?;
-        keep(source, &self.chunk, left_out)?;
-        Ok((sum, taken.squares))
+        account(own).map_or(Ok(()), |account| account.complete(sum.as_view()))?;
+        reduce(ReduceOp::Average, Dtype::F32, &[sum.as_view()], &[sum], Some(ranks))?;
+        let seed = self.steps << 16 | (own as u64) << 1 | 1;
+        let coded = terms.conclude(&sums, Some(ranks), seed, sum.as_view(), chunk)?;
+        account(own).map_or(Ok(()), |account| account.concluded(&coded, Some(ranks), chunk.as_view()))?;
+        let taken = terms.take(chunk.as_view(), sum)?;
+        self.owing.iter_mut().for_each(|halves| halves.swap(0, 1));
+        Ok((average, taken.squares))
     }
-}
-
-/// Values with what was left out before.
-fn with(values: &[f32], left_out: Option<&Vec<f32>>) -> Vec<f32> {
-    let mut all = values.to_vec();
-    if let Some(left_out) = left_out {
-        all.iter_mut().zip(left_out).for_each(|(value, left)| *value += left);
-    }
-    all
-}
-
-/// What a chunk has left out of its source, for the next step.
-fn keep(mut source: Vec<f32>, chunk: &[u8], left_out: Option<&mut Vec<f32>>) -> Result<()> {
-    if let Some(left_out) = left_out {
-        decode(View::from(chunk), Store::Subtract, ViewMut::from(&mut source[..]))?;
-        *left_out = source;
-    }
-    Ok(())
 }
 
 impl Communicator for Lossy {
@@ -156,7 +137,7 @@ impl Communicator for Lossy {
         let contributions: Vec<Vec<f32>> = self.shared()?.inputs.iter().map(part).collect();
         let reduced = match values.len() < FEWEST || !same {
             true => Ok((mean(&contributions), Squares::default())),
-            false => self.reduce(contributions),
+            false => self.reduce(&contributions),
         };
         self.steps += 1;
         if let Ok((averages, lost)) = &reduced {
@@ -215,12 +196,14 @@ mod tests {
     /// A few elements a step tell, over many steps, of all of them.
     #[test]
     fn what_is_left_out_of_a_step_comes_in_the_next() {
-        const STEPS: u32 = 800;
-        let sums = |feedback| {
+        const STEPS: u32 = 400;
+        // Of as many sizes as elements: of equal ones a threshold takes all or none.
+        let values: Vec<f32> =
+            (0..4096).map(|at| 1.0 + (at * 2_654_435_761_usize % 4096) as f32 / 1024.0).collect();
+        let means = |feedback| {
             let coding = Coding { codec: Codec::named("top 1/64").unwrap(), most: None, feedback };
             let (mut ranks, mut sum) = (Lossy::new(2, coding), vec![0.0_f64; 4096]);
             for _ in 0..STEPS {
-                let values: Vec<f32> = (0..4096).map(|at| 1.0 + (at % 7) as f32).collect();
                 let found = std::thread::scope(|scope| {
                     let one = |rank: &mut Lossy, mut values: Vec<f32>| {
                         rank.average(&mut values).unwrap();
@@ -236,11 +219,13 @@ mod tests {
                 assert_eq!(found[0], found[1]);
                 sum.iter_mut().zip(&found[0]).for_each(|(sum, value)| *sum += f64::from(*value));
             }
-            let off =
-                |(at, sum): (usize, &f64)| (sum / f64::from(STEPS) / (1.0 + (at % 7) as f64) - 1.0).abs();
-            sum.iter().enumerate().map(off).sum::<f64>() / 4096.0
+            let off = sum
+                .iter()
+                .zip(&values)
+                .map(|(sum, value)| (sum / f64::from(STEPS) / f64::from(*value) - 1.0).abs());
+            off.sum::<f64>() / 4096.0
         };
-        let (with, without) = (sums(true), sums(false));
+        let (with, without) = (means(true), means(false));
         assert!(with < 0.3 && without > 0.8, "off by {with} with feedback, {without} without");
     }
 }

@@ -141,6 +141,66 @@ fn who_lets_something_be_lost_gets_it_within_the_budget_and_nobody_else() {
     deployment.check().unwrap();
 }
 
+/// What 4 bits leave out of one step comes in the next: the mean of what is received tends to the mean of what was sent.
+#[test]
+fn with_feedback_the_mean_of_what_is_received_is_that_of_what_was_sent() {
+    const STEPS: usize = 12;
+    let Some(mut deployment) = deploy(&star(HOSTS as usize, "100Mbit/s"), |_| ()) else { return };
+    let sockets = sockets(&deployment, "a");
+    let exact = sums(|rank| heavy(rank, 1));
+    let off = |sum: &[f64], steps: usize| -> f64 {
+        let each = sum.iter().zip(&exact).map(|(sum, right)| (sum / steps as f64 - right).powi(2));
+        each.sum::<f64>().sqrt()
+    };
+    let steps = |worker: &Worker| -> Result<(f64, f64, f64)> {
+        let input = worker.client.tensor(harmonaize_client::Dtype::F32, ELEMENTS as u64)?;
+        let output = worker.client.tensor(harmonaize_client::Dtype::F32, ELEMENTS as u64)?;
+        let feedback = worker.client.feedback(ELEMENTS as u64)?;
+        input.write(0, &heavy(worker.rank, 1))?;
+        let (mut found, mut figures) = (vec![0_f32; ELEMENTS], Vec::new());
+        for with in [false, true] {
+            let mut sum = vec![0_f64; ELEMENTS];
+            for step in 0..STEPS {
+                let communicator = &worker.communicator;
+                let mut operation = match with {
+                    true => {
+                        communicator.all_reduce_with_feedback(&input, &output, ReduceOp::Sum, &feedback)?
+                    }
+                    false => communicator.all_reduce(&input, &output, ReduceOp::Sum)?,
+                };
+                let receipt = operation.wait(STEP)?;
+                ensure!(receipt.algorithm == Algorithm::DirectCoded, "{receipt:?}");
+                output.read(0, &mut found)?;
+                sum.iter_mut().zip(&found).for_each(|(sum, value)| *sum += f64::from(*value));
+                if with && step == 0 {
+                    figures.push(off(&sum, 1));
+                }
+            }
+            figures.push(off(&sum, STEPS));
+        }
+        // Another shape needs another feedback, and each tensor its own.
+        let other = worker.client.feedback(8)?;
+        let refused = worker.communicator.all_reduce_with_feedback(&input, &output, ReduceOp::Sum, &other);
+        ensure!(matches!(refused, Err(Error::Shape(_))), "{refused:?}");
+        feedback.read(0, &mut found)?;
+        ensure!(found.iter().any(|owed| *owed != 0.0), "nothing is owed");
+        feedback.reset()?;
+        feedback.read(0, &mut found)?;
+        ensure!(found.iter().all(|owed| *owed == 0.0), "something is owed after a reset");
+        let [without, one, with] = figures[..] else { anyhow::bail!("{figures:?}") };
+        Ok((without, one, with))
+    };
+    for (without, one, with) in right(ranks(&sockets, "job", &Budget::Codecs(vec!["int4".to_owned()]), steps))
+    {
+        assert!(without > 0.9 * one, "{one} at first, without feedback {without} in the mean");
+        assert!(with < 0.25 * one, "{one} at first, with feedback {with} in the mean of {STEPS}");
+    }
+    let remote = Client::attach(&sockets[0], options(Access::Remote, 64)).unwrap();
+    assert!(matches!(remote.feedback(8), Err(Error::Feedback)));
+    drop(remote);
+    deployment.check().unwrap();
+}
+
 /// Whoever comes second is told whom it disagrees with, and joins as soon as it agrees.
 #[test]
 fn a_rank_that_lets_something_else_be_lost_is_told() {

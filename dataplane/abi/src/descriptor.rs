@@ -5,8 +5,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bits of [`Submission::flags`]. Unknown bits are refused.
 pub mod flags {
+    /// The operation has [`super::Submission::owed`] and [`super::Submission::left_out`]: an AllReduce of f32, through a mapped attachment.
+    pub const FEEDBACK: u8 = 1;
     /// All bits that this version knows.
-    pub const KNOWN: u8 = 0;
+    pub const KNOWN: u8 = FEEDBACK;
 }
 
 /// `bytes` bytes from `offset` of the attachment's arena (mapped attachment) or of the tenant's registered memory
@@ -54,8 +56,12 @@ pub struct Submission {
     pub deadline_ns: u64,
     /// Training or inference step that this operation belongs to, 0 unknown. Hint.
     pub iteration: u64,
+    /// With [`flags::FEEDBACK`]: as many elements as the input that are owed to the sum, as earlier operations left them out. Else zero.
+    pub owed: Region,
+    /// With [`flags::FEEDBACK`]: where what is owed after a successful operation goes; all of it is written. Overlaps no other region. Else zero.
+    pub left_out: Region,
     /// Zero.
-    pub reserved: [u64; 6],
+    pub reserved: [u64; 2],
 }
 
 /// The end of one operation at one rank. 64 bytes.

@@ -1,6 +1,7 @@
 //! Attaching to the agent.
 
 use crate::communicator::{Communicator, JoinOptions, Joining, RegroupOptions};
+use crate::feedback::Feedback;
 use crate::session::Opening;
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
@@ -50,6 +51,7 @@ impl Default for AttachOptions {
 pub struct Client {
     shared: Arc<Shared>,
     pool: Arc<Pool>,
+    access: Access,
 }
 
 impl Client {
@@ -80,7 +82,7 @@ impl Client {
         };
         let pool = Pool::new(Arc::clone(end.memory()));
         let shared = Shared::new(end, opening.into_session(), options.spin)?;
-        Ok(Self { shared: Arc::new(shared), pool })
+        Ok(Self { shared: Arc::new(shared), pool, access: options.access })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -90,6 +92,17 @@ impl Client {
     /// A tensor of `elements` elements. Its contents are unspecified.
     pub fn tensor(&self, dtype: Dtype, elements: u64) -> Result<Tensor, Error> {
         Tensor::new(&self.pool, dtype, elements)
+    }
+
+    /// Error feedback for a tensor of `elements` f32, of which nothing is owed yet. Takes twice the tensor's bytes of the arena.
+    ///
+    /// # Errors
+    /// [`Error::Feedback`] where the agent does not map the arena.
+    pub fn feedback(&self, elements: u64) -> Result<Feedback, Error> {
+        if self.access != Access::Mapped {
+            return Err(Error::Feedback);
+        }
+        Feedback::new(&self.pool, elements)
     }
 
     /// Becomes `rank` of the communicator `name`, of `ranks` ranks. Blocks until all have come, or fails after `timeout`

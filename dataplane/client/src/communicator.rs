@@ -1,10 +1,12 @@
 //! Communicators: joining them, and the collectives.
 
+use crate::feedback::Feedback;
+use crate::in_flight::Buffers;
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
 use crate::{Error, Operation};
 use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Regrouping, Request};
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Signature, Submission};
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Signature, Submission, flags};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -213,7 +215,28 @@ impl Communicator {
     pub fn all_reduce(&self, input: &Tensor, output: &Tensor, reduce: ReduceOp) -> Result<Operation, Error> {
         same_shape(input, output)?;
         let count = input.elements();
-        self.submit(Collective::AllReduce, reduce, Rank(0), count, Some((input, output)))
+        self.submit(Collective::AllReduce, reduce, Rank(0), count, Some((input, output)), None)
+    }
+
+    /// Starts the same with error feedback: what fewer bits leave out of this sum is added to the next one with this feedback. It belongs
+    /// to one tensor of f32, step after step; other ranks may do without. Budget and receipt are of what was to be sent then: the
+    /// tensors with what they were owed. Where nothing is coded, nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the feedback is of another size, or an operation with it is in flight.
+    pub fn all_reduce_with_feedback(
+        &self,
+        input: &Tensor,
+        output: &Tensor,
+        reduce: ReduceOp,
+        feedback: &Feedback,
+    ) -> Result<Operation, Error> {
+        same_shape(input, output)?;
+        if input.dtype() != Dtype::F32 {
+            return Err(Error::Dtype { expected: Dtype::F32, found: input.dtype() });
+        }
+        let count = input.elements();
+        self.submit(Collective::AllReduce, reduce, Rank(0), count, Some((input, output)), Some(feedback))
     }
 
     /// Starts an AllReduce of `tensor` in place.
@@ -232,7 +255,7 @@ impl Communicator {
             )));
         }
         let count = elements / ranks;
-        self.submit(Collective::AllToAll, ReduceOp::Sum, Rank(0), count, Some((input, output)))
+        self.submit(Collective::AllToAll, ReduceOp::Sum, Rank(0), count, Some((input, output)), None)
     }
 
     /// Starts a Broadcast: every rank's `tensor` becomes the root's.
@@ -246,12 +269,12 @@ impl Communicator {
         if root.0 >= self.ranks() {
             return Err(Error::Shape(format!("root {root} of a communicator of {} ranks", self.ranks())));
         }
-        self.submit(Collective::Broadcast, ReduceOp::Sum, root, input.elements(), Some((input, output)))
+        self.submit(Collective::Broadcast, ReduceOp::Sum, root, input.elements(), Some((input, output)), None)
     }
 
     /// Starts a Barrier: ends when every rank has started it.
     pub fn barrier(&self) -> Result<Operation, Error> {
-        self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, None)
+        self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, None, None)
     }
 
     fn submit(
@@ -261,8 +284,9 @@ impl Communicator {
         root: Rank,
         count: u64,
         tensors: Option<(&Tensor, &Tensor)>,
+        feedback: Option<&Feedback>,
     ) -> Result<Operation, Error> {
-        let (mut dtype, mut regions, mut buffers) = (Dtype::U8, [Region::default(); 2], [None, None]);
+        let (mut dtype, mut regions, mut buffers) = (Dtype::U8, [Region::default(); 2], Buffers::default());
         if let Some((input, output)) = tensors {
             for tensor in [input, output] {
                 if !Arc::ptr_eq(&tensor.block.pool, &self.pool) {
@@ -271,9 +295,19 @@ impl Communicator {
             }
             dtype = input.dtype();
             regions = [input.region(), output.region()];
-            buffers = [Some(Arc::clone(&input.block)), Some(Arc::clone(&output.block))];
+            buffers.tensors = [Some(Arc::clone(&input.block)), Some(Arc::clone(&output.block))];
         }
         let [input, output] = regions;
+        let (mut owing, mut bits) = ([Region::default(); 2], 0);
+        if let Some(feedback) = feedback {
+            if !Arc::ptr_eq(feedback.pool(), &self.pool) {
+                return Err(Error::Foreign);
+            }
+            let (halves, in_use) = feedback.start(count)?;
+            (owing, bits) = (halves, flags::FEEDBACK);
+            buffers.feedback = Some(in_use);
+        }
+        let [owed, left_out] = owing;
         let submission = Submission {
             collective: collective.code(),
             dtype: dtype.code(),
@@ -281,8 +315,11 @@ impl Communicator {
             communicator: self.member.handle,
             root: root.0,
             count,
+            flags: bits,
             input,
             output,
+            owed,
+            left_out,
             ..Default::default()
         };
         let shared = &self.member.shared;

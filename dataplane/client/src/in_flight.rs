@@ -1,11 +1,16 @@
 //! Operations between submission and claim: what keeps their tensors alive, and how they ended.
 
+use crate::feedback::InUse;
 use crate::tensor::Block;
-use harmonaize_abi::Completion;
+use harmonaize_abi::{Completion, Status};
 use std::sync::Arc;
 
-/// The tensors of an operation.
-pub(crate) type Buffers = [Option<Arc<Block>>; 2];
+/// The tensors of an operation, and its feedback.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    pub(crate) tensors: [Option<Arc<Block>>; 2],
+    pub(crate) feedback: Option<InUse>,
+}
 
 #[derive(Debug)]
 struct Slot {
@@ -76,6 +81,11 @@ impl InFlight {
                 if abandoned {
                     self.release(completion.cookie);
                 }
+                if let Some(feedback) = &buffers.feedback
+                    && completion.status == Status::Ok.code()
+                {
+                    feedback.settle();
+                }
                 Some(buffers)
             }
             other => {
@@ -110,21 +120,22 @@ mod tests {
     #[test]
     fn a_cookie_ends_once() {
         let mut table = InFlight::new(2);
-        let (first, second) = (table.start([None, None]).unwrap(), table.start([None, None]).unwrap());
-        assert!(table.start([None, None]).is_none());
+        let (first, second) =
+            (table.start(Buffers::default()).unwrap(), table.start(Buffers::default()).unwrap());
+        assert!(table.start(Buffers::default()).is_none());
         let ended = |cookie| Completion { cookie, ..Default::default() };
         assert_eq!(table.claim(first), None);
         assert!(table.complete(ended(first)).is_some());
         assert!(table.complete(ended(first)).is_none());
         assert_eq!(table.claim(first).unwrap().cookie, first);
         assert_eq!(table.claim(first), None);
-        let third = table.start([None, None]).unwrap();
+        let third = table.start(Buffers::default()).unwrap();
         assert_ne!(third, first);
         table.abandon(second);
-        assert!(table.start([None, None]).is_none());
+        assert!(table.start(Buffers::default()).is_none());
         assert!(table.complete(ended(second)).is_some());
         assert!(table.complete(ended(second)).is_none());
-        assert!(table.start([None, None]).is_some());
+        assert!(table.start(Buffers::default()).is_some());
         assert!(table.complete(ended(u64::MAX)).is_none());
         assert!(table.complete(ended(0)).is_none());
     }

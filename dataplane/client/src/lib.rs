@@ -33,6 +33,7 @@ mod communicator;
 mod element;
 mod error;
 mod events;
+mod feedback;
 mod in_flight;
 mod operation;
 #[cfg(feature = "rdma")]
@@ -47,6 +48,7 @@ pub use communicator::{Communicator, JoinOptions, RegroupOptions};
 pub use element::Element;
 pub use error::Error;
 pub use events::Events;
+pub use feedback::Feedback;
 pub use harmonaize_abi::session::{
     Access, Budget, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, Level,
     RefusalKind, Secret,

@@ -1,61 +1,101 @@
-//! Error feedback: what a tensor's codes left out in one step is added in the next.
+//! Error feedback: what codes left out of a sum stays owed to it, and is added to the next.
 
-use crate::{Codec, CodecError, Encoded, Store, decode, encode};
+use crate::{CodecError, Coded, Squares, Store, decode};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
-use harmonaize_kernels::reduce;
+use harmonaize_kernels::{copy, reduce};
 
-/// What one tensor's encoder has left out so far (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014). With
-/// it, what was sent over all steps is what was given less one step's error. Holds as many f32 as the tensor; allocates only
-/// where the shape changes.
-#[derive(Debug, Default)]
-pub struct Feedback {
-    left_out: Vec<f32>,
-    epoch: u64,
+/// One participant's account of a part of a tensor: what it owes to sums of this part, and room for what it owes after the next; f32,
+/// as many as the part has elements, in memory apart.
+///
+/// Whoever contributes owes what its chunk left out, whoever owns the part what the chunk of the sum left out (Seide et al., 1-bit
+/// stochastic gradient descent, Interspeech 2014; on both sides, Tang et al., DoubleSqueeze, ICML 2019). Both are parts of the sum
+/// that nobody was told. So an account holds whatever owner and codec come next, and what was sent over all steps is what was
+/// given less what is owed at the end.
+///
+/// `owed` is only read: a sum that is done again begins with the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Account<'a> {
+    /// What is owed before.
+    pub owed: View<'a>,
+    /// What is owed after.
+    pub left_out: ViewMut<'a>,
 }
 
-impl Feedback {
-    /// [`encode`] of `source` and what was left out before. Another number of elements or another epoch than last time forgets
-    /// that first; a NaN or an infinity in the tensor forgets it afterwards.
+impl<'a> Account<'a> {
+    /// What to encode of a contribution: it and what is owed, which lies in `left_out` meanwhile.
     ///
     /// # Errors
-    /// As [`encode`]; what was left out before is forgotten then.
-    pub fn encode(
-        &mut self,
-        epoch: u64,
-        codec: Codec,
-        seed: u64,
-        source: View<'_>,
-        to: ViewMut<'_>,
-    ) -> Result<Encoded, CodecError> {
-        let elements = source.bytes() / Dtype::F32.size();
-        if self.epoch != epoch || self.left_out.len() != elements {
-            self.left_out.clear();
-            self.left_out.resize(elements, 0.0);
-            self.epoch = epoch;
-        }
-        let sent = self.step(codec, seed, source, to);
-        if !sent.as_ref().is_ok_and(|sent| sent.squares.error.is_finite()) {
-            self.left_out.fill(0.0);
-        }
-        sent
+    /// If the views do not fit.
+    pub fn contribution(&self, own: View<'_>) -> Result<View<'a>, CodecError> {
+        reduce(ReduceOp::Sum, Dtype::F32, &[own, self.owed], &[self.left_out], None)?;
+        Ok(self.left_out.as_view())
     }
 
-    fn step(
-        &mut self,
-        codec: Codec,
-        seed: u64,
-        source: View<'_>,
-        to: ViewMut<'_>,
-    ) -> Result<Encoded, CodecError> {
-        let sum = ViewMut::from(&mut self.left_out[..]);
-        reduce(ReduceOp::Sum, Dtype::F32, &[source, sum.as_view()], &[sum], None)?;
-        let sent = encode(codec, seed, sum.as_view(), to)?;
-        decode(to.as_view(), Store::Subtract, sum)?;
-        Ok(sent)
+    /// A contribution was encoded like that: what its chunk left out is owed.
+    ///
+    /// # Errors
+    /// As [`decode`].
+    pub fn contributed(&self, coded: &Coded, chunk: View<'_>) -> Result<(), CodecError> {
+        self.settle(coded, chunk, 1)
     }
 
-    /// What the last step left out.
-    pub fn left_out(&self) -> &[f32] {
-        &self.left_out
+    /// Adds what is owed to an owner's sum that has its own contribution so far.
+    ///
+    /// # Errors
+    /// If the views do not fit.
+    pub fn begin(&self, sum: ViewMut<'_>) -> Result<(), CodecError> {
+        Ok(reduce(ReduceOp::Sum, Dtype::F32, &[sum.as_view(), self.owed], &[sum], None)?)
     }
+
+    /// Takes note of the complete sum, before it is divided.
+    ///
+    /// # Errors
+    /// If the views do not fit.
+    pub fn complete(&self, sum: View<'_>) -> Result<(), CodecError> {
+        Ok(copy(sum, &[self.left_out])?)
+    }
+
+    /// That sum was encoded, or its average of so many ranks: what its chunk left out of it is owed. An average's chunk is decoded once a
+    /// rank.
+    ///
+    /// # Errors
+    /// As [`decode`].
+    pub fn concluded(
+        &self,
+        coded: &Coded,
+        average_of: Option<u32>,
+        chunk: View<'_>,
+    ) -> Result<(), CodecError> {
+        self.settle(coded, chunk, average_of.unwrap_or(1))
+    }
+
+    /// Nothing was coded: what was owed still is.
+    ///
+    /// # Errors
+    /// If the views do not fit.
+    pub fn carry(&self) -> Result<(), CodecError> {
+        Ok(copy(self.owed, &[self.left_out])?)
+    }
+
+    /// Chunks without an error leave nothing out. What is no number is told in the sum, and owed to nobody.
+    fn settle(&self, coded: &Coded, chunk: View<'_>, times: u32) -> Result<(), CodecError> {
+        let Squares { error, signal } = coded.squares;
+        if coded.refused || error == 0.0 || !error.is_finite() || !signal.is_finite() {
+            return clear(self.left_out);
+        }
+        (0..times).try_for_each(|_| decode(chunk, Store::Subtract, self.left_out).map(drop))
+    }
+}
+
+/// Makes all elements 0.
+fn clear(to: ViewMut<'_>) -> Result<(), CodecError> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    for at in (0..to.bytes()).step_by(ZEROS.len()) {
+        let length = ZEROS.len().min(to.bytes() - at);
+        let zeros = View::from(&ZEROS[..]).range(0, length);
+        if let (Some(zeros), Some(part)) = (zeros, to.range(at, length)) {
+            copy(zeros, &[part])?;
+        }
+    }
+    Ok(())
 }

@@ -21,7 +21,7 @@ pub use chunk::{Encoded, decode, encode, header, state};
 pub use codec::Codec;
 pub use controller::{Choice, Controller, Level, Outlook};
 pub use error::CodecError;
-pub use feedback::Feedback;
+pub use feedback::Account;
 pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Sparse, Squares, Store};
 pub use header::{HEADER_BYTES, Header, VERSION};
 pub use reduction::{Coded, Sums, Terms};

@@ -3,6 +3,8 @@
 use crate::attachment::Attachment;
 use crate::command::Aggregator;
 use crate::engine::{Engine, watch};
+use crate::execute::Context;
+use crate::feedback;
 use crate::member::Member;
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
@@ -269,6 +271,11 @@ impl Engine {
                     && let Some(mark) = member.begins(channel)
                 {
                     self.marks.write(MarkKind::SegmentBegan, || mark);
+                }
+                let sources = ArrayVec::new();
+                let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
+                if let Err(error) = feedback::begin(&context) {
+                    return member.break_off(&error.to_string());
                 }
                 let segment = member.segment_and_size(channel);
                 let given = segment.and_then(|(segment, size)| {

@@ -39,7 +39,8 @@ struct Coder<'a, 'b> {
 }
 
 /// Executes a coded step's memory operands. Cost: one pass over the source and the first destination, half a pass more for an own
-/// part's first addition; encoding what the budget refuses costs another. No allocation.
+/// part's first addition; encoding what the budget refuses costs another, error feedback three more, and of averages one for each rank over
+/// the own part. No allocation.
 pub(crate) fn run(
     context: &Context<'_>,
     segment: &Segment,
@@ -106,14 +107,24 @@ impl<'a> Coder<'a, '_> {
         let (memory, at, room) = self.chunk(slot)?;
         let (source, to) = (self.view(from)?, memory.view_mut(at, room)?);
         let seed = self.seed(slot, stage);
+        let account = self.context.account(self.segment, slot.part)?;
         let coded = match stage {
-            Stage::Contribution => self.terms.contribute(self.ranks(), seed, source, to),
+            Stage::Contribution => match account {
+                None => self.terms.contribute(self.ranks(), seed, source, to),
+                Some(account) => account.contribution(source).and_then(|owing| {
+                    let coded = self.terms.contribute(self.ranks(), seed, owing, to)?;
+                    account.contributed(&coded, to.as_view()).map(|()| coded)
+                }),
+            },
             Stage::Result => {
                 let sums = self.context.member.sums(self.context.channel, self.segment.number);
                 let sums = sums.ok_or(ExecuteError::NoSource)?;
                 let average = self.signature.reduce == ReduceOp::Average;
                 let average_of = average.then_some(self.context.member.ranks);
-                self.terms.conclude(&sums, average_of, seed, source, to)
+                let coded = self.terms.conclude(&sums, average_of, seed, source, to).map_err(own)?;
+                let concluded =
+                    account.map_or(Ok(()), |account| account.concluded(&coded, average_of, to.as_view()));
+                concluded.map(|()| coded)
             }
         };
         let coded = coded.map_err(own)?;
@@ -155,11 +166,18 @@ impl<'a> Coder<'a, '_> {
             return Err(ExecuteError::NoSource);
         };
         let to = self.view_mut(sum)?;
+        let account = self.context.account(self.segment, sum.part)?;
         let mut sums = match self.context.member.sums(self.context.channel, self.segment.number) {
             Some(sums) => sums,
-            None => self.terms.begin(self.ranks(), to.as_view()).map_err(own)?,
+            None => {
+                account.map_or(Ok(()), |account| account.begin(to)).map_err(own)?;
+                self.terms.begin(self.ranks(), to.as_view()).map_err(own)?
+            }
         };
         let read = self.terms.add(&mut sums, self.view(added)?, to).map_err(|error| blame(added, error))?;
+        if let Some(account) = account.filter(|_| last) {
+            account.complete(to.as_view()).map_err(own)?;
+        }
         if last && self.signature.reduce == ReduceOp::Average {
             let (op, dtype) = (self.signature.reduce, self.signature.dtype);
             let ranks = self.context.member.ranks;

@@ -4,6 +4,7 @@ use crate::attachment::Attachment;
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, CommunicatorId, Notice};
 use crate::execute::{Context, Deferred, Left, post, run, send_all};
+use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message};
 use crate::member::{Member, status_of};
 use crate::table::{Key, Table};
@@ -272,8 +273,12 @@ impl Engine {
                 {
                     self.marks.write(MarkKind::SegmentBegan, || mark);
                 }
+                if step == 0 {
+                    member.forget_sums(channel);
+                }
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                let left = match run(&context, step, tag) {
+                let begun = if step == 0 { feedback::begin(&context) } else { Ok(()) };
+                let left = match begun.and_then(|()| run(&context, step, tag)) {
                     Ok(Left::Coded(outcome)) => {
                         member.note(channel, &outcome, sends.len());
                         let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u32;
@@ -481,7 +486,8 @@ fn submit(
 ) -> Result<Mark, Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
-    let checked = check(submission, attachment.end.arena_bytes(), member.ranks)?;
+    let mapped = attachment.end.memory().is_some();
+    let checked = check(submission, attachment.end.arena_bytes(), mapped, member.ranks)?;
     let token = member.remember(submission.cookie, &checked).ok_or(Code::Busy)?;
     let call = Call { signature: checked.signature, in_place: checked.in_place, token };
     let result = member.core.call(now, rank, call);

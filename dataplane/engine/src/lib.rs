@@ -14,6 +14,7 @@ mod coded;
 mod command;
 mod engine;
 mod execute;
+mod feedback;
 mod formation;
 mod lifecycle;
 mod marks;

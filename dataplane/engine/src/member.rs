@@ -33,6 +33,7 @@ pub(crate) struct Pending {
     pub(crate) cookie: u64,
     pub(crate) input: Region,
     pub(crate) output: Region,
+    pub(crate) feedback: Option<[Region; 2]>,
 }
 
 /// The links of one epoch, by participant.
@@ -136,7 +137,8 @@ impl Member {
     pub(crate) fn remember(&mut self, cookie: u64, checked: &Checked) -> Option<u64> {
         let token = self.free.pop()?;
         let call = self.calls.get_mut(token as usize)?;
-        *call = Pending { cookie, input: checked.input, output: checked.output };
+        let Checked { input, output, feedback, .. } = *checked;
+        *call = Pending { cookie, input, output, feedback };
         Some(u64::from(token))
     }
 
@@ -205,6 +207,13 @@ impl Member {
     pub(crate) fn sums(&self, channel: u16, segment: u64) -> Option<Sums> {
         let (of, sums) = (*self.sums.get(usize::from(channel))?)?;
         (of == segment).then_some(sums)
+    }
+
+    /// A channel's segment begins, perhaps once more: nothing was added to its sum yet.
+    pub(crate) fn forget_sums(&mut self, channel: u16) {
+        if let Some(sums) = self.sums.get_mut(usize::from(channel)) {
+            *sums = None;
+        }
     }
 
     /// Takes note of what a coded step came to that is sent so often.

@@ -11,10 +11,17 @@ pub(crate) struct Checked {
     pub(crate) in_place: bool,
     pub(crate) input: Region,
     pub(crate) output: Region,
+    /// What is owed before and after.
+    pub(crate) feedback: Option<[Region; 2]>,
 }
 
-/// Checks a descriptor against the attachment's memory and the communicator's size.
-pub(crate) fn check(submission: &Submission, arena_bytes: u64, ranks: u32) -> Result<Checked, Status> {
+/// Checks a descriptor against the attachment's memory, which may be mapped, and the communicator's size.
+pub(crate) fn check(
+    submission: &Submission,
+    arena_bytes: u64,
+    mapped: bool,
+    ranks: u32,
+) -> Result<Checked, Status> {
     if submission.version != ABI_VERSION {
         return Err(Status::BadVersion);
     }
@@ -36,16 +43,26 @@ pub(crate) fn check(submission: &Submission, arena_bytes: u64, ranks: u32) -> Re
         root: if broadcast { Rank(submission.root) } else { Rank(0) },
         count: submission.count,
     };
+    let feedback =
+        (submission.flags & flags::FEEDBACK != 0).then_some([submission.owed, submission.left_out]);
+    let right = match feedback {
+        Some(_) => mapped && collective == Collective::AllReduce && dtype == Dtype::F32,
+        None => submission.owed == Region::default() && submission.left_out == Region::default(),
+    };
+    if !right {
+        return Err(Status::BadKind);
+    }
     if collective == Collective::Barrier {
         let signature = Signature { dtype: Dtype::U8, count: 0, ..signature };
         let none = Region::default();
-        return Ok(Checked { signature, in_place: false, input: none, output: none });
+        return Ok(Checked { signature, in_place: false, input: none, output: none, feedback });
     }
     let blocks = if collective == Collective::AllToAll { u64::from(ranks) } else { 1 };
     let size = dtype.size() as u64;
     let bytes = submission.count.checked_mul(blocks).and_then(|elements| elements.checked_mul(size));
     let bytes = bytes.ok_or(Status::OutOfRange)?;
-    for region in [&submission.input, &submission.output] {
+    let tensors = [submission.input, submission.output];
+    for region in tensors.iter().chain(feedback.iter().flatten()) {
         let end = region.offset.checked_add(bytes).ok_or(Status::OutOfRange)?;
         if region.bytes != bytes || end > arena_bytes || region.offset % size != 0 {
             return Err(Status::OutOfRange);
@@ -53,11 +70,19 @@ pub(crate) fn check(submission: &Submission, arena_bytes: u64, ranks: u32) -> Re
     }
     let (input, output) = (submission.input, submission.output);
     let in_place = input.offset == output.offset && bytes > 0;
-    let apart = input.offset + bytes <= output.offset || output.offset + bytes <= input.offset;
-    if !(apart || in_place) || (in_place && collective == Collective::AllToAll) {
+    let apart = |one: &Region, other: &Region| {
+        one.offset + bytes <= other.offset || other.offset + bytes <= one.offset
+    };
+    if !(apart(&input, &output) || in_place) || (in_place && collective == Collective::AllToAll) {
         return Err(Status::Overlap);
     }
-    Ok(Checked { signature, in_place, input, output })
+    if let Some([owed, left_out]) = &feedback {
+        let free = tensors.iter().all(|tensor| apart(tensor, owed) && apart(tensor, left_out));
+        if !(free && apart(owed, left_out)) {
+            return Err(Status::Overlap);
+        }
+    }
+    Ok(Checked { signature, in_place, input, output, feedback })
 }
 
 #[cfg(test)]
@@ -78,13 +103,26 @@ mod tests {
         }
     }
 
+    /// Eight elements in place, with feedback.
+    fn fed() -> Submission {
+        let (owed, left_out) = (Region { offset: 32, bytes: 32 }, Region { offset: 64, bytes: 32 });
+        Submission { flags: flags::FEEDBACK, owed, left_out, ..sum(8, 0, 0) }
+    }
+
+    #[test]
+    fn feedback_passes_where_memory_is_mapped() {
+        assert_eq!(check(&fed(), 128, true, 2).unwrap().feedback, Some([fed().owed, fed().left_out]));
+        assert_eq!(check(&fed(), 128, false, 2), Err(Status::BadKind));
+        assert_eq!(check(&sum(8, 0, 0), 128, false, 2).unwrap().feedback, None);
+    }
+
     #[test]
     fn right_calls_pass() {
-        let checked = check(&sum(16, 0, 64), 128, 2).unwrap();
+        let checked = check(&sum(16, 0, 64), 128, true, 2).unwrap();
         assert!(!checked.in_place);
         assert_eq!(checked.signature.count, 16);
-        assert!(check(&sum(16, 64, 64), 128, 2).unwrap().in_place);
-        assert!(!check(&sum(0, 128, 128), 128, 2).unwrap().in_place);
+        assert!(check(&sum(16, 64, 64), 128, true, 2).unwrap().in_place);
+        assert!(!check(&sum(0, 128, 128), 128, true, 2).unwrap().in_place);
     }
 
     #[test]
@@ -96,7 +134,7 @@ mod tests {
             ("dtype", Submission { dtype: 200, ..right }, Status::BadKind),
             ("reduction", Submission { reduce: 200, ..right }, Status::BadKind),
             ("flags", Submission { flags: 0x80, ..right }, Status::BadKind),
-            ("reserved", Submission { reserved: [0, 0, 1, 0, 0, 0], ..right }, Status::BadKind),
+            ("reserved", Submission { reserved: [0, 1], ..right }, Status::BadKind),
             ("root", Submission { root: 2, ..right }, Status::BadRank),
             ("count overflows", Submission { count: u64::MAX, ..right }, Status::OutOfRange),
             ("beyond the arena", sum(16, 0, 65), Status::OutOfRange),
@@ -104,9 +142,23 @@ mod tests {
             ("region of another size", Submission { count: 15, ..right }, Status::OutOfRange),
             ("misaligned", sum(8, 0, 66), Status::OutOfRange),
             ("overlap", sum(16, 0, 32), Status::Overlap),
+            ("feedback without its flag", Submission { owed: right.input, ..right }, Status::BadKind),
+            ("feedback of integers", Submission { dtype: Dtype::I32.code(), ..fed() }, Status::BadKind),
+            (
+                "feedback beyond",
+                Submission { left_out: Region { offset: 100, bytes: 32 }, ..fed() },
+                Status::OutOfRange,
+            ),
+            (
+                "feedback of another size",
+                Submission { owed: Region { offset: 0, bytes: 8 }, ..fed() },
+                Status::OutOfRange,
+            ),
+            ("feedback on the input", Submission { owed: fed().input, ..fed() }, Status::Overlap),
+            ("feedback on itself", Submission { left_out: fed().owed, ..fed() }, Status::Overlap),
         ];
         for (what, submission, status) in cases {
-            assert_eq!(check(&submission, 128, 2), Err(status), "{what}");
+            assert_eq!(check(&submission, 128, true, 2), Err(status), "{what}");
         }
         let exchange = Submission { collective: Collective::AllToAll.code(), ..sum(8, 0, 0) };
         let exchange = Submission {
@@ -114,6 +166,6 @@ mod tests {
             output: Region { offset: 0, bytes: 64 },
             ..exchange
         };
-        assert_eq!(check(&exchange, 128, 2), Err(Status::Overlap), "alltoall in place");
+        assert_eq!(check(&exchange, 128, true, 2), Err(Status::Overlap), "alltoall in place");
     }
 }

@@ -1,0 +1,182 @@
+//! Error feedback through engines and rings: over all steps, what was received is what was given less what is owed at the end,
+//! across changes of codec, exact operations and several ranks a host.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+
+use common::{World, reduce};
+use harmonaize_abi::{ReduceOp, Region, Submission, flags};
+use harmonaize_codec::Codec;
+use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_plan::{Coding, Participant, Tuning};
+use harmonaize_shm::TenantEnd;
+use harmonaize_transport::Transport;
+use harmonaize_transport::loopback::Hub;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Where the output lies, and both halves of the feedback.
+const OUTPUT: u64 = 4 << 20;
+const HALVES: [u64; 2] = [8 << 20, 12 << 20];
+
+fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
+    let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
+    Some(Coding { codec, most })
+}
+
+fn world(ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
+    let hub = Hub::new();
+    let transport = |_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>;
+    let tuning = Tuning {
+        chunk_bytes: 4096,
+        segment_bytes: 16384,
+        message_bytes: 1024,
+        copy_bytes: 2048,
+        one_shot_bytes: 0,
+        two_shot_bytes: 0,
+    };
+    World::with_coding((0..ranks.len()).map(transport).collect(), ranks, tuning, common::ARENA, 2, coding)
+}
+
+fn write(world: &World, rank: usize, offset: u64, values: &[f32]) {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    world.tenants[rank].end.memory().write(offset, &bytes).unwrap();
+}
+
+fn read(world: &World, rank: usize, offset: u64, count: usize) -> Vec<f32> {
+    let mut bytes = vec![0; count * 4];
+    world.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
+    bytes.chunks_exact(4).map(|each| f32::from_le_bytes(each.try_into().unwrap())).collect()
+}
+
+/// Tensors of `count` elements, step after step.
+struct Steps {
+    world: World,
+    count: usize,
+    random: ChaCha8Rng,
+    /// The half that says what is owed.
+    half: usize,
+    given: Vec<f64>,
+    received: Vec<f64>,
+}
+
+impl Steps {
+    fn new(world: World, count: usize, seed: u64) -> Self {
+        let zeros = vec![0.0; count];
+        for rank in 0..world.tenants.len() {
+            write(&world, rank, HALVES[0], &vec![0.0; count]);
+        }
+        let random = ChaCha8Rng::seed_from_u64(seed);
+        Self { world, count, random, half: 0, given: zeros.clone(), received: zeros }
+    }
+
+    /// Submits the next step; with which scale its result counts.
+    fn submit(&mut self, op: ReduceOp, to: u64) -> f64 {
+        let (ranks, count) = (self.world.tenants.len(), self.count);
+        for rank in 0..ranks {
+            let mut one =
+                || self.random.random_range(-1.0..1.0_f32) / self.random.random_range(0.05..1.0_f32);
+            let values: Vec<f32> = (0..count).map(|_| one()).collect();
+            self.given.iter_mut().zip(&values).for_each(|(sum, value)| *sum += f64::from(*value));
+            write(&self.world, rank, 0, &values);
+            let region = |offset| Region { offset, bytes: count as u64 * 4 };
+            let (owed, left_out) = (region(HALVES[self.half]), region(HALVES[1 - self.half]));
+            let call = reduce(op, count as u64, 0, to);
+            self.world.submit(rank, Submission { flags: flags::FEEDBACK, owed, left_out, ..call });
+        }
+        if op == ReduceOp::Average { ranks as f64 } else { 1.0 }
+    }
+
+    /// Waits for it; its algorithm.
+    fn receive(&mut self, scale: f64, to: u64) -> u8 {
+        let completions = self.world.completions();
+        assert!(completions.iter().all(|done| done.status == 0), "{completions:?}, {:?}", self.world.notices);
+        let found = read(&self.world, 0, to, self.count);
+        self.received.iter_mut().zip(&found).for_each(|(sum, value)| *sum += scale * f64::from(*value));
+        self.half = 1 - self.half;
+        completions[0].algorithm
+    }
+
+    /// What all ranks owe, by element.
+    fn owed(&self) -> Vec<f64> {
+        let mut owed = vec![0.0; self.count];
+        for rank in 0..self.world.tenants.len() {
+            let theirs = read(&self.world, rank, HALVES[self.half], self.count);
+            owed.iter_mut().zip(theirs).for_each(|(sum, value)| *sum += f64::from(value));
+        }
+        owed
+    }
+
+    fn check(&self, what: &str) {
+        for (at, owed) in self.owed().iter().enumerate() {
+            let off = (self.given[at] - self.received[at] - owed).abs();
+            assert!(off < 2e-3, "{what}, element {at}: off by {off}, {owed} owed");
+        }
+    }
+}
+
+#[test]
+fn what_is_received_is_what_was_given_less_what_is_owed() {
+    let groups = [
+        vec![vec![0], vec![1]],
+        vec![vec![0, 3], vec![1, 2], vec![4]],
+        vec![vec![2], vec![0], vec![3], vec![1]],
+    ];
+    let names = ["int4", "rotated 1", "top 1/16", "int8 stochastic", "e5m2", "nonzero blocks"];
+    for (seed, (name, ranks)) in names.iter().zip(groups.iter().cycle()).enumerate() {
+        for most in [None, Some(0.05)] {
+            let mut steps = Steps::new(world(ranks, coding(name, most)), 4097, seed as u64);
+            let what = format!("seed {seed}: {name} within {most:?} at {ranks:?}");
+            for (op, to) in
+                [(ReduceOp::Sum, OUTPUT), (ReduceOp::Average, OUTPUT), (ReduceOp::Sum, 0)].repeat(3)
+            {
+                let scale = steps.submit(op, to);
+                assert_eq!(steps.receive(scale, to), 6, "{what}");
+            }
+            steps.check(&what);
+            let owes = steps.owed().iter().any(|owed| *owed != 0.0);
+            assert!(owes || most.is_some() || *name == "nonzero blocks", "{what}: nothing is owed");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_coded_leaves_owed_what_was() {
+    let mut steps = Steps::new(world(&[vec![0, 1], vec![2]], None), 4097, 9);
+    let owed: Vec<Vec<f32>> = (0..3).map(|rank| (0..4097).map(|at| (rank * at) as f32).collect()).collect();
+    (0..3).for_each(|rank| write(&steps.world, rank, HALVES[0], &owed[rank]));
+    let scale = steps.submit(ReduceOp::Sum, OUTPUT);
+    assert_eq!(steps.receive(scale, OUTPUT), 2);
+    for (rank, owed) in owed.iter().enumerate() {
+        assert_eq!(read(&steps.world, rank, HALVES[1], 4097), *owed, "rank {rank}");
+    }
+    for (at, (given, received)) in steps.given.iter().zip(&steps.received).enumerate() {
+        assert!((given - received).abs() < 1e-4, "element {at}: {given} given, {received} received");
+    }
+}
+
+#[test]
+fn what_is_owed_outlives_changes_of_codec_in_the_midst_of_operations() {
+    let mut steps =
+        Steps::new(world(&[vec![0], vec![1], vec![2], vec![3]], coding("int4", None)), 1 << 18, 3);
+    let next = [coding("rotated 2", None), None, coding("int8", Some(1e-3)), coding("top 1/16", None)];
+    for (epoch, next) in (2..).zip(next) {
+        let scale = steps.submit(ReduceOp::Sum, OUTPUT);
+        let world = &mut steps.world;
+        world.coding = next;
+        for me in (0..4).map(Participant) {
+            let mut peers = world.peers(epoch, me);
+            peers.iter_mut().for_each(|peer| peer.introduction = None);
+            let plan = world.plan(epoch, &[0, 1, 2, 3]);
+            let change = Command::Change { communicator: CommunicatorId(1), plan, peers, aggregator: None };
+            world.engines[me.0 as usize].command(change);
+        }
+        let heard = |notice: &Notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch);
+        world.until("switched", |world| {
+            world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(heard))
+        });
+        steps.receive(scale, OUTPUT);
+    }
+    steps.check("four codecs");
+}
