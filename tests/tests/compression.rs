@@ -95,6 +95,31 @@ fn exact(worker: &Worker, salt: u64) -> Result<()> {
     worker.sum(salt, 10_000, true, STEP)
 }
 
+/// An AllToAll whose blocks from other ranks are off by what the receipt says, and the own one is not.
+fn moved(worker: &Worker, salt: u64) -> Result<()> {
+    let block = ELEMENTS / HOSTS as usize;
+    let part = |from: u32, to: u32| heavy(from, salt)[to as usize * block..][..block].to_vec();
+    let tensor = || worker.client.tensor(harmonaize_client::Dtype::F32, (block * HOSTS as usize) as u64);
+    let (input, output) = (tensor()?, tensor()?);
+    input.write(0, &heavy(worker.rank, salt)[..block * HOSTS as usize])?;
+    let receipt = worker.communicator.all_to_all(&input, &output)?.wait(STEP)?;
+    ensure!(receipt.algorithm == Algorithm::Pairwise && receipt.bits_per_element < 16.0, "{receipt:?}");
+    let (mut error, mut signal) = (0.0, 0.0);
+    for from in 0..HOSTS {
+        let (mut found, sent) = (vec![0_f32; block], part(from, worker.rank));
+        output.read(u64::from(from) * block as u64, &mut found)?;
+        ensure!(from != worker.rank || found == sent, "the own block is another");
+        if from != worker.rank {
+            error +=
+                found.iter().zip(&sent).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>();
+            signal += sent.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+        }
+    }
+    let (lost, told) = (error / signal, f64::from(receipt.error));
+    ensure!(lost > 0.0 && lost <= BOUND && (lost / told - 1.0).abs() < 0.01, "{lost} is off: {receipt:?}");
+    Ok(())
+}
+
 /// AllReduces until one loses nothing: at all ranks the same.
 fn until_exact(worker: &Worker) -> Result<()> {
     for salt in 0..200 {
@@ -116,6 +141,7 @@ fn who_lets_something_be_lost_gets_it_within_the_budget_and_nobody_else() {
     let (a, b) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     let lossy = |worker: &Worker| -> Result<Vec<Vec<u32>>> {
         let mut found = (0..3).map(|salt| coded(worker, salt)).collect::<Result<Vec<_>>>()?;
+        moved(worker, 9)?;
         // One rank alone changes nothing.
         if worker.rank == 0 {
             worker.communicator.set_budget(&Budget::Exact)?;

@@ -70,6 +70,7 @@ impl Paths {
             hold: true,
             carry: true,
             direct: true,
+            coded_exchanges: true,
             pace,
             path_verdicts,
             missing: self.missing.clone(),

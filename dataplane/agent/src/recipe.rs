@@ -120,7 +120,12 @@ fn prove(plan: &EpochPlan) -> Result<(), String> {
             if collective == Collective::AllToAll && retention == Retention::HoldOutputs {
                 continue;
             }
-            let codes = collective == Collective::AllReduce && retention != Retention::CopyInputs;
+            let can = match collective {
+                Collective::AllReduce => true,
+                Collective::AllToAll => plan.coding.is_some_and(|coding| coding.exchanges),
+                Collective::Broadcast | Collective::Barrier => false,
+            };
+            let codes = can && retention != Retention::CopyInputs;
             let exact = |shots| Request { collective, root: Rank(0), coded: false, shots };
             let coded = Request { coded: true, ..exact(Shots::Many) };
             // An operation that began in an earlier epoch goes on in as many shots as it began in, whatever this one says.
@@ -158,7 +163,7 @@ fn coding(told: &v1::Coding) -> Result<Coding, String> {
     let codec = Codec::NAMED.iter().position(|(name, _)| *name == told.codec).ok_or_else(unknown)?;
     match told.most {
         Some(most) if !(0.0..=1.0).contains(&most) => Err(format!("a bound of {most} on what a codec loses")),
-        most => Ok(Coding { codec: codec as u16, most }),
+        most => Ok(Coding { codec: codec as u16, most, exchanges: told.exchanges }),
     }
 }
 
@@ -256,14 +261,17 @@ mod tests {
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut Recipe));
         let mut coded = recipe(3, 1);
-        coded.coding = Some(v1::Coding { codec: "int8".into(), most: Some(1e-3) });
+        coded.coding = Some(v1::Coding { codec: "int8".into(), most: Some(1e-3), exchanges: true });
         let found = expand(&coded, &mut Proved::default()).unwrap().plan.coding.unwrap();
         assert_eq!((Codec::NAMED[usize::from(found.codec)].1, found.most), (Codec::INT8, Some(1e-3)));
         let damaged: [Damage; 11] = [
             ("aggregation", |r| r.aggregation = Some(v1::Aggregation::default())),
-            ("codec \"int9\"", |r| r.coding = Some(v1::Coding { codec: "int9".into(), most: None })),
+            ("codec \"int9\"", |r| {
+                r.coding = Some(v1::Coding { codec: "int9".into(), ..v1::Coding::default() })
+            }),
             ("a bound of NaN", |r| {
-                r.coding = Some(v1::Coding { codec: "int8".into(), most: Some(f64::NAN) });
+                r.coding =
+                    Some(v1::Coding { codec: "int8".into(), most: Some(f64::NAN), ..v1::Coding::default() });
             }),
             ("there twice", |r| r.participants[0].ranks = vec![1]),
             ("order", |r| r.order = vec![0, 0, 1]),

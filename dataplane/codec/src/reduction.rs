@@ -22,7 +22,7 @@ const ROUNDING: f64 = 1.000_01;
 /// Those of rotated codes tell a difference, right to some 1e-7 of the tensor.
 const ROTATED: f64 = 1e-6;
 
-/// The terms on which an AllReduce is coded, alike at all participants.
+/// The terms on which an AllReduce, or an AllToAll, is coded, alike at all participants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
     /// The codec; exact chunks are always allowed.
@@ -71,6 +71,18 @@ impl Terms {
             let signal = told.signal / f64::from(ranks.max(1));
             let holds = self.most.is_none_or(|most| lost.error <= share * most * signal);
             (Squares { error: lost.error, signal }, holds)
+        })
+    }
+
+    /// Encodes elements that are only moved: exactly if the budget would be passed, or there is a NaN. `to` has room as for
+    /// [`Terms::contribute`]; [`Terms::take`] reads them, and what they lost is what the chunk says.
+    ///
+    /// # Errors
+    /// As [`encode`].
+    pub fn pass(&self, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
+        self.encode(seed, source, to, |lost, told| {
+            let squares = Squares { error: lost.error, signal: told.signal };
+            (squares, self.most.is_none_or(|most| squares.error <= most * squares.signal))
         })
     }
 

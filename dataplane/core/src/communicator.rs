@@ -69,7 +69,7 @@ pub struct Receipt {
 pub struct Coded {
     /// Bytes of chunks that were sent, each as often as it was.
     pub wire_bytes: u64,
-    /// Of the results that were decoded: the squared error of the sums, as their owners told it,
+    /// Of the results that were decoded: the squared error of the sums, as their owners told it, or of what was moved,
     pub error: f64,
     /// and the squares that it is an error of.
     pub signal: f64,

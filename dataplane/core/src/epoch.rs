@@ -24,7 +24,7 @@ pub struct EpochPlan {
     pub channels: u16,
     /// Landing slots of each stream; a power of two.
     pub landing_slots: u32,
-    /// How large AllReduces of f32 are coded; `None`: not at all.
+    /// How large AllReduces and AllToAlls of f32 are coded; `None`: not at all.
     pub coding: Option<Coding>,
     /// What an aggregator on the way sums; `None`: there is none.
     pub aggregation: Option<Aggregation>,
@@ -138,9 +138,15 @@ impl Epoch {
     /// between participants, but whether they are copied does not.
     pub(crate) fn coding(&self, signature: &Signature, retention: Retention) -> Option<Coding> {
         let adds = matches!(signature.reduce, ReduceOp::Sum | ReduceOp::Average);
-        let reduces = signature.collective == Collective::AllReduce && signature.dtype == Dtype::F32 && adds;
         let large = retention != Retention::CopyInputs && self.decided.plan.participants() > 1;
-        self.decided.coding.filter(|_| reduces && large)
+        self.decided.coding.filter(|coding| {
+            let can = match signature.collective {
+                Collective::AllReduce => adds,
+                Collective::AllToAll => coding.exchanges,
+                Collective::Broadcast | Collective::Barrier => false,
+            };
+            can && large && signature.dtype == Dtype::F32
+        })
     }
 
     /// The program for an operation, compiled at its first use.

@@ -116,6 +116,7 @@ impl<'a> Coder<'a, '_> {
                     account.contributed(&coded, to.as_view()).map(|()| coded)
                 }),
             },
+            Stage::Moved => self.terms.pass(seed, source, to),
             Stage::Result => {
                 let sums = self.context.member.sums(self.context.channel, self.segment.number);
                 let sums = sums.ok_or(ExecuteError::NoSource)?;
@@ -188,12 +189,12 @@ impl<'a> Coder<'a, '_> {
         Ok(Outcome { sums: Some(sums), done: Some(done), from: None })
     }
 
-    /// From where the encoder's random choices come: another place for every chunk of every participant, the same when it is
-    /// encoded again.
+    /// From where the encoder's random choices come: another place for every chunk that a participant adds or tells of a sum, the same when
+    /// it is encoded again. What is only moved is added to nothing: its blocks share one.
     fn seed(&self, slot: &Operand, stage: Stage) -> u64 {
         let member = self.context.member;
         let place = u64::from(member.core.me().0) << 33 | u64::from(slot.part.index) << 1;
-        let place = place | u64::from(stage == Stage::Result);
+        let place = place | u64::from(stage != Stage::Contribution);
         let words = [member.id.0, self.segment.operation, self.segment.number, place];
         words.into_iter().fold(0x6861_726d_6f6e_6169, |seed, word| mix(seed ^ word))
     }

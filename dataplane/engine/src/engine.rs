@@ -10,7 +10,7 @@ use crate::member::{Member, status_of};
 use crate::table::{Key, Table};
 use crate::validate::check;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ABI_VERSION, Completion, Rank, Signature, Status as Code, Submission};
+use harmonaize_abi::{ABI_VERSION, Collective, Completion, Rank, Signature, Status as Code, Submission};
 use harmonaize_core::{Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
 use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::{Participant, Request};
@@ -374,6 +374,7 @@ impl Engine {
         member.completed += 1;
         // Once for all local ranks, whom all the receipt concerns.
         if let Some(coded) = &receipt.coded
+            && receipt.signature.collective == Collective::AllReduce
             && member.locals.first().is_some_and(|first| first.rank == rank)
         {
             self.marks.write(MarkKind::Coded, || of_coded(member, receipt, coded));
@@ -381,7 +382,11 @@ impl Engine {
         self.marks.write(MarkKind::Ended, || of_end(member, rank, receipt.operation));
         let Some(call) = member.forget(token) else { return };
         let Some(local) = member.local(rank).copied() else { return };
-        let elements = receipt.signature.count.max(1);
+        let blocks = match receipt.signature.collective {
+            Collective::AllToAll => u64::from(member.ranks),
+            _ => 1,
+        };
+        let elements = receipt.signature.count.saturating_mul(blocks).max(1);
         let bits = receipt.wire_bytes.saturating_mul(8 * 256) / elements;
         let Signature { collective, root, .. } = receipt.signature;
         let request = Request { collective, root, coded: receipt.coded.is_some(), shots: receipt.shots };

@@ -7,7 +7,7 @@ mod common;
 mod tampering;
 
 use common::{World, call, reduce};
-use harmonaize_abi::{Collective, Completion, ReduceOp, Status};
+use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Status, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
@@ -46,7 +46,7 @@ fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
 
 fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
     let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
-    Some(Coding { codec, most })
+    Some(Coding { codec, most, exchanges: true })
 }
 
 fn world(transports: Vec<Box<dyn Transport + Send>>, ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
@@ -177,6 +177,67 @@ fn fewer_bits_are_sent_and_the_receipt_says_how_many() {
     }
 }
 
+/// An AllToAll of `block` elements from each rank to each.
+fn exchange(block: usize, ranks: usize, dtype: Dtype) -> Submission {
+    let region = |offset| Region { offset, bytes: (block * ranks * 4) as u64 };
+    let call = call(Collective::AllToAll, block as u64, 0, 0, 0, 0);
+    Submission { dtype: dtype.code(), input: region(0), output: region(OUTPUT), ..call }
+}
+
+#[test]
+fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budget() {
+    let groups = [hosts(2), vec![vec![0, 3], vec![1, 2], vec![4]], vec![vec![2], vec![0], vec![3], vec![1]]];
+    let block = 1500;
+    for (ranks, name) in
+        groups.iter().cycle().zip(["int8", "rotated 4", "bf16", "top 1/16", "int4 stochastic"])
+    {
+        for most in [None, Some(0.002)] {
+            let mut world = world(loopback(ranks.len()), ranks, coding(name, most));
+            let (all, what) = (world.tenants.len(), format!("{name} within {most:?} at {ranks:?}"));
+            for rank in 0..all {
+                write(&world, rank, 0, &input(rank, all * block));
+            }
+            (0..all).for_each(|rank| world.submit(rank, exchange(block, all, Dtype::F32)));
+            let completions = world.completions();
+            for (engine, locals) in ranks.iter().enumerate() {
+                let (mut error, mut signal) = (0.0, 0.0);
+                for to in locals.iter().map(|rank| *rank as usize) {
+                    assert_eq!((completions[to].status, completions[to].algorithm), (0, 3), "{what}");
+                    let got = read(&world, to, OUTPUT, all * block);
+                    for (from, got) in got.chunks_exact(block).enumerate() {
+                        let sent = input(from, all * block)[to * block..(to + 1) * block].to_vec();
+                        if locals.contains(&(from as u32)) {
+                            assert_eq!(got, sent, "{what}: what stays at a host");
+                            continue;
+                        }
+                        let lost = sent.iter().zip(got).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2));
+                        error += lost.sum::<f64>();
+                        signal += sent.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+                    }
+                }
+                let told = f64::from(f32::from_bits(completions[locals[0] as usize].error));
+                let lost = error / signal;
+                assert!((lost - told).abs() <= 1e-3 * told + 1e-6, "{what}: lost {lost}, told {told}");
+                assert!(most.is_none_or(|most| lost <= most * 1.0001), "{what}: lost {lost}");
+                assert!(most.is_some() || lost > 0.0, "{what}: nothing was lost");
+                assert_eq!(saved(&world, engine), [], "{what}");
+            }
+            let exact: u64 = (all - ranks[0].len()) as u64 * ranks[0].len() as u64 * block as u64 * 4;
+            let sent = completions[ranks[0][0] as usize].wire_bytes;
+            assert!(sent < exact * 5 / 8 || most.is_some(), "{what}: {sent} bytes, exactly {exact}");
+        }
+    }
+    // Where not all agents can, and of other types, nothing is lost.
+    for (dtype, exchanges) in [(Dtype::F32, false), (Dtype::I32, true)] {
+        let coding = coding("int8", None).map(|coding| Coding { exchanges, ..coding });
+        let mut world = world(loopback(2), &hosts(2), coding);
+        (0..2).for_each(|rank| write(&world, rank, 0, &input(rank, 2 * block)));
+        (0..2).for_each(|rank| world.submit(rank, exchange(block, 2, dtype)));
+        assert!(world.completions().iter().all(|done| (done.status, done.error) == (0, 0)));
+        assert_eq!(read(&world, 1, OUTPUT, block), input(0, 2 * block)[block..]);
+    }
+}
+
 /// Marks of coded operations that an engine has written: bytes saved, whether chunks went exact, and the error as receipts say it.
 fn saved(world: &World, engine: usize) -> Vec<(u64, u32, u32)> {
     let marks = std::iter::from_fn(|| world.marks[engine].read());
@@ -283,7 +344,7 @@ fn the_codec_changes_in_the_midst_of_an_operation() {
 #[test]
 fn a_codec_that_is_not_known_is_refused() {
     let mut world = world(loopback(2), &hosts(2), coding("int8", None));
-    change(&mut world, 2, Some(Coding { codec: 999, most: None }));
+    change(&mut world, 2, Some(Coding { codec: 999, most: None, exchanges: false }));
     let refused = |notice: &Notice| matches!(notice, Notice::PrepareFailed { epoch: 2, reason, .. } if reason.contains("999"));
     assert!(world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(refused)));
     let completions = run(&mut world, ReduceOp::Sum, 9000, OUTPUT);

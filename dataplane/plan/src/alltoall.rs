@@ -1,17 +1,20 @@
 //! AllToAll, pairwise: in round `d` each participant sends to the one `d` places on and receives from the one `d` places
-//! back, a message per source and destination rank. Within a participant, blocks are copied between the messages.
+//! back, a message per source and destination rank. Within a participant, blocks are copied between the messages. Where it is coded,
+//! each message is encoded once and decoded once; what stays within a participant stays exact.
 //!
 //! Sends and receives of a round alternate, send first: with one landing slot a peer, a second send may wait for what the
 //! peer receives after its own first send, but never for more than that.
 
-use crate::builder::{Builder, Feeder, Rotation, input, peer, remote_count, staged};
+use crate::builder::{Builder, Feeder, Rotation, coded, coded_peer, input, peer, remote_count, staged};
 use crate::plan::{Local, Plan, PlanError};
-use crate::program::{Access, Operand, Part, Participant, Place, Program, Retention, Slot, StepKind};
+use crate::program::{Access, Operand, Part, Participant, Place, Program, Retention, Slot, Stage, StepKind};
 use harmonaize_abi::Rank;
 use std::collections::HashMap;
 
 /// Slots for each of fetching ahead and storing behind.
 const STAGED: u32 = 4;
+/// Slots for what is encoded, until it is sent.
+const ENCODED: u32 = 3;
 
 /// One block's way as this participant sees it.
 #[derive(Clone, Copy)]
@@ -24,10 +27,15 @@ enum Action {
 /// The program of the participant at `position`.
 pub(crate) fn program(
     plan: &Plan,
+    coded: bool,
     position: u32,
     me: Participant,
     local: &Local<'_>,
 ) -> Result<Program, PlanError> {
+    let coded = coded && plan.participants() > 1;
+    if coded && local.retention == Retention::CopyInputs {
+        return Err(PlanError::Copied);
+    }
     if local.retention == Retention::HoldOutputs {
         return Err(PlanError::InPlace);
     }
@@ -38,7 +46,8 @@ pub(crate) fn program(
     let mut builder = Builder::default();
     let stores = remote_count(plan.group().local(me), local) > 0;
     let stores = if stores { Some(Rotation::new(&mut builder, STAGED, 1)?) } else { None };
-    let mut exchange = Exchange { local, stores, feeder: None, copies: HashMap::new() };
+    let encoded = if coded { Some(Rotation::new(&mut builder, ENCODED, 1)?) } else { None };
+    let mut exchange = Exchange { local, stores, encoded, feeder: None, copies: HashMap::new() };
     if copied {
         exchange.copy(&mut builder, &sends)?;
         exchange.feed(&mut builder, &copies)?;
@@ -84,6 +93,8 @@ struct Exchange<'a> {
     local: &'a Local<'a>,
     /// Where blocks for remote ranks wait to be stored.
     stores: Option<Rotation>,
+    /// Where messages are encoded, if they are.
+    encoded: Option<Rotation>,
     /// Brings blocks of remote ranks.
     feeder: Option<Feeder>,
     /// Blocks copied beforehand.
@@ -133,7 +144,13 @@ impl Exchange<'_> {
             match *action {
                 Action::Send { from, to, peer } => {
                     let source = self.source(from, to)?;
-                    builder.send(source, peer);
+                    match &mut self.encoded {
+                        None => builder.send(source, peer),
+                        Some(slots) => {
+                            let kept = coded(slots.next()?, source.part, Stage::Moved);
+                            builder.copy(source, vec![kept, coded_peer(peer, source.part, Stage::Moved)]);
+                        }
+                    }
                     self.give_back(builder, source, (from, to));
                 }
                 Action::Copy { from, to } => {
@@ -142,7 +159,11 @@ impl Exchange<'_> {
                     self.give_back(builder, source, (from, to));
                 }
                 Action::Receive { from, to, peer: sender } => {
-                    self.deliver(builder, peer(sender, Part::whole(0)), from, to)?;
+                    let message = match self.encoded {
+                        None => peer(sender, Part::whole(0)),
+                        Some(_) => coded_peer(sender, Part::whole(0), Stage::Moved),
+                    };
+                    self.deliver(builder, message, from, to)?;
                 }
             }
         }

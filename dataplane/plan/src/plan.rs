@@ -28,7 +28,7 @@ pub struct Request {
     pub collective: Collective,
     /// Whose input a Broadcast sends; ignored by the others.
     pub root: Rank,
-    /// Whether an AllReduce between participants is coded; ignored by the others.
+    /// Whether an AllReduce or an AllToAll between participants is coded; ignored by the others.
     pub coded: bool,
     /// How an AllReduce that is not coded, a Broadcast or a Barrier goes between participants; ignored by an AllToAll.
     pub shots: Shots,
@@ -51,8 +51,11 @@ pub enum Shots {
 pub struct Coding {
     /// The codec: an index into `harmonaize_codec::Codec::NAMED`.
     pub codec: u16,
-    /// The most that an operation may lose: the squared error of its sum over the squares of all ranks' inputs. `None`: no bound.
+    /// The most that an operation may lose: the squared error of its sum over the squares of all ranks' inputs, or of each chunk that is
+    /// moved over its squares. `None`: no bound.
     pub most: Option<f64>,
+    /// Whether AllToAlls are coded, too.
+    pub exchanges: bool,
 }
 
 /// What a participant knows of its own ranks. Participants need not agree on it: messages do not depend on it.
@@ -182,7 +185,7 @@ pub fn program(
             Shots::Two => shots::two(plan, position, me, local),
         },
         Collective::AllReduce => allreduce::program(plan, position, me, local),
-        Collective::AllToAll => alltoall::program(plan, position, me, local),
+        Collective::AllToAll => alltoall::program(plan, request.coded, position, me, local),
         Collective::Broadcast => broadcast::program(plan, request, position, me, local),
         Collective::Barrier if request.shots == Shots::One => shots::barrier(plan, position),
         Collective::Barrier => barrier::program(plan, position),

@@ -96,6 +96,8 @@ pub enum Stage {
     Contribution,
     /// The complete sum, encoded once: decoded by a [`StepKind::Move`].
     Result,
+    /// Elements of an input that are only moved, encoded once: decoded by a [`StepKind::Move`].
+    Moved,
 }
 
 /// Bytes by which a chunk may be longer than its exact elements: its header, and padding.

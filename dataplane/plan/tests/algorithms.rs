@@ -28,7 +28,8 @@ fn sweep(collective: Collective, coded: bool, shots: Shots) {
                             Err(error) => panic!("{}: {error}", what()),
                         };
                         // However many take part.
-                        let encoded = if coded && case.plan.participants() > 1 { 2 } else { 0 };
+                        let times = if collective == Collective::AllReduce { 2 } else { 1 };
+                        let encoded = if coded && case.plan.participants() > 1 { times } else { 0 };
                         assert_eq!(report.encodings, encoded, "{}", what());
                     }
                 }
@@ -125,6 +126,11 @@ fn longest_way(programs: &[harmonaize_plan::Program]) -> usize {
             return at.iter().map(|(_, hops)| *hops).max().unwrap();
         }
     }
+}
+
+#[test]
+fn every_coded_alltoall_is_right_and_encodes_once() {
+    sweep(Collective::AllToAll, true, Shots::Many);
 }
 
 #[test]
@@ -294,6 +300,7 @@ fn algorithm_classes_are_those_of_the_receipt() {
     assert_eq!(algorithm(1, plain(Collective::AllToAll, Rank(0))), 1);
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
     assert_eq!(algorithm(4, coded), 6);
+    assert_eq!(algorithm(4, Request { coded: true, ..plain(Collective::AllToAll, Rank(0)) }), 3);
 }
 
 #[test]
@@ -308,6 +315,8 @@ fn wrong_plans_and_requests_are_refused() {
     let local = Local { access: &|_| Access::Mapped, retention: Retention::HoldOutputs };
     let copied = Local { retention: Retention::CopyInputs, ..local };
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
+    assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
+    let coded = Request { collective: Collective::AllToAll, ..coded };
     assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
     let make = |collective, root, me| program(&plan, plain(collective, root), Participant(me), &local);
     let root = PlanError::Root { root: Rank(3), ranks: 3 };

@@ -221,6 +221,37 @@ fn all_ranks_get_what_was_encoded_the_owner_too() {
 }
 
 #[test]
+fn what_is_moved_is_encoded_once_and_never_added() {
+    const MOVED: Form = Form::Coded(Stage::Moved);
+    let run = |case: &Case, from: Form, to: Form| {
+        let mut programs = case.programs();
+        let operands = programs.iter_mut().flat_map(|program| &mut program.steps);
+        for operand in operands.flat_map(|step| step.sources.iter_mut().chain(&mut step.destinations)) {
+            if operand.form == from {
+                operand.form = to;
+            }
+        }
+        case.check(&programs, 1).map(|report| report.encodings)
+    };
+    let mut sum = allreduce(1, 4, Retention::KeepInputs, Reach::Mapped);
+    let mut moved = sum.clone();
+    moved.request.collective = Collective::AllToAll;
+    (sum.request.coded, moved.request.coded) = (true, true);
+    assert_eq!(run(&moved, MOVED, MOVED), Ok(1));
+    // A contribution is decoded by being added alone; a sum is no input, and an input no sum.
+    assert!(matches!(run(&moved, MOVED, CONTRIBUTION), Err(CheckError::Step { fault: Fault::Form, .. })));
+    assert!(matches!(run(&moved, MOVED, RESULT), Err(CheckError::Step { fault: Fault::Stage, .. })));
+    assert!(matches!(run(&sum, RESULT, MOVED), Err(CheckError::Step { fault: Fault::Stage, .. })));
+    moved.request.coded = false;
+    let exact = moved.programs();
+    moved.request.coded = true;
+    let coded = moved.programs();
+    moved.request.coded = false;
+    assert!(moved.check(&exact, 1).is_ok());
+    assert!(matches!(moved.check(&coded, 1), Err(CheckError::Step { fault: Fault::Form, .. })));
+}
+
+#[test]
 fn garbage_is_refused_without_a_panic() {
     let case = allreduce(2, 6, Retention::HoldOutputs, Reach::Mixed);
     for seed in 0..3000 {

@@ -235,7 +235,8 @@ fn damage_operand(
             };
         }
         Damage::OtherForm => {
-            let forms = [Form::Exact, Form::Coded(Stage::Contribution), Form::Coded(Stage::Result)];
+            let stages = [Stage::Contribution, Stage::Result, Stage::Moved];
+            let forms = [Form::Exact].into_iter().chain(stages.map(Form::Coded)).collect::<Vec<_>>();
             let (form, whole_step) = (*forms.choose(random)?, random.random());
             let only = random.random_range(0..operands.len());
             for (at, operand) in operands.iter_mut().enumerate() {

@@ -31,6 +31,8 @@ pub(super) struct Chosen {
     pub budget: Budget,
     /// In words.
     pub reason: String,
+    /// Whether AllToAlls are coded too.
+    exchanges: bool,
     /// What it was chosen by, where there was something to choose.
     outlook: Option<Outlook>,
 }
@@ -38,7 +40,13 @@ pub(super) struct Chosen {
 impl Chosen {
     /// Nothing is lost, for that is what ranks want.
     pub(super) fn exact() -> Self {
-        Self { codec: Codec::EXACT, budget: Budget::Exact, reason: String::new(), outlook: None }
+        Self {
+            codec: Codec::EXACT,
+            budget: Budget::Exact,
+            reason: String::new(),
+            exchanges: false,
+            outlook: None,
+        }
     }
 
     /// Whether agents are told the same of both.
@@ -52,6 +60,7 @@ impl Chosen {
         coded.then(|| v1::Coding {
             codec: self.codec.name().to_owned(),
             most: self.budget.most_by(self.codec),
+            exchanges: self.exchanges,
         })
     }
 
@@ -74,6 +83,7 @@ impl Chosen {
             codec: codec.unwrap_or(Codec::EXACT),
             budget,
             reason: "as before control restarted".to_owned(),
+            exchanges: recipe.coding.as_ref().is_some_and(|coding| coding.exchanges),
             outlook: None,
         }
     }
@@ -229,7 +239,11 @@ impl State {
         } else {
             self.fastest(now, id, known, planned)
         };
-        Chosen { codec, budget, reason, outlook }
+        let all = known.members.iter().all(|member| {
+            let session = member.session.and_then(|session| self.sessions.get(&session));
+            session.is_some_and(|session| session.abilities.coded_exchanges)
+        });
+        Chosen { codec, budget, reason, exchanges: all && codec != Codec::EXACT, outlook }
     }
 
     fn fastest(

@@ -40,6 +40,7 @@ pub(super) struct Abilities {
     pub verdicts: bool,
     pub carry: bool,
     pub direct: bool,
+    pub coded_exchanges: bool,
     pub aggregation: bool,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
@@ -61,6 +62,7 @@ impl Abilities {
             verdicts: said.path_verdicts,
             carry: said.carry,
             direct: said.direct,
+            coded_exchanges: said.coded_exchanges,
             aggregation: said.aggregation,
             codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),

@@ -84,7 +84,8 @@ impl Shape<'_> {
         if !step.sources.iter().chain(&step.destinations).any(coded) {
             return Ok(());
         }
-        let codes = self.request.coded && self.request.collective == Collective::AllReduce;
+        let codes = self.request.coded
+            && matches!(self.request.collective, Collective::AllReduce | Collective::AllToAll);
         if codes && fits(step) { Ok(()) } else { Err(Fault::Form) }
     }
 
@@ -164,7 +165,7 @@ fn fits(step: &Step) -> bool {
                 all(form) && kept == 1 && to.iter().all(|to| staging(to) || is_peer(to)) && !is_peer(from)
             }
             (_, Some(Form::Exact)) => {
-                from.form == Form::Coded(Stage::Result) && all(Form::Exact) && !to.iter().any(is_peer)
+                from.form != Form::Coded(Stage::Contribution) && all(Form::Exact) && !to.iter().any(is_peer)
             }
             (form, Some(_)) => all(form) && staging(from) && to.iter().all(is_peer),
             (_, None) => false,

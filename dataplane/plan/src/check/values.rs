@@ -102,6 +102,7 @@ impl Values {
         let right = match stage {
             Stage::Contribution => !node.last && node.encodings == 0,
             Stage::Result => node.last && node.plain == value,
+            Stage::Moved => self.words == 0 && node.encodings == 0,
         };
         if !right {
             return Err(Fault::Stage);

@@ -429,6 +429,7 @@ fn salt(form: Form) -> u64 {
         Form::Exact => 0,
         Form::Coded(Stage::Contribution) => 0x5555_1111_0000_ffff,
         Form::Coded(Stage::Result) => 0x1234_5678_9abc_def0,
+        Form::Coded(Stage::Moved) => 0x0f1e_2d3c_4b5a_6978,
     }
 }
 

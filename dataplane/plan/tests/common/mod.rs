@@ -144,8 +144,8 @@ pub fn plain(collective: Collective, root: Rank) -> Request {
     Request { collective, root, coded: false, shots: Shots::Many }
 }
 
-/// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce also coded, and all in every
-/// number of shots that they have.
+/// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce and an AllToAll also coded, and all in
+/// every number of shots that they have.
 pub fn requests(ranks: u32) -> Vec<Request> {
     let mut roots = vec![0, ranks / 3, ranks / 2, ranks - 1];
     roots.dedup();
@@ -158,6 +158,8 @@ pub fn requests(ranks: u32) -> Vec<Request> {
     let one: Vec<Request> = one.map(|request| Request { shots: Shots::One, ..*request }).collect();
     requests.extend(one);
     let sum = plain(Collective::AllReduce, Rank(0));
+    let exchange = plain(Collective::AllToAll, Rank(0));
     requests.extend([Request { shots: Shots::Two, ..sum }, Request { coded: true, ..sum }]);
+    requests.push(Request { coded: true, ..exchange });
     requests
 }
