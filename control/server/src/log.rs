@@ -45,6 +45,9 @@ pub(crate) fn log(fact: &Fact) {
         Fact::GrantRefused { name, communicator, why } => {
             tracing::warn!(%name, communicator = %id(*communicator), %why, "an aggregator refuses a communicator");
         }
+        Fact::LossLearned { communicator, codec } => {
+            tracing::debug!(communicator = %id(*communicator), codec, "operations lose or send otherwise than was known");
+        }
         Fact::Held { communicator, tenant, name, hold, reason } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, ?hold, %reason, "operation held back");
         }

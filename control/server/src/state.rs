@@ -97,6 +97,8 @@ pub enum Fact {
     Decided { decision: u64, trigger: String, reason: String, changes: Vec<(u64, u64)> },
     /// A plan did not pass the check, and is not used: so often by now.
     PlanUnfit { count: u64, why: String },
+    /// A communicator's operations lose or send otherwise by a codec than was known.
+    LossLearned { communicator: u64, codec: &'static str },
     /// A communicator's next operation is held back once, so that it takes turns with others.
     Held { communicator: u64, tenant: String, name: String, hold: Duration, reason: String },
     /// A communicator ended otherwise.

@@ -68,6 +68,23 @@ pub struct Plan {
     /// Whether an operator chose the order.
     #[prost(bool, tag = "8")]
     pub pinned: bool,
+    /// What its operations told of codecs.
+    #[prost(message, repeated, tag = "9")]
+    pub losses: Vec<Loss>,
+}
+
+/// What operations by a codec came to, over what was predicted.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Loss {
+    /// The codec's name.
+    #[prost(string, tag = "1")]
+    pub codec: String,
+    /// Error.
+    #[prost(double, tag = "2")]
+    pub loss: f64,
+    /// Bytes on the wire.
+    #[prost(double, tag = "3")]
+    pub bytes: f64,
 }
 
 /// One epoch of a communicator.

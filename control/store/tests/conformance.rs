@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_store::{
-    Change, Connection, Embedded, Epoch, Fabric, Link, Memory, Plan, Store, StoreError, Stored, Tenant,
+    Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Plan, Store, StoreError, Stored, Tenant,
     Withdrawal, WithdrawalKind,
 };
 use std::path::Path;
@@ -26,6 +26,7 @@ fn changes() -> Vec<Change> {
         current: Some(epoch.clone()),
         pending: Some(Epoch { epoch: 8, ..epoch.clone() }),
         pinned: true,
+        losses: vec![Loss { codec: "int8".into(), loss: 0.5, bytes: 1.25 }],
     };
     let withdrawal = |target: &str, kind: WithdrawalKind| Withdrawal {
         target: target.into(),

@@ -54,6 +54,8 @@ const MOST_SEEN: usize = 128;
 const KEPT: Duration = Duration::from_secs(600);
 /// What an operation weighs against those before.
 const WEIGHT: f64 = 0.125;
+/// What differs by so much of what was written down is worth writing.
+const NOTABLE: f64 = 0.25;
 /// Chunks went exact in such numbers that what was lost says nothing of the codec: bytes on the wire over those expected.
 const REFUSED: f64 = 1.25;
 
@@ -101,14 +103,16 @@ struct Learned {
     /// Bytes on the wire over those that were predicted: more where chunks went exact, or where a sparse codec finds more.
     bytes: f64,
     last: Duration,
+    /// Both as they were last worth writing down.
+    written: (f64, f64),
 }
 
 impl Controller {
     /// An operation with `level`, as it was predicted, lost `loss` by its receipt and took `ratio` bytes on the wire for a byte of
-    /// f32.
-    pub fn told(&mut self, now: Duration, level: &Level, loss: f64, ratio: f64) {
+    /// f32. True where that is worth writing down: something new, or much else than was written last.
+    pub fn told(&mut self, now: Duration, level: &Level, loss: f64, ratio: f64) -> bool {
         if !(loss.is_finite() && ratio.is_finite() && level.loss > 0.0 && level.ratio > 0.0) {
-            return;
+            return false;
         }
         let (loss, bytes) = (loss / level.loss, ratio / level.ratio);
         self.learned.retain(|known| known.last + KEPT > now);
@@ -117,8 +121,32 @@ impl Controller {
                 known.loss += (loss - known.loss) * WEIGHT;
                 known.bytes += (bytes - known.bytes) * WEIGHT;
                 known.last = now;
+                let (loss, bytes) = known.written;
+                let far = |one: f64, other: f64| (one - other).abs() > NOTABLE * other.max(1e-9);
+                let notable = far(known.loss, loss) || far(known.bytes, bytes);
+                if notable {
+                    known.written = (known.loss, known.bytes);
+                }
+                notable
             }
-            None => self.learned.push(Learned { codec: level.codec, loss, bytes, last: now }),
+            None => {
+                let written = (loss, bytes);
+                self.learned.push(Learned { codec: level.codec, loss, bytes, last: now, written });
+                true
+            }
+        }
+    }
+
+    /// What is known of codecs from operations: what they lost over what was predicted, and bytes on the wire over those that were.
+    pub fn learned(&self) -> impl Iterator<Item = (Codec, f64, f64)> {
+        self.learned.iter().map(|known| (known.codec, known.loss, known.bytes))
+    }
+
+    /// The same from before a restart; holds as if it were told now. What makes no sense is left out.
+    pub fn recall(&mut self, now: Duration, codec: Codec, loss: f64, bytes: f64) {
+        let sound = |value: f64| value.is_finite() && value >= 0.0;
+        if sound(loss) && sound(bytes) && self.learned.iter().all(|known| known.codec != codec) {
+            self.learned.push(Learned { codec, loss, bytes, last: now, written: (loss, bytes) });
         }
     }
 

@@ -7,7 +7,7 @@ use super::communicator::Communicator;
 use super::decisions::{Changed, Trigger};
 use super::form::Proposal;
 use super::replan::{Planned, changed};
-use super::{SessionId, State};
+use super::{Fact, SessionId, State};
 use harmonaize_abi::session::Budget as Said;
 use harmonaize_api::v1::{self, budget::Lets};
 use harmonaize_codec::{Budget, BudgetError, Choice, Codec, Controller, Level, Outlook};
@@ -172,6 +172,16 @@ impl Coding {
         self.current = chosen;
     }
 
+    /// What operations told of codecs: loss and bytes over what was predicted.
+    pub(super) fn losses(&self) -> impl Iterator<Item = (Codec, f64, f64)> {
+        self.controller.learned()
+    }
+
+    /// The same from before a restart of control.
+    pub(super) fn recall(&mut self, now: Duration, codec: Codec, loss: f64, bytes: f64) {
+        self.controller.recall(now, codec, loss, bytes);
+    }
+
     /// An epoch was given up.
     pub(super) fn given_up(&mut self, chosen: &Chosen) {
         if chosen.codec != self.current.codec && chosen.codec != Codec::EXACT {
@@ -326,7 +336,10 @@ impl State {
         let Some(level) = levels.iter().find(|level| level.codec == current) else { return };
         let (level, ratio) = (*level, (1.0 - coded.saved_bytes as f64 / exact).max(0.0));
         let Some(known) = self.communicators.get_mut(&told.communicator) else { return };
-        known.coding.controller.told(now, &level, coded.error, ratio);
+        if known.coding.controller.told(now, &level, coded.error, ratio) {
+            let communicator = told.communicator;
+            self.fact(Fact::LossLearned { communicator, codec: current.name() });
+        }
         let Some(known) = self.communicators.get(&told.communicator) else { return };
         let chosen = self.choose_coding(now, told.communicator, known.plan.as_ref());
         if chosen.codec != current && known.phase() == v1::Phase::Running {

@@ -102,7 +102,7 @@ impl State {
         if let Some(told) = self.communicators.get(&id).map(|known| known.aggregation.clone()) {
             self.recover_aggregation(id, &told);
         }
-        self.take_up_plan(id);
+        self.take_up_plan(now, id);
         self.learn_usage(id);
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         if all_back {

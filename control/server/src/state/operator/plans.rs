@@ -4,8 +4,9 @@ use crate::state::communicator::Communicator;
 use crate::state::replan::Planned;
 use crate::state::{Fact, Output, State};
 use harmonaize_api::v1::to_agent::Message;
+use harmonaize_codec::Codec;
 use harmonaize_planner::{HostId, Nanos, Rate};
-use harmonaize_store::{Change, Connection, Epoch, Link, Plan};
+use harmonaize_store::{Change, Connection, Epoch, Link, Loss, Plan};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ pub(crate) fn touched(output: &Output) -> Option<u64> {
             Fact::EpochCurrent { communicator, .. }
             | Fact::EpochAbandoned { communicator, .. }
             | Fact::OrderFreed { communicator, .. }
+            | Fact::LossLearned { communicator, .. }
             | Fact::Closed { communicator, .. }
             | Fact::Ended { communicator, .. },
         ) => Some(*communicator),
@@ -50,6 +52,11 @@ impl State {
             current,
             pending,
             pinned: known.pinned,
+            losses: known
+                .coding
+                .losses()
+                .map(|(codec, loss, bytes)| Loss { codec: codec.name().to_owned(), loss, bytes })
+                .collect(),
         }
     }
 
@@ -83,12 +90,17 @@ impl State {
     }
 
     /// A communicator that an agent says is running gets back what it had: its ports stay taken, the links keep the ways that are
-    /// known of them, and no epoch's number is given twice.
-    pub(in crate::state) fn take_up_plan(&mut self, id: u64) {
+    /// known of them, what codecs lose is known, and no epoch's number is given twice.
+    pub(in crate::state) fn take_up_plan(&mut self, now: Duration, id: u64) {
         let Some(plan) = self.operator.plans.get(&id) else { return };
         let Some(known) = self.communicators.get_mut(&id) else { return };
         known.next_epoch = known.next_epoch.max(plan.next_epoch);
         known.pinned = plan.pinned;
+        for Loss { codec, loss, bytes } in &plan.losses {
+            if let Some(codec) = Codec::named(codec) {
+                known.coding.recall(now, codec, *loss, *bytes);
+            }
+        }
         let epochs = || plan.current.iter().chain(&plan.pending);
         // The agents may be one epoch further than what was stored: then both are kept, for theirs is not known.
         let of_epoch = epochs().find(|epoch| epoch.epoch == known.epoch);

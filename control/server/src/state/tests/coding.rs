@@ -2,9 +2,11 @@
 
 use super::fabric::{Fabric, MS, Stranger, two_by_two};
 use super::world::{SECOND, World, hello, settings, settings_of};
-use crate::state::SessionId;
+use crate::state::operator::touched;
+use crate::state::{Fact, Output, SessionId};
 use harmonaize_api::v1::{self, JoinRefusedKind, budget::Lets, from_agent, to_agent};
 use harmonaize_codec::Codec;
+use harmonaize_store::{Change, Loss, Stored};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -62,7 +64,8 @@ fn a_slow_fabric_is_coded_within_the_budget_and_who_has_none_stays_exact() {
         fabric.run(SECOND * 3);
         assert_eq!(runs(&fabric, id).0, codec, "{budget:?}: {}", plan(&fabric, id).codec_reason);
         let recipe = fabric.recipe_of(0, id);
-        let expected = (codec != "exact").then(|| v1::Coding { codec: codec.to_owned(), most });
+        let expected =
+            (codec != "exact").then(|| v1::Coding { codec: codec.to_owned(), most, exchanges: false });
         assert_eq!((recipe.coding, recipe.budget), (expected, budget));
         assert_eq!((plan(&fabric, id).codec, runs(&fabric, beside).0), (codec.to_owned(), "exact"));
         assert_eq!(fabric.recipe_of(0, beside).coding, None);
@@ -251,25 +254,88 @@ fn what_agents_cannot_prepare_is_not_tried_again() {
     assert_eq!(fabric.recipe_of(0, id).budget, bound(0.05));
 }
 
-#[test]
-fn a_restart_finds_budget_and_codec_again() {
-    let mut world = World::new(settings(4), 7);
-    let coded = |host: usize, running: Vec<v1::Recipe>| {
-        let codecs = Codec::NAMED
-            .iter()
-            .map(|(name, _)| v1::CodecSpeed { codec: (*name).to_owned(), ..v1::CodecSpeed::default() });
-        let abilities = v1::Abilities { codecs: codecs.collect(), carry: true, ..v1::Abilities::default() };
-        v1::Hello { abilities: Some(abilities), ..hello(host, running) }
-    };
-    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(coded(host, vec![]))).collect();
+/// What an agent says that codes everything.
+fn coded(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
+    let codecs = Codec::NAMED
+        .iter()
+        .map(|(name, _)| v1::CodecSpeed { codec: (*name).to_owned(), ..v1::CodecSpeed::default() });
+    let codecs = codecs.collect();
+    let abilities = v1::Abilities { codecs, carry: true, coded_exchanges: true, ..v1::Abilities::default() };
+    v1::Hello { abilities: Some(abilities), ..hello(host, running) }
+}
+
+/// The two agents join within a budget; their recipes.
+fn joined(world: &mut World, sessions: &[SessionId], budget: &Option<v1::Budget>) -> Vec<v1::Recipe> {
     for (rank, session) in sessions.iter().enumerate() {
         world.heard(*session);
         let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-        let (request, rank, budget) = (rank as u64 + 1, rank as u32, bound(0.05));
+        let (request, rank, budget) = (rank as u64 + 1, rank as u32, budget.clone());
         let join = v1::Join { request, tenant, communicator, rank, ranks: 2, budget, ..v1::Join::default() };
         world.say(*session, from_agent::Message::Join(join));
     }
-    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    sessions.iter().map(|session| world.recipe(*session)).collect()
+}
+
+#[test]
+fn all_to_alls_are_coded_where_all_agents_can() {
+    for all in [true, false] {
+        let mut world = World::new(settings(4), 7);
+        let mut hellos = [coded(0, vec![]), coded(1, vec![])];
+        hellos[1].abilities.as_mut().unwrap().coded_exchanges = all;
+        let sessions = hellos.map(|hello| world.hello(hello));
+        let recipes = joined(&mut world, &sessions, &bound(0.05));
+        assert!(recipes.iter().all(|recipe| recipe.coding.as_ref().unwrap().exchanges == all));
+    }
+}
+
+#[test]
+fn a_restart_finds_what_operations_lost() {
+    let mut world = World::new(settings(4), 7);
+    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(coded(host, vec![]))).collect();
+    let recipes = joined(&mut world, &sessions, &bound(0.05));
+    let id = recipes[0].communicator;
+    world.prepare(&sessions, id, 1);
+    let tell = |world: &mut World, error: f64| {
+        let coded = Some(v1::CodedOperation { error, saved_bytes: 14 << 20, ..Default::default() });
+        let told = v1::Operation { communicator: id, bytes: 16 << 20, coded, ..Default::default() };
+        world.state.learn_coded(world.now, &v1::Operation { first_epoch: 1, last_epoch: 1, ..told });
+        let learned = |output: &Output| matches!(output, Output::Fact(Fact::LossLearned { .. }));
+        world
+            .state
+            .take_outputs()
+            .iter()
+            .filter(|output| learned(output))
+            .filter_map(touched)
+            .collect::<Vec<_>>()
+    };
+    // Something new is written, the same again is not, much more is.
+    assert_eq!(tell(&mut world, 0.02), [id]);
+    assert_eq!(tell(&mut world, 0.02), []);
+    assert_eq!(tell(&mut world, 0.2), [id]);
+    let mut stored = Stored::default();
+    stored.apply(&world.state.plan_change(id));
+    let losses = stored.plans[&id].losses.clone();
+    assert_eq!((losses.len(), losses[0].codec.as_str()), (1, "rotated 4"));
+    assert!(losses[0].loss > 1.0 && losses[0].bytes > 0.0, "{losses:?}");
+    // Senseless ones are passed over.
+    let known = stored.plans.get_mut(&id).unwrap();
+    known.losses.push(Loss { codec: "int9".to_owned(), loss: 1.0, bytes: 1.0 });
+    known.losses.push(Loss { codec: "int8".to_owned(), loss: f64::NAN, bytes: 1.0 });
+    let mut world = World::new(settings(4), 8);
+    world.state.restore(stored, 0);
+    let running = |recipe: &v1::Recipe| vec![v1::Recipe { peers: vec![], ..recipe.clone() }];
+    recipes.iter().enumerate().for_each(|(host, recipe)| {
+        world.hello(coded(host, running(recipe)));
+    });
+    let Change::Plan(plan) = world.state.plan_change(id) else { panic!("it is not there") };
+    assert_eq!(plan.losses, losses);
+}
+
+#[test]
+fn a_restart_finds_budget_and_codec_again() {
+    let mut world = World::new(settings(4), 7);
+    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(coded(host, vec![]))).collect();
+    let recipes = joined(&mut world, &sessions, &bound(0.05));
     assert_eq!(recipes[0].coding.as_ref().unwrap().codec, "rotated 4");
     let mut world = World::new(settings(4), 8);
     let running = |recipe: &v1::Recipe| vec![v1::Recipe { peers: vec![], ..recipe.clone() }];
