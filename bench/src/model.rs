@@ -35,6 +35,16 @@ pub enum Kind {
     Transformer,
 }
 
+impl Kind {
+    /// The learning rate that suits it, with a momentum of 0.9.
+    pub fn rate(self) -> f32 {
+        match self {
+            Self::Perceptron | Self::Convolutional => 0.05,
+            Self::Transformer => 0.01,
+        }
+    }
+}
+
 /// How a parameter begins.
 enum Begin {
     /// Uniform, with He's bound for so many inputs.
@@ -124,7 +134,7 @@ fn shapes(kind: Kind) -> Vec<(Vec<usize>, Begin)> {
             convolutions.into_iter().chain(behind).flatten().collect()
         }
         Kind::Transformer => {
-            let places = (vec![TOKENS, WIDTH], Begin::At(0.0));
+            let places = (vec![TOKENS, WIDTH], Begin::Random(WIDTH));
             let block = || {
                 let attention = [normal(), layer(WIDTH, 3 * WIDTH), layer(WIDTH, WIDTH)];
                 let behind = [normal(), layer(WIDTH, 4 * WIDTH), layer(4 * WIDTH, WIDTH)];

@@ -29,7 +29,7 @@ struct Arguments {
     #[arg(long, default_value_t = 4)]
     workers: usize,
     /// Steps
-    #[arg(long, default_value_t = Recipe::default().steps)]
+    #[arg(long, default_value_t = 150)]
     steps: usize,
 }
 
@@ -44,7 +44,7 @@ struct Run {
 }
 
 fn run(arguments: &Arguments, kind: Kind, seed: u64, coding: Coding) -> Result<Run> {
-    let recipe = Recipe { kind, seed, steps: arguments.steps, ..Recipe::default() };
+    let recipe = Recipe { kind, seed, steps: arguments.steps, rate: kind.rate(), ..Recipe::default() };
     let last = arguments.steps - arguments.steps.div_ceil(10);
     let work = |mut rank: Lossy| -> Result<Run> {
         let (mut sum, mut count) = (0.0, 0.0);

@@ -39,6 +39,9 @@ struct Arguments {
     /// Go on after those until SIGTERM to any worker: all of them end after the same step
     #[arg(long)]
     until_told: bool,
+    /// Learning rate; what suits the model if it is left out
+    #[arg(long)]
+    rate: Option<f32>,
     /// Images a step, over all workers
     #[arg(long, default_value_t = Recipe::default().batch)]
     batch: usize,
@@ -53,7 +56,9 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let Arguments { seed, steps, batch, tested, every, .. } = arguments;
-    let recipe = Recipe { kind: arguments.model, seed, steps, batch, tested, every, ..Recipe::default() };
+    let rate = arguments.rate.unwrap_or(arguments.model.rate());
+    let recipe =
+        Recipe { kind: arguments.model, seed, steps, batch, tested, every, rate, ..Recipe::default() };
     let told = Arc::new(AtomicBool::new(!arguments.until_told));
     if arguments.until_told {
         for signal in [SIGINT, SIGTERM] {

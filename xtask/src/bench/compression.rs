@@ -27,14 +27,14 @@ pub struct Effort {
     pub steps: usize,
     /// Bytes of a rank's tensor.
     pub bytes: u64,
-    /// Parts alone: speed, slow, fast, training; all if empty.
+    /// Parts alone: speed, slow, fast, convolutional, transformer; all if empty.
     pub only: Vec<String>,
 }
 
 impl Effort {
     /// For figures.
     pub fn new(rounds: usize, only: &[String]) -> Self {
-        Self { rounds, steps: 150, bytes: 64 * MIB, only: only.to_vec() }
+        Self { rounds, steps: 100, bytes: 64 * MIB, only: only.to_vec() }
     }
 
     /// Shows that everything runs, and measures nothing worth a figure.
@@ -50,8 +50,13 @@ struct Suite {
     stop: Arc<AtomicBool>,
 }
 
-const PARTS: &[Part<Suite>] =
-    &[("speed", speed), ("slow", slow), ("fast", fast), ("training", training::run)];
+const PARTS: &[Part<Suite>] = &[
+    ("speed", speed),
+    ("slow", slow),
+    ("fast", fast),
+    ("convolutional", training::convolutional),
+    ("transformer", training::transformer),
+];
 
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
