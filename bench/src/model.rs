@@ -40,7 +40,7 @@ impl Kind {
     pub fn rate(self) -> f32 {
         match self {
             Self::Perceptron | Self::Convolutional => 0.05,
-            Self::Transformer => 0.01,
+            Self::Transformer => 0.02,
         }
     }
 }
