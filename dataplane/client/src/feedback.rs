@@ -126,7 +126,7 @@ impl Feedback {
         let (owed, elements) = (self.owed()?, self.elements());
         for at in (0..elements).step_by(CLEARED) {
             let length = elements.saturating_sub(at).min(CLEARED as u64) as usize;
-            owed.write(at, [0.0; CLEARED].get(..length).unwrap_or_default())?;
+            owed.write(at, [0.0_f32; CLEARED].get(..length).unwrap_or_default())?;
         }
         Ok(())
     }

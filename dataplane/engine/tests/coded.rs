@@ -217,7 +217,9 @@ fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budge
                 }
                 let told = f64::from(f32::from_bits(completions[locals[0] as usize].error));
                 let lost = error / signal;
-                assert!((lost - told).abs() <= 1e-3 * told + 1e-6, "{what}: lost {lost}, told {told}");
+                // Of a rotated block that is not full, what falls into its padding is told, too.
+                let least = if name.starts_with("rotated") { told / 2.0 } else { told * 0.999 - 1e-6 };
+                assert!(lost >= least && lost <= told * 1.001 + 1e-6, "{what}: lost {lost}, told {told}");
                 assert!(most.is_none_or(|most| lost <= most * 1.0001), "{what}: lost {lost}");
                 assert!(most.is_some() || lost > 0.0, "{what}: nothing was lost");
                 assert_eq!(saved(&world, engine), [], "{what}");
