@@ -283,7 +283,7 @@ impl Agent {
         match event {
             Event::Form(recipe) => self.form(recipe),
             Event::Change(recipe) => self.change(recipe),
-            Event::Ready { communicator, .. } => self.ready(communicator),
+            Event::Ready { communicator, epoch } => self.ready(communicator, epoch),
             Event::Abandon(abandon) => {
                 if let Ok(epoch) = u32::try_from(abandon.epoch) {
                     self.command(Command::Abandon {
@@ -410,7 +410,10 @@ impl Agent {
         }
     }
 
-    fn ready(&mut self, communicator: u64) {
+    fn ready(&mut self, communicator: u64, epoch: u64) {
+        if let Ok(epoch) = u32::try_from(epoch) {
+            self.command(Command::AllPrepared { communicator: CommunicatorId(communicator), epoch });
+        }
         let Some(Communicator { recipe, members, .. }) = self.communicators.get_mut(&communicator) else {
             return;
         };

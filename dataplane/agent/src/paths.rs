@@ -192,7 +192,8 @@ fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
         Ok(target) => target,
         Err(error) => return failed(error),
     };
-    let trains = Trains { bytes: asked.bytes, count: asked.trains, enough_bits: asked.enough_bits };
+    let v1::ProbePath { bytes, trains: count, enough_bits, spread_bits, .. } = *asked;
+    let trains = Trains { bytes, count, enough_bits, spread_bits };
     match prober.probe(to, &via, trains) {
         Ok(probed) => v1::PathProbed {
             question: asked.question,

@@ -1,5 +1,5 @@
-//! Changing the plan under way: all prepare, the leader proposes, each promises how far it will go, the leader commits to
-//! the maximum. Nobody stops unless the commit takes longer than the promised segments last.
+//! Changing the plan under way: all prepare, the leader proposes (or somebody else says that all have prepared), each promises how
+//! far it will go, the leader commits to the maximum. Nobody stops unless the commit takes longer than the promised segments last.
 
 use crate::CoreError;
 use crate::communicator::{Action, Communicator};
@@ -36,7 +36,8 @@ impl Switch {
 
     /// Leader: whether it is time to propose, given the highest epoch for which each participant is prepared. Says so once.
     pub(crate) fn propose(&mut self, prepared: &[u32]) -> bool {
-        let all = self.ready && prepared.iter().all(|epoch| *epoch == self.epoch.number());
+        let open = self.ready && self.commit.is_none();
+        let all = open && prepared.iter().all(|epoch| *epoch == self.epoch.number());
         all && !std::mem::replace(&mut self.proposed, true)
     }
 
@@ -185,33 +186,47 @@ impl Communicator {
         let epoch = switch.epoch.number();
         if switch.propose(&self.prepared) {
             self.tell_all(&Control::Propose { epoch });
-            let below = self.promise();
-            self.promised(self.me, epoch, below);
+            self.promise(epoch);
         }
     }
 
-    /// Promises not to begin segments beyond those at hand until the commit.
-    fn promise(&mut self) -> u64 {
-        let below = self.begun + self.segments_ahead();
-        if let Some(switch) = &mut self.next {
-            switch.below = Some(below);
+    /// Somebody who need not be trusted says that all participants have prepared a plan: promises are made without waiting for the
+    /// leader to hear so over links that may be slow. If it is wrong, the leader misses a promise, and nothing is switched.
+    pub fn all_prepared(&mut self, epoch: u32) {
+        let ready = |switch: &Switch| switch.epoch.number() == epoch && switch.ready;
+        if self.failure().is_none() && self.next.as_ref().is_some_and(ready) {
+            self.promise(epoch);
         }
-        below
+    }
+
+    /// Promises, once, not to begin segments beyond those at hand until the commit.
+    fn promise(&mut self, epoch: u32) {
+        let below = self.begun + self.segments_ahead();
+        let Some(switch) = self.next.as_mut().filter(|switch| switch.below.is_none()) else { return };
+        switch.below = Some(below);
+        if self.leader() == self.me {
+            self.promised(self.me, epoch, below);
+        } else {
+            self.tell(self.leader(), Control::Promise { epoch, below });
+        }
     }
 
     pub(crate) fn proposed(&mut self, from: Participant, epoch: u32) -> bool {
         if from != self.leader() {
             return false;
         }
+        if epoch <= self.current.number() {
+            // The commit came before it, over links that are quicker.
+            return true;
+        }
         let Some(switch) = self.next.as_ref().filter(|switch| switch.epoch.number() == epoch) else {
             // We gave it up, which the leader will hear.
             return self.withdrawn.is_some_and(|withdrawn| epoch <= withdrawn);
         };
-        if !switch.ready || switch.below.is_some() {
+        if !switch.ready {
             return false;
         }
-        let below = self.promise();
-        self.tell(from, Control::Promise { epoch, below });
+        self.promise(epoch);
         true
     }
 

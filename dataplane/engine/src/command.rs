@@ -103,6 +103,13 @@ pub enum Command {
         /// Its aggregator, if it has one.
         aggregator: Option<Box<Aggregator>>,
     },
+    /// Everybody has said [`Notice::Prepared`] of a change: it need not wait for participants to tell each other.
+    AllPrepared {
+        /// Of which communicator.
+        communicator: CommunicatorId,
+        /// Which epoch.
+        epoch: u32,
+    },
     /// Hold the next operation of a communicator back once: its first segment here begins so much later than it could. Takes the
     /// place of a hold that waits.
     Hold {

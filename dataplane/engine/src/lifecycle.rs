@@ -36,6 +36,11 @@ impl Engine {
             Command::Change { communicator, plan, peers, aggregator } => {
                 self.change(communicator, plan, peers, aggregator.as_deref());
             }
+            Command::AllPrepared { communicator, epoch } => {
+                if let Some(member) = self.member(communicator) {
+                    member.core.all_prepared(epoch);
+                }
+            }
             Command::Hold { communicator, hold } => {
                 if let Some(member) = self.member(communicator) {
                     let hold = hold.min(MAX_HOLD).as_nanos();

@@ -29,17 +29,19 @@ const MOST_HOSTS: usize = 48;
 struct Trains {
     bytes: u32,
     most: u32,
+    /// The last is one that came out slower than this part of its path's rate, in percent, in all of its parts.
+    spread: u64,
 }
 
 /// Over a link that is not in use. The second half of a train counts, so that the first may empty the buckets of shapers.
-const UNUSED: Trains = Trains { bytes: 384 << 10, most: 3 };
+const UNUSED: Trains = Trains { bytes: 384 << 10, most: 3, spread: 0 };
 
 /// Over a path that is in use: shorter, for more buckets are empty there.
-const USED: Trains = Trains { bytes: 256 << 10, most: 3 };
+const USED: Trains = Trains { bytes: 256 << 10, most: 3, spread: 0 };
 
-/// Over a path of which the agent says that little passes and a queue stands: with that fewer are enough, and if one was not spread,
-/// others follow as long as it is said.
-const STARVED: Trains = Trains { most: 2, ..USED };
+/// Over a path of which the agent says that little passes and a queue stands: with that fewer are enough, one where all of it is
+/// spread, and if one was not, others follow as long as it is said.
+const STARVED: Trains = Trains { most: 2, spread: 80, ..USED };
 
 /// A train that comes out at so much of its path's rate, in percent, is the last: nobody was in its way.
 const ENOUGH: u64 = 88;
@@ -203,11 +205,12 @@ impl State {
         self.probes.asked += 1;
         let question = self.probes.asked;
         let enough_bits = topology.path_rate(&path).0 / 100 * ENOUGH;
+        let spread_bits = topology.path_rate(&path).0 / 100 * trains.spread;
+        let Trains { bytes, most: trains, .. } = trains;
         let deadline = now.saturating_add(PATIENCE);
         self.probes.open.insert(question, Asked { of, from, path, deadline, proves });
-        let Trains { bytes, most: trains } = trains;
         let address = address.to_string();
-        let message = v1::ProbePath { question, address, via, bytes, trains, enough_bits };
+        let message = v1::ProbePath { question, address, via, bytes, trains, enough_bits, spread_bits };
         self.send(of, to_agent::Message::ProbePath(message));
         true
     }

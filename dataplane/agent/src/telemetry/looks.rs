@@ -1,4 +1,5 @@
-//! Which flows are under way: those are looked at often, one by one; all of them seldom.
+//! Which flows are under way: those are looked at often, one by one; all of them seldom. Of those under way the ones that move much
+//! tell of congestion, and a ring has few: they are looked at more often than those that carry answers alone.
 //!
 //! A flow has changed since a reading if a packet of it passed later. So nothing is remembered of flows that rest, however
 //! many the programs know.
@@ -15,11 +16,34 @@ const MOST: usize = 256;
 /// A flow that was silent for so long rests.
 const SILENT_NS: u64 = 100_000_000;
 
+/// A flow that moved so many bytes since all under way were looked at moves much.
+const MUCH: u64 = 16 << 10;
+/// All under way are looked at this often, the others at each look.
+const WHOLE_NS: u64 = 20_000_000;
+
+/// A flow under way.
+#[derive(Clone, Copy, Debug)]
+struct Awake {
+    /// When its last packet had passed.
+    seen_ns: u64,
+    /// Bytes that it had moved when all were looked at.
+    bytes: u64,
+    /// Whether it moves much, as far as is known.
+    much: bool,
+}
+
+impl Default for Awake {
+    fn default() -> Self {
+        Self { seen_ns: 0, bytes: 0, much: true }
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
-    /// Flows under way, and when their last packet had passed.
-    awake: HashMap<FlowKey, u64>,
+    awake: HashMap<FlowKey, Awake>,
+    /// When all under way were last looked at.
+    whole_ns: u64,
     /// When all were last read.
     read_ns: u64,
     flows: Flows,
@@ -38,9 +62,13 @@ impl Looks {
             return false;
         }
         match self.awake.entry(entry(flow)) {
-            Entry::Occupied(_) => false,
+            // It has begun to move something: it is looked at until all have been.
+            Entry::Occupied(mut place) => {
+                place.get_mut().much = true;
+                false
+            }
             Entry::Vacant(place) => {
-                place.insert(0);
+                place.insert(Awake::default());
                 true
             }
         }
@@ -61,7 +89,7 @@ impl Looks {
         self.read_ns
     }
 
-    /// Looks at the flows under way, and appends those that have changed.
+    /// Looks at the flows under way that move much, now and then at all of them, and appends those that have changed.
     pub(crate) fn look(
         &mut self,
         source: &dyn Collector,
@@ -69,20 +97,32 @@ impl Looks {
         into: &mut Vec<Record>,
     ) -> Result<(), Failed> {
         let mut failed = Ok(());
-        self.awake.retain(|key, seen_ns| match source.read_flow(key) {
-            Ok(Some(counters)) => {
-                let last_ns = last_ns(&counters);
-                if last_ns > *seen_ns {
-                    *seen_ns = last_ns;
-                    into.push(record(now_ns, *key, counters));
-                }
-                now_ns.saturating_sub(last_ns) < SILENT_NS
+        let whole = now_ns.saturating_sub(self.whole_ns) >= WHOLE_NS;
+        self.whole_ns = if whole { now_ns } else { self.whole_ns };
+        self.awake.retain(|key, awake| {
+            if !whole && !awake.much {
+                return true;
             }
-            // Evicted, or its interface is gone.
-            Ok(None) => false,
-            Err(error) => {
-                failed = Err(error);
-                true
+            match source.read_flow(key) {
+                Ok(Some(counters)) => {
+                    let last_ns = last_ns(&counters);
+                    if last_ns > awake.seen_ns {
+                        awake.seen_ns = last_ns;
+                        into.push(record(now_ns, *key, counters));
+                    }
+                    if whole {
+                        let bytes = bytes(&counters);
+                        awake.much = bytes.saturating_sub(awake.bytes) >= MUCH;
+                        awake.bytes = bytes;
+                    }
+                    now_ns.saturating_sub(last_ns) < SILENT_NS
+                }
+                // Evicted, or its interface is gone.
+                Ok(None) => false,
+                Err(error) => {
+                    failed = Err(error);
+                    true
+                }
             }
         });
         failed
@@ -103,11 +143,12 @@ impl Looks {
             if last_ns < since_ns {
                 return;
             }
-            if awake.get(key).is_none_or(|seen_ns| *seen_ns < last_ns) {
+            if awake.get(key).is_none_or(|awake| awake.seen_ns < last_ns) {
                 into.push(record(now_ns, *key, counters));
             }
             if now_ns.saturating_sub(last_ns) < SILENT_NS && (awake.len() < MOST || awake.contains_key(key)) {
-                awake.insert(*key, last_ns);
+                let fresh = Awake { bytes: bytes(&counters), ..Awake::default() };
+                awake.entry(*key).or_insert(fresh).seen_ns = last_ns;
             }
         };
         flows.tcp.iter().for_each(|(key, flow)| changed(key, Counters::Tcp(*flow)));
@@ -121,6 +162,14 @@ fn last_ns(counters: &Counters) -> u64 {
     match counters {
         Counters::Tcp(flow) => flow.ingress.traffic.last_ns.max(flow.egress.traffic.last_ns),
         Counters::Roce(counters) => counters.traffic.last_ns,
+    }
+}
+
+/// What has passed, in both directions.
+fn bytes(counters: &Counters) -> u64 {
+    match counters {
+        Counters::Tcp(flow) => flow.ingress.traffic.bytes.saturating_add(flow.egress.traffic.bytes),
+        Counters::Roce(counters) => counters.traffic.bytes,
     }
 }
 
@@ -185,6 +234,34 @@ mod tests {
         fake.scene().flows.tcp.clear();
         looks.look(&fake, 420 + SILENT_NS, &mut records).unwrap();
         assert!(!looks.any_awake());
+    }
+
+    #[test]
+    fn what_moves_much_is_looked_at_each_time_and_answers_now_and_then() {
+        let mut fake = Fake::default();
+        let pass = |fake: &Fake, port: u16, last_ns: u64, bytes| {
+            let mut scene = fake.scene();
+            scene.flows.tcp.retain(|(key, _)| *key != tcp(port));
+            let mut flow = TcpFlow::default();
+            (flow.egress.traffic.last_ns, flow.egress.traffic.bytes) = (last_ns, bytes);
+            scene.flows.tcp.push((tcp(port), flow));
+        };
+        let (mut looks, mut records) = (Looks::default(), Vec::new());
+        let mut looked = [0, 0];
+        for step in 1..=100 {
+            let now_ns = step * WHOLE_NS / 10;
+            pass(&fake, 1, now_ns, step * MUCH);
+            pass(&fake, 2, now_ns, step * 66);
+            if step == 1 {
+                looks.read_all(&mut fake, now_ns, &mut records).unwrap();
+            } else {
+                looks.look(&fake, now_ns, &mut records).unwrap();
+            }
+            let told = told(&mut records);
+            looked = [looked[0] + usize::from(told.contains(&1)), looked[1] + usize::from(told.contains(&2))];
+        }
+        // Whatever is new counts as moving much until all have been looked at.
+        assert!(looked[0] == 100 && (10..=20).contains(&looked[1]), "{looked:?}");
     }
 
     #[test]

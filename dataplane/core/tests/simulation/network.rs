@@ -1,7 +1,7 @@
 //! Links: frames in order on each connection, at any time across connections, read from memory when they are sent.
 
 use super::memory::POISON;
-use super::scenario::Weather;
+use super::scenario::{MILLISECOND, Weather};
 use super::world::{Event, Input, World};
 use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
@@ -73,6 +73,21 @@ impl Weather {
 }
 
 impl World {
+    /// Control may say so before the leader has heard it from everybody; to some, later than all else, or never.
+    pub(crate) fn all_prepared(&mut self, epoch: u32) {
+        let up = self.up.entry(epoch).or_default();
+        *up += 1;
+        if *up < self.nodes.len() || self.rng.random_bool(0.3) {
+            return;
+        }
+        for p in (0..self.scenario.group.participants()).map(Participant) {
+            let at = self.now + self.rng.random_range(0..3 * MILLISECOND);
+            if self.rng.random_bool(0.9) {
+                self.at(at, Event::Input(p, Input::AllPrepared(epoch)));
+            }
+        }
+    }
+
     /// Hands a frame to the transport, which reads its payload later.
     pub(crate) fn send(
         &mut self,

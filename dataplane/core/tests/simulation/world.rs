@@ -56,6 +56,7 @@ pub(crate) enum Input {
     Down { link: u32, peer: Participant },
     Change(Box<EpochPlan>),
     LinksUp(u32),
+    AllPrepared(u32),
     Abandon(u32),
     Left(Rank),
     Summed(Submitted),
@@ -73,6 +74,8 @@ pub(crate) struct World {
     pub(crate) plans: Vec<EpochPlan>,
     /// By epoch: how many have opened its links.
     opened: HashMap<u32, usize>,
+    /// By epoch: at how many all links are up.
+    pub(crate) up: HashMap<u32, usize>,
     pub(crate) statistics: Statistics,
     pub(crate) books: Books,
     pub(crate) aggregator: Aggregator,
@@ -101,6 +104,7 @@ impl World {
             tensors: HashMap::new(),
             plans: vec![scenario.plan.clone()],
             opened: HashMap::new(),
+            up: HashMap::new(),
             statistics: Statistics::default(),
             books: Books::default(),
             aggregator: Aggregator::default(),
@@ -365,7 +369,11 @@ impl World {
             }
             Input::Down { link, peer } => node.core.link_down(link, peer),
             Input::Change(plan) => node.changes.push_back(*plan),
-            Input::LinksUp(epoch) => node.core.links_up(epoch),
+            Input::LinksUp(epoch) => {
+                node.core.links_up(epoch);
+                self.all_prepared(epoch);
+            }
+            Input::AllPrepared(epoch) => node.core.all_prepared(epoch),
             Input::Abandon(epoch) => {
                 // It may have been given up by another.
                 if node.core.abandon(epoch) {

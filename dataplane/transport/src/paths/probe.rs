@@ -4,7 +4,7 @@ use super::packet::Protocol;
 use super::sys::{make_room_to_send, send_in_pieces};
 use super::trace::{Question, Traced};
 use super::tracer::Tracer;
-use super::train::{BESIDE, Beside, Head, Kind, MOST, PAYLOAD};
+use super::train::{BESIDE, Head, Kind, MOST, More, PAYLOAD};
 use crate::tcp::random;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -47,6 +47,8 @@ pub struct Trains {
     pub count: u32,
     /// The first that arrives at this rate, in bits a second, is the last; 0 if all are wanted.
     pub enough_bits: u64,
+    /// One of which no third arrived quicker than this is the last too, for others were in its way all the while; 0 if all are wanted.
+    pub spread_bits: u64,
 }
 
 /// What came of the train that arrived best: others' steady traffic spreads all of them, bursts only some.
@@ -65,6 +67,8 @@ pub struct Probed {
     pub received: u32,
     /// At which rate other packets came into the answering host meanwhile, in bits a second; none where it does not know.
     pub beside_bits: Option<u64>,
+    /// At which rate the quickest third of its second half arrived, or more of it; none where the answering host does not say.
+    pub quickest_bits: Option<u64>,
 }
 
 /// Why nothing was measured.
@@ -187,7 +191,9 @@ fn measure(way: &Way, trains: Trains) -> Result<Probed, ProbeError> {
             found => found?,
         };
         best = Some(best.map_or(found, |best| if found.merit() > best.merit() { found } else { best }));
-        if trains.enough_bits > 0 && found.lost_little() && found.received_bits >= trains.enough_bits {
+        let quick = trains.enough_bits > 0 && found.received_bits >= trains.enough_bits;
+        let spread = found.quickest_bits.is_some_and(|quickest| quickest <= trains.spread_bits);
+        if found.lost_little() && (quick || spread) {
             break;
         }
     }
@@ -221,14 +227,15 @@ fn one(
     let wire = u128::from(sent.saturating_sub(1)) * u128::from(PAYLOAD as u64 + BESIDE) * 8_000_000_000;
     let sent_bits = wire.checked_div(took.as_nanos()).unwrap_or_default();
     let answer = ask(socket, name, count).map_err(kernel("asking"))?;
-    let Some((answer, beside_bits)) = answer else { return Err(ProbeError::Silent(to, sent)) };
+    let Some((answer, more)) = answer else { return Err(ProbeError::Silent(to, sent)) };
     Ok(Probed {
         source_port,
         received_bits: answer.bits.get(),
         sent_bits: u64::try_from(sent_bits).unwrap_or(u64::MAX),
         sent,
         received: answer.received.get().min(sent),
-        beside_bits,
+        beside_bits: more.beside(),
+        quickest_bits: more.quickest(),
     })
 }
 
@@ -320,9 +327,9 @@ fn send(socket: &UdpSocket, name: [u8; 16], count: u32, together: bool) -> io::R
     Ok((sent, last.saturating_duration_since(begun)))
 }
 
-/// Asks until there is an answer, and what came beside the train, if that is known; none if none came in time.
-fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<(Head, Option<u64>)>> {
-    let question = [Head::new(Kind::Ask, name, count).as_bytes(), Beside::UNKNOWN.as_bytes()].concat();
+/// Asks until there is an answer, with what more is known; none if none came in time.
+fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<(Head, More)>> {
+    let question = [Head::new(Kind::Ask, name, count).as_bytes(), More::UNKNOWN.as_bytes()].concat();
     let deadline = Instant::now() + ANSWER;
     let mut datagram = [0; PAYLOAD];
     while Instant::now() < deadline {
@@ -341,7 +348,7 @@ fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<(Hea
             let answer = Head::read(datagram);
             let ours = answer.filter(|(kind, head)| *kind == Kind::Answer && head.name == name);
             if let Some((_, head)) = ours {
-                return Ok(Some((head, Beside::read(datagram))));
+                return Ok(Some((head, More::read(datagram))));
             }
         }
         if let Some(left) = again.checked_duration_since(Instant::now()) {
@@ -381,7 +388,10 @@ mod tests {
         let several = Trains { count: 3, ..trains(400_000) };
         let probed = prober.probe(answerer.address(), &[], several).unwrap();
         assert_eq!((probed.sent, probed.received), (272, 272));
-        assert!(prober.probe(answerer.address(), &[], Trains { enough_bits: 1, ..several }).is_ok());
+        // All of it came quicker than that, and slower than this.
+        for last in [Trains { enough_bits: 1, ..several }, Trains { spread_bits: u64::MAX, ..several }] {
+            assert!(prober.probe(answerer.address(), &[], last).is_ok());
+        }
     }
 
     #[test]
@@ -393,6 +403,7 @@ mod tests {
             sent: 100,
             received,
             beside_bits: None,
+            quickest_bits: None,
         };
         assert!(of(95, 10).merit() > of(94, 90).merit());
         assert!(of(100, 11).merit() > of(95, 10).merit());

@@ -2,8 +2,8 @@
 //!
 //! Whoever probes sends `count` datagrams back to back, then asks until it is answered. The answer counts what came before the
 //! question, and says at which rate the second half came: the first may pass shapers whose buckets are full as if there
-//! were none. All fields are little-endian; every datagram begins with [`Head`]. Whoever asks with room for [`Beside`] too is also
-//! told what else came in meanwhile, where the kernel counts that.
+//! were none. All fields are little-endian; every datagram begins with [`Head`]. Whoever asks with room for [`More`] too is also
+//! told what else came in meanwhile, where the kernel counts that, and how quick the quickest part of the train was.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
@@ -25,6 +25,8 @@ const TRAINS: usize = 64;
 const MEMORY: Duration = Duration::from_secs(2);
 /// Less than one part in so many of a train says nothing of what came beside it.
 const PART: u64 = 4;
+/// One part in so many of the second half is long enough to have a rate of its own.
+const SPAN: u64 = 3;
 
 /// What a datagram is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,35 +83,60 @@ impl Head {
     }
 }
 
-/// Stands behind the [`Head`] of a question and of its answer; an older end has none.
+/// Stands behind the [`Head`] of a question and of its answer; of an older end's its beginning does, or nothing.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub(super) struct Beside {
-    bits: U64,
+pub(super) struct More {
+    beside: U64,
+    quickest: U64,
 }
 
-impl Beside {
-    /// What is not known.
-    pub(super) const UNKNOWN: Self = Self { bits: U64::new(u64::MAX) };
+impl More {
+    /// Nothing is known.
+    pub(super) const UNKNOWN: Self = Self { beside: U64::new(u64::MAX), quickest: U64::new(u64::MAX) };
 
-    /// Reads what stands behind a datagram's head: bits a second, if it is there and known.
-    pub(super) fn read(datagram: &[u8]) -> Option<u64> {
-        let (beside, _) = Self::read_from_prefix(datagram.get(size_of::<Head>()..)?).ok()?;
-        (beside != Self::UNKNOWN).then_some(beside.bits.get())
+    /// Reads what stands behind a datagram's head: what is not there is not known.
+    pub(super) fn read(datagram: &[u8]) -> Self {
+        let mut more = Self::UNKNOWN;
+        let behind = datagram.get(size_of::<Head>()..).unwrap_or_default();
+        // Whole fields alone: an older end's datagram ends after one of them.
+        let there = behind.len().min(size_of::<Self>()) & !7;
+        if let Some((into, from)) = more.as_mut_bytes().get_mut(..there).zip(behind.get(..there)) {
+            into.copy_from_slice(from);
+        }
+        more
     }
+
+    /// What else came in meanwhile, in bits a second.
+    pub(super) fn beside(&self) -> Option<u64> {
+        known(self.beside)
+    }
+
+    /// At which rate the quickest part came, in bits a second.
+    pub(super) fn quickest(&self) -> Option<u64> {
+        known(self.quickest)
+    }
+}
+
+fn known(field: U64) -> Option<u64> {
+    Some(field.get()).filter(|value| *value != u64::MAX)
 }
 
 /// The answer to a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) head: Head,
-    beside: Option<Beside>,
+    more: More,
+    /// Bytes of the question.
+    room: usize,
 }
 
 impl Answer {
     /// As a datagram; no longer than the question was.
     pub(super) fn to_bytes(self) -> Vec<u8> {
-        [self.head.as_bytes(), self.beside.as_ref().map_or(&[], Beside::as_bytes)].concat()
+        let mut bytes = [self.head.as_bytes(), self.more.as_bytes()].concat();
+        bytes.truncate(self.room);
+        bytes
     }
 }
 
@@ -153,19 +180,52 @@ impl Train {
         u64::try_from(bits.checked_div(span_ns.into())?).ok()
     }
 
+    /// The second half; all of a short train.
+    fn tail(&self) -> &[(u64, u64)] {
+        let tail = if self.arrivals.len() < 8 { 0 } else { self.arrivals.len() / 2 };
+        self.arrivals.get(tail..).unwrap_or_default()
+    }
+
     /// At which rate the second half came, in bits a second; 0 where fewer than two did, or all at once. Those that came together,
     /// as packets that some card or kernel had joined do, count as one.
     fn bits(&self) -> u64 {
-        let half = self.arrivals.len() / 2;
-        let tail = if self.arrivals.len() < 8 { 0 } else { half };
-        let Some((first_ns, _)) = self.arrivals.get(tail) else { return 0 };
-        let later = self.arrivals.iter().skip(tail).filter(|(at_ns, _)| at_ns > first_ns);
+        let Some((first_ns, _)) = self.tail().first() else { return 0 };
+        let later = self.tail().iter().filter(|(at_ns, _)| at_ns > first_ns);
         let bytes: u64 = later.clone().map(|(_, bytes)| bytes).sum();
         let last_ns = later.map(|(at_ns, _)| *at_ns).max().unwrap_or(*first_ns);
-        let span_ns = u128::from(last_ns.saturating_sub(*first_ns));
-        let bits = (u128::from(bytes) * 8_000_000_000).checked_div(span_ns);
-        bits.map_or(0, |bits| u64::try_from(bits).unwrap_or(u64::MAX))
+        rate(bytes, last_ns.saturating_sub(*first_ns)).unwrap_or(0)
     }
+
+    /// At which rate the quickest part of the second half came, of a third of its bytes at least; none where it had no such part. Who
+    /// sends steadily beside a train spreads all of its parts. A hold-up, of a processor or by a burst, spreads some of them.
+    fn quickest(&self) -> Option<u64> {
+        let tail = self.tail();
+        let least = tail.iter().map(|(_, bytes)| bytes).sum::<u64>() / SPAN;
+        // What came by the end of each: those that came together are one.
+        let (mut ends, mut sum) = (Vec::with_capacity(tail.len()), 0_u64);
+        for (at, (at_ns, bytes)) in tail.iter().enumerate() {
+            sum += bytes;
+            if tail.get(at + 1).is_none_or(|(next_ns, _)| next_ns > at_ns) {
+                ends.push((*at_ns, sum));
+            }
+        }
+        let mut quickest = None;
+        let mut until = 0;
+        for (from_ns, before) in &ends {
+            while ends.get(until).is_some_and(|(_, sum)| sum.saturating_sub(*before) < least.max(1)) {
+                until += 1;
+            }
+            let Some((until_ns, sum)) = ends.get(until) else { break };
+            quickest = quickest.max(rate(sum - before, until_ns.saturating_sub(*from_ns)));
+        }
+        quickest
+    }
+}
+
+/// So many bytes in so much time, in bits a second; none in no time.
+fn rate(bytes: u64, span_ns: u64) -> Option<u64> {
+    let bits = (u128::from(bytes) * 8_000_000_000).checked_div(u128::from(span_ns))?;
+    Some(u64::try_from(bits).unwrap_or(u64::MAX))
 }
 
 /// All trains that come in. Whatever anybody sends, it takes bounded memory.
@@ -217,10 +277,11 @@ impl Arrivals {
                 let received = train.map_or(0, |train| train.arrivals.len() as u32);
                 let bits = train.map_or(0, Train::bits);
                 let answer = Head::new(Kind::Answer, head.name, head.count.get());
-                let room = datagram.len() >= size_of::<Head>() + size_of::<Beside>();
-                let told = beside.map_or(Beside::UNKNOWN, |bits| Beside { bits: U64::new(bits) });
                 let head = Head { received: U32::new(received), bits: U64::new(bits), ..answer };
-                Some(Answer { head, beside: room.then_some(told) })
+                let field = |value: Option<u64>| U64::new(value.unwrap_or(u64::MAX));
+                let quickest = train.and_then(Train::quickest);
+                let more = More { beside: field(beside), quickest: field(quickest) };
+                Some(Answer { head, more, room: datagram.len() })
             }
         }
     }
@@ -256,7 +317,7 @@ mod tests {
         let answer = arrivals.take(Instant::now(), from(port), 0, ask.as_bytes(), &mut Carried::default);
         let (answer, bytes) = (answer.unwrap().head, answer.unwrap().to_bytes());
         assert_eq!((Head::read(&bytes), answer.name), (Some((Kind::Answer, answer)), [name; 16]));
-        assert_eq!(Beside::read(&bytes), None, "there was no room for it");
+        assert_eq!(More::read(&bytes), More::UNKNOWN, "there was no room for it");
         (answer.received.get(), answer.bits.get())
     }
 
@@ -272,11 +333,45 @@ mod tests {
             assert_eq!(arrivals.take(now, from(1), at * 12_112, &wagon(1, 100), &mut look), None);
         }
         let mut ask = Head::new(Kind::Ask, [1; 16], 100).as_bytes().to_vec();
-        ask.extend(Beside::UNKNOWN.as_bytes());
+        ask.extend(More::UNKNOWN.as_bytes());
         let told = arrivals.take(now, from(1), 0, &ask, &mut || carried(2_000_000, end)).unwrap();
         let again = arrivals.take(now, from(1), 0, &ask, &mut || carried(9_000_000, &[])).unwrap();
         assert_eq!((told, told.to_bytes().len()), (again, ask.len()), "it is said once");
-        Beside::read(&told.to_bytes())
+        let older = arrivals.take(now, from(1), 0, &ask[..ask.len() - 8], &mut Carried::default).unwrap();
+        let (told, older) = (More::read(&told.to_bytes()), More::read(&older.to_bytes()));
+        assert_eq!(
+            (older.beside(), older.quickest()),
+            (told.beside(), None),
+            "an older end hears what it knows"
+        );
+        told.beside()
+    }
+
+    /// How quick a train of 120 was in all, and its quickest part, in bits a second: its datagrams take so many nanoseconds each.
+    fn quickest(takes: impl Fn(u64) -> u64) -> (u64, Option<u64>) {
+        let (mut arrivals, now, mut at_ns) = (Arrivals::default(), Instant::now(), 0);
+        for at in 0..120 {
+            at_ns += takes(at);
+            arrivals.take(now, from(1), at_ns, &wagon(1, 120), &mut Carried::default);
+        }
+        let ask = [Head::new(Kind::Ask, [1; 16], 120).as_bytes(), More::UNKNOWN.as_bytes()].concat();
+        let told = arrivals.take(now, from(1), 0, &ask, &mut Carried::default).unwrap();
+        (told.head.bits.get(), More::read(&told.to_bytes()).quickest())
+    }
+
+    #[test]
+    fn who_sends_steadily_beside_a_train_spreads_all_of_it_and_a_hold_up_some() {
+        assert_eq!(quickest(|_| 12_112), (1_000_000_000, Some(1_000_000_000)));
+        assert_eq!(quickest(|_| 18_168), (666_666_666, Some(666_666_666)));
+        // Wherever a hold-up is, a third of the train was not in it.
+        for held_up in 0..120 {
+            let (whole, part) = quickest(|at| 12_112 + if at == held_up { 400_000 } else { 0 });
+            assert!(part >= Some(1_000_000_000), "{held_up}: {whole} {part:?}");
+        }
+        // Those that came together are one.
+        let (whole, part) = quickest(|at| if at % 11 == 0 { 11 * 18_168 } else { 0 });
+        assert!(whole < 700_000_000 && part.is_some_and(|part| part < 700_000_000), "{whole} {part:?}");
+        assert_eq!(quickest(|_| 0), (0, None));
     }
 
     #[test]

@@ -509,7 +509,7 @@ impl Detector {
                 let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
                 let pressure = monitor.measure.pressure;
                 let changed = monitor.decide(self.now_ns, pressure, cause, &self.limits);
-                self.unsettled |= monitor.is_unsettled();
+                self.unsettled |= monitor.is_unsettled(&self.limits);
                 if changed {
                     if self.found.len() >= self.limits.findings.max(1) {
                         self.found.pop_front();

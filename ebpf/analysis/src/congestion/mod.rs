@@ -20,7 +20,7 @@
 //! that is not ready) says nothing of the network for 50 ms. An interface has the pressure that all of its paths have (with at
 //! least a twentieth of its bytes each): their least, or its load.
 //!
-//! **Starved.** A path over which a queue of the severe kind stood for 12 ms, as all round trips say, while less than 72% of what is
+//! **Starved.** A path over which a queue of the severe kind stood for 8 ms, as all round trips say, while less than 72% of what is
 //! stated passed, and no more through its interface, without a pause; and that has carried 80% of it over 40 ms within the last
 //! one or two minutes. Others are the cause, at once. Kernels' own states of sockets could say more, and cost too much to follow.
 //!

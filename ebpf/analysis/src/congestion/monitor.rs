@@ -553,8 +553,12 @@ impl Monitor {
         }
     }
 
-    /// Whether there is pressure that is no state yet, or a state whose cause is not settled: more records would decide it.
-    pub(super) fn is_unsettled(&self) -> bool {
+    /// Whether there is pressure that is no state yet, a state whose cause is not settled, or a path that may be starved: more
+    /// records would decide it.
+    pub(super) fn is_unsettled(&self, limits: &Limits) -> bool {
+        if self.may_be_starved(limits) {
+            return true;
+        }
         match self.level.state {
             State::None => !self.level.rests(),
             _ => self.turning.is_some(),

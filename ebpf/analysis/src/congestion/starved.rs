@@ -6,7 +6,7 @@ use super::bins::BIN_NS;
 use super::monitor::{Monitor, QUIET, per_second};
 
 /// Bins over which the queue stood and too little passed.
-const STARVED: u64 = 12;
+const STARVED: u64 = 8;
 /// Too little is less than this part of what the link carries.
 const TOO_LITTLE: f64 = 0.72;
 /// Less than this part is no traffic to speak of, which finds the queues of others of ours, or late acknowledgements.
@@ -34,6 +34,17 @@ impl Monitor {
             }
         }
         Some(per_second(bytes, bins * BIN_NS) as f64 / capacity.max(1) as f64)
+    }
+
+    /// Whether a long queue stands on a path that has carried about all that is stated: it may be starved.
+    fn is_suspect(&self, limits: &Limits) -> bool {
+        let long = |rest: u64| self.measure.trip_ns >= rest.saturating_add(limits.severe_delay_ns);
+        self.most_ppm.most() >= Some(ABOUT_ALL_PPM) && self.rest.least().is_some_and(long)
+    }
+
+    /// Whether a path may be starved, and a closer look would tell.
+    pub(super) fn may_be_starved(&self, limits: &Limits) -> bool {
+        !self.is_whole() && !self.measure.signals.starved && self.is_suspect(limits)
     }
 
     /// Whether a long queue stood all the while, and yet the path carried much less than it has carried: about all that is stated.

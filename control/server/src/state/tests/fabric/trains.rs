@@ -34,7 +34,7 @@ impl Fabric {
             if received > best.0 {
                 best = (received, beside);
             }
-            if received >= asked.enough_bits as f64 {
+            if received >= asked.enough_bits as f64 || received <= asked.spread_bits as f64 {
                 break;
             }
         }
