@@ -94,7 +94,7 @@ pub struct Args {
     /// Suites rdma, telemetry, control, compression, aggregation, small and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
-    /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, processor,
+    /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, busbw-shaped, processor,
     /// thread, phases, stragglers, congestion; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
     /// Suite compression: speed, slow, fast, convolutional, transformer. Suite aggregation: core, large, eight, small
     #[arg(long, value_delimiter = ',', value_name = "PART")]

@@ -77,7 +77,7 @@ impl Lab {
         let folder = binaries.path("collective")?.parent().map(Path::to_path_buf).unwrap_or_default();
         let programs = Programs::publish(
             &folder,
-            &["bursts", "coded", "collective", "direct", "flows", "replay", "rhythm", "stream", "train"],
+            &["bursts", "coded", "collective", "direct", "flows", "rhythm", "stream", "train"],
         )?;
         let tenant = Tenant { name: "a".to_owned(), user: 3001 };
         let fabric = Fabric::build(&topology)?;

@@ -61,7 +61,7 @@ pub struct Effort {
     pub flows: usize,
     /// For how many seconds.
     pub seconds: u64,
-    /// Parts alone: packet, busbw, processor, thread, phases, stragglers, congestion; all if empty.
+    /// Parts alone: packet, busbw, busbw-shaped, processor, thread, phases, stragglers, congestion; all if empty.
     pub only: Vec<String>,
     /// Where to keep the traces of trainings whose verdicts are wrong.
     pub wrong: Option<PathBuf>,
@@ -84,7 +84,8 @@ impl Effort {
 
     /// Shows that everything runs, and measures nothing worth a figure.
     pub fn smoke() -> Self {
-        let only = ["busbw", "thread", "stragglers", "congestion"].map(str::to_owned).to_vec();
+        let only =
+            ["busbw", "busbw-shaped", "thread", "stragglers", "congestion"].map(str::to_owned).to_vec();
         Self { pairs: 1, iterations: 12, trainings: 1, bursts: 2, flows: 200, seconds: 1, only, wrong: None }
     }
 }
@@ -99,7 +100,8 @@ struct Suite {
 
 const PARTS: &[Part<Suite>] = &[
     ("packet", cost::packet),
-    ("busbw", cost::busbw),
+    ("busbw", cost::unshaped),
+    ("busbw-shaped", cost::shaped),
     ("processor", processor::processor),
     ("thread", cost::thread),
     ("phases", verdicts::foreign),

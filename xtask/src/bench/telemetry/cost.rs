@@ -18,10 +18,10 @@ const PACKET_NS: f64 = 150.0;
 const SIZES: [u64; 2] = [128 << 10, 4 << 20];
 /// Operations of each size in a run.
 type Operations = [usize; SIZES.len()];
-/// Whether links are shaped, the most that telemetry may take of busbw, in percent, and how many operations are a run: where
-/// processors are what is short, runs differ most.
-const LINKS: [(bool, &str, f64, Operations); 2] =
-    [(false, "unshaped", 3.0, [400, 32]), (true, "1 Gbit/s", 1.0, [100, 8])];
+/// How links are, the most that telemetry may take of busbw, in percent, and how many operations are a run: where processors
+/// are what is short, runs differ most.
+const UNSHAPED: (&str, f64, Operations) = ("unshaped", 3.0, [400, 32]);
+const SHAPED: (&str, f64, Operations) = ("1 Gbit/s", 1.0, [100, 8]);
 /// Runs with telemetry (0) and without (1) that are a pair, in turn: what drifts steadily is the same for both.
 const ORDERS: [[usize; 4]; 2] = [[0, 1, 1, 0], [1, 0, 0, 1]];
 /// The most that the agent's telemetry thread may take of a core, in percent.
@@ -68,38 +68,42 @@ fn packets(text: &str) -> Result<Vec<(String, f64)>> {
 }
 
 /// AllReduce on four hosts with telemetry on and off, in turn: the loss of busbw that it stays below with 95% confidence.
-pub(super) fn busbw(suite: &Suite) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for (shaped, link, limit, counts) in LINKS {
-        let lab = |telemetry| if shaped { suite.lab(telemetry) } else { suite.unshaped(telemetry) };
-        let mut labs = [lab(Telemetry::On)?, lab(Telemetry::Off)?];
-        let mut losses = SIZES.map(|_| Vec::new());
-        for (_, order) in (0..suite.effort.pairs).zip(ORDERS.iter().cycle()) {
-            for ((bytes, operations), losses) in SIZES.iter().zip(counts).zip(&mut losses) {
-                let mut times = [0.0; 2];
-                for which in *order {
-                    let (Some(lab), Some(time)) = (labs.get_mut(which), times.get_mut(which)) else {
-                        continue;
-                    };
-                    *time += operation(lab, *bytes, operations)?;
-                }
-                let [on, off] = times;
-                losses.push((1.0 - off / on) * 100.0);
+pub(super) fn unshaped(suite: &Suite) -> Result<Vec<Row>> {
+    busbw(suite, [suite.unshaped(Telemetry::On)?, suite.unshaped(Telemetry::Off)?], UNSHAPED)
+}
+
+/// The same over links of 1 Gbit/s.
+pub(super) fn shaped(suite: &Suite) -> Result<Vec<Row>> {
+    busbw(suite, [suite.lab(Telemetry::On)?, suite.lab(Telemetry::Off)?], SHAPED)
+}
+
+fn busbw(
+    suite: &Suite,
+    mut labs: [Lab; 2],
+    (link, limit, counts): (&str, f64, Operations),
+) -> Result<Vec<Row>> {
+    let mut losses = SIZES.map(|_| Vec::new());
+    for (_, order) in (0..suite.effort.pairs).zip(ORDERS.iter().cycle()) {
+        for ((bytes, operations), losses) in SIZES.iter().zip(counts).zip(&mut losses) {
+            let mut times = [0.0; 2];
+            for which in *order {
+                let (Some(lab), Some(time)) = (labs.get_mut(which), times.get_mut(which)) else { continue };
+                *time += operation(lab, *bytes, operations)?;
             }
-        }
-        for (bytes, losses) in SIZES.iter().zip(&losses) {
-            eprintln!("busbw, {link}, {bytes} bytes: loss in percent {}", summary(losses));
-            let what = format!("allreduce f32, {link}: % of busbw lost, upper 95% bound of the median");
-            let case = case(what, *bytes, HOSTS);
-            rows.push(match upper_bound(losses) {
-                Some(bound) => {
-                    Row { runs: losses.len(), spread: spread(losses), ..case.limit(&[bound], limit) }
-                }
-                None => case.missing("limit", "a bound needs five pairs or more"),
-            });
+            let [on, off] = times;
+            losses.push((1.0 - off / on) * 100.0);
         }
     }
-    Ok(rows)
+    let row = |(bytes, losses): (&u64, &Vec<f64>)| {
+        eprintln!("busbw, {link}, {bytes} bytes: loss in percent {}", summary(losses));
+        let what = format!("allreduce f32, {link}: % of busbw lost, upper 95% bound of the median");
+        let case = case(what, *bytes, HOSTS);
+        match upper_bound(losses) {
+            Some(bound) => Row { runs: losses.len(), spread: spread(losses), ..case.limit(&[bound], limit) },
+            None => case.missing("limit", "a bound needs five pairs or more"),
+        }
+    };
+    Ok(SIZES.iter().zip(&losses).map(row).collect())
 }
 
 /// Largest less smallest loss, as a share of the bandwidth.

@@ -43,7 +43,7 @@ fn case(case: String, ranks: usize) -> Case {
 pub(super) fn traces_into(suite: &Suite, folder: &Path) -> Result<()> {
     let peer = Gloo::prepare(suite.consent)?;
     let mut lab = suite.lab(Telemetry::Recorded)?;
-    let program = lab.program("replay");
+    let program = suite.binaries.path("replay")?;
     let slow = Some(Slow { rank: 2, from: 16, by_ms: 15.0 });
     let narrow = Some(Narrow { rank: 1, after: 12, rate: 200_000_000 });
     let courses = [
@@ -104,7 +104,7 @@ fn traces(fabric: &Fabric) -> Vec<PathBuf> {
 pub(super) fn foreign(suite: &Suite) -> Result<Vec<Row>> {
     let peer = Gloo::prepare(suite.consent)?;
     let mut lab = suite.lab(Telemetry::Recorded)?;
-    let program = lab.program("replay");
+    let program = suite.binaries.path("replay")?;
     let truth = training::gloo(&mut lab, &peer, &Course::clean(suite.effort.iterations))?;
     let fabric = lab.end()?;
     let found = phases(&replay(&program, &traces(&fabric), window(&truth))?);
@@ -150,7 +150,7 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
     // One alone, as for a look whether all runs, is ours: it needs no package.
     let peer = (suite.effort.trainings > 1).then(|| Gloo::prepare(suite.consent)).transpose()?;
     let mut lab = suite.lab(Telemetry::Recorded)?;
-    let program = lab.program("replay");
+    let program = suite.binaries.path("replay")?;
     let mut truths = Vec::new();
     for number in 0..suite.effort.trainings {
         let course = course(number, iterations);
@@ -195,7 +195,7 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
 /// its link is congested. Each burst comes long after the last, so that no verdict is damped as one that comes and goes.
 pub(super) fn congestion(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = suite.lab(Telemetry::Recorded)?;
-    let program = lab.program("replay");
+    let program = suite.binaries.path("replay")?;
     let each = suite.effort.bursts.div_ceil(HOSTS);
     let bursts = bursts(&mut lab, each)?;
     let fabric = lab.end()?;
