@@ -5,6 +5,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(
         [
             "aggregation.proto",
+            "agreements.proto",
             "coding.proto",
             "events.proto",
             "operator.proto",

@@ -1,6 +1,10 @@
 //! The provider's own gRPC interface: what agents and operators' tools say to control. No tenant-facing crate depends on it.
 #![forbid(unsafe_code)]
 
+mod agreements;
+
+pub use agreements::{clause_numbers, clauses};
+
 /// Version 1 of the interface, generated from `proto/harmonaize/provider/v1`.
 pub mod v1 {
     #![allow(missing_docs, clippy::doc_markdown, clippy::large_enum_variant)] // generated

@@ -115,6 +115,7 @@ fn communicator(known: &CommunicatorStatus) -> Value {
         "bytes_sent": known.bytes_sent,
         "errors": known.errors,
         "last_change": known.last_change,
+        "agreement": known.agreement.as_ref().map(|told| crate::tenant::agreement_json(&told.into())),
     })
 }
 

@@ -12,6 +12,7 @@ mod perfetto;
 mod phases;
 mod status;
 mod table;
+mod tenant;
 mod text;
 mod top;
 mod topology;
@@ -43,6 +44,7 @@ Examples:
   harmonaize drain spine0                     our traffic leaves a switch, while collectives run
   harmonaize maintenance h3 --from +30min --for 2h
   harmonaize tenants add bert-team            one more tenant
+  harmonaize tenant constraints job --weight 2    for tenants: what they want, and are promised
   harmonaize top                              links, communicators and stragglers of all hosts, live
   harmonaize top --agent unix:PATH            one host: flows and phases too
   harmonaize flows --json | jq '.flows[0]'    every flow of a host
@@ -275,6 +277,9 @@ enum Command {
         #[arg(long, value_name = "TRACEFILE", conflicts_with = "from")]
         keep: Option<PathBuf>,
     },
+    /// For tenants: constraints and agreements, events, and how agreements were kept.
+    #[command(after_help = tenant::HELP)]
+    Tenant(tenant::Tenant),
     /// Ends a communicator; its ranks are told that the provider did.
     Dissolve {
         /// Its id, or tenant/name.
@@ -343,6 +348,16 @@ pub(crate) enum Failure {
         /// Why not.
         why: String,
     },
+    /// No agent for tenants.
+    #[error(
+        "the agent's socket {socket} cannot be reached: {why}; is it that of this tenant? (--socket, HARMONAIZE_SOCKET)"
+    )]
+    NoSocket {
+        /// Where.
+        socket: String,
+        /// Why not.
+        why: String,
+    },
     /// No communicator.
     #[error("{0}")]
     NotFound(String),
@@ -359,7 +374,7 @@ impl Failure {
         ExitCode::from(match self {
             Self::Refused(_) => 1,
             Self::Usage(_) => 2,
-            Self::Unreachable { .. } | Self::NoAgent { .. } => 3,
+            Self::Unreachable { .. } | Self::NoAgent { .. } | Self::NoSocket { .. } => 3,
             Self::NotFound(_) => 4,
             Self::UnderWay(_) => 5,
         })
@@ -388,6 +403,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         Command::Topology { file: Some(file), action, json: _ } => {
             topology::run(&file, action == TopologyAction::Show)
         }
+        Command::Tenant(asked) => asked.run(),
         Command::Top { agent, interval, flows, filter, once, width } => {
             let source = match agent {
                 Some(Watched::Agent(socket)) => top::Source::Agent(socket),

@@ -13,8 +13,8 @@
 //! - A tenant has at most so many events a tick; the rest waits, merged, and none is lost.
 
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
-use std::collections::{BTreeMap, VecDeque};
+use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Below this share of the expected rate a communicator is [`Level::Mild`]ly slowed; from [`MILD_END`] on no more.
@@ -71,8 +71,22 @@ pub enum Fact {
         /// None any more: 0.
         waiting: u32,
     },
+    /// Of what was agreed on for it this is not kept now, and nothing else.
+    Agreement {
+        /// Of the agreement.
+        broken: BTreeSet<Clause>,
+    },
     /// The communicator has ended: nothing more is told of it but what ranks were lost.
     Ended,
+}
+
+/// What a tenant has been told of a communicator and still holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// How much it is slowed, for whatever reason.
+    pub slow: Level,
+    /// Since when hosts of it are going to be taken away, if they are.
+    pub maintenance: Option<Duration>,
 }
 
 /// How coarse a feed is, and how much it keeps.
@@ -127,6 +141,7 @@ enum Kind {
     Congestion,
     PlanChanged,
     Newcomers,
+    Agreement,
 }
 
 /// Something of a communicator that differs, or may differ, from what has been told of it.
@@ -136,6 +151,7 @@ struct Subject {
     ranks: BTreeMap<Rank, Duration>,
     /// Processes.
     waiting: u32,
+    clauses: BTreeSet<Clause>,
     /// The communicator's name.
     name: String,
     /// Whether the communicator is no more.
@@ -182,6 +198,7 @@ impl Feed {
             Fact::Maintenance { .. } => Kind::Maintenance,
             Fact::PlanChanged => Kind::PlanChanged,
             Fact::Newcomers { .. } => Kind::Newcomers,
+            Fact::Agreement { .. } => Kind::Agreement,
             Fact::Ended => {
                 let lost = |kind: Kind, subject: &Subject| kind == Kind::Failure && subject.waits.is_some();
                 self.subjects.retain(|(of, kind), subject| {
@@ -210,6 +227,7 @@ impl Feed {
             Fact::Maintenance { ranks } => std::mem::replace(&mut subject.ranks, ranks) != subject.ranks,
             Fact::PlanChanged => true,
             Fact::Newcomers { waiting } => std::mem::replace(&mut subject.waiting, waiting) != waiting,
+            Fact::Agreement { broken } => std::mem::replace(&mut subject.clauses, broken) != subject.clauses,
             Fact::Ended => false,
         };
         if changed {
@@ -274,6 +292,21 @@ impl Feed {
         waits.then(|| Duration::from_nanos(next))
     }
 
+    /// What has been told of a communicator and still holds.
+    pub fn standing(&self, id: u64) -> Standing {
+        let told =
+            |kind| self.subjects.get(&(id, kind)).and_then(|subject| Some((subject.told.as_ref()?, subject)));
+        let level = |kind| match told(kind) {
+            Some((EventKind::Congestion(level) | EventKind::Capacity(level), _)) => *level,
+            _ => Level::None,
+        };
+        let maintenance = told(Kind::Maintenance).and_then(|(kind, subject)| match kind {
+            EventKind::Maintenance { ranks, .. } if !ranks.is_empty() => Some(subject.since),
+            _ => None,
+        });
+        Standing { slow: level(Kind::Congestion).max(level(Kind::Capacity)), maintenance }
+    }
+
     /// Where a reader stands who wants nothing of what has been.
     pub fn end(&self) -> EventCursor {
         EventCursor { feed: self.number, next: self.next }
@@ -314,6 +347,9 @@ impl Subject {
             Kind::Congestion => Some(EventKind::Congestion(self.level)),
             Kind::PlanChanged => Some(EventKind::PlanChanged),
             Kind::Newcomers => Some(EventKind::Newcomers { waiting: self.waiting }),
+            Kind::Agreement => {
+                Some(EventKind::AgreementBroken { clauses: self.clauses.iter().copied().collect() })
+            }
         }
     }
 }
@@ -326,6 +362,7 @@ fn usual(kind: Kind) -> Option<EventKind> {
         Kind::Capacity => Some(EventKind::Capacity(Level::None)),
         Kind::Congestion => Some(EventKind::Congestion(Level::None)),
         Kind::Newcomers => Some(EventKind::Newcomers { waiting: 0 }),
+        Kind::Agreement => Some(EventKind::AgreementBroken { clauses: Vec::new() }),
     }
 }
 

@@ -8,8 +8,14 @@
 mod events;
 mod failure;
 mod join;
+mod knobs;
 mod ranks;
+mod terms;
+mod watch;
 
-pub use events::{CursorError, Fact, Feed, Limits};
+pub use events::{CursorError, Fact, Feed, Limits, Standing};
 pub use failure::{Failure, TenantError, disclose};
 pub use join::{JoinFailure, TenantRefusal, disclose_join};
+pub use knobs::choose;
+pub use terms::{House, Outcome, Tariff, negotiate, quarters};
+pub use watch::Watch;

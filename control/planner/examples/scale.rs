@@ -54,6 +54,7 @@ fn job(communicator: u64, pairs: &mut impl Iterator<Item = usize>, count: usize)
         hosts: pairs.take(count).flat_map(|pair| [HostId(2 * pair), HostId(2 * pair + 1)]).collect(),
         connections: CONNECTIONS,
         weight: 1,
+        promised: Rate(0),
         limit: None,
         operation: Bytes(64 << 20),
         rhythm: None,

@@ -90,6 +90,18 @@ impl Reach {
         2.0 * self.others() * (Self::seconds(self.hop) + each)
     }
 
+    /// The least time of an AllReduce: along the ring, or in the shots that are possible.
+    pub fn fastest(&self, bytes: Bytes) -> f64 {
+        if self.hosts < 2 {
+            return 0.0;
+        }
+        let ring = self.ring(bytes);
+        let most = BURST / u64::from(self.hosts - 1);
+        let one = if bytes.0 <= most.min(self.chunk.0) { self.one_shot(bytes) } else { ring };
+        let two = if bytes.0 <= BURST { self.two_shot(bytes) } else { ring };
+        ring.min(one).min(two)
+    }
+
     /// The sizes up to which each way is the fastest; `current` where they are about that already.
     pub fn direct(&self, current: Direct) -> Direct {
         if self.hosts < 2 || self.direct.0 == 0 || self.ring.0 == 0 {

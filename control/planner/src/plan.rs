@@ -36,6 +36,8 @@ pub struct Job {
     pub connections: u32,
     /// Its share of a link that it shares, relative to others'; 0 counts as 1.
     pub weight: u32,
+    /// Least that each of its hosts can send to the next, whatever others do; 0 where nothing is promised.
+    pub promised: Rate,
     /// Most that it may send into the fabric from a host; none where it is not limited.
     pub limit: Option<Rate>,
     /// Bytes of a typical operation; 0 where not known.
@@ -121,6 +123,23 @@ pub struct Score {
     pub worst: f64,
     /// Jobs that cannot move a byte: some hop has no way left. Not in the others.
     pub stuck: u32,
+    /// What of promises is not kept: the missing part of each job's, summed; 0 is best.
+    pub missing: f64,
+}
+
+impl Score {
+    /// What a promise that is not kept at all counts beside slowdowns.
+    const PROMISE: f64 = 100.0;
+
+    /// What is missing of promises, beside a sum of slowdowns by weights that are together so much.
+    fn missing_of(&self, weights: f64) -> f64 {
+        Self::PROMISE * self.missing * weights
+    }
+
+    /// One number to be made small: the slowdown, and what is missing of promises far before it.
+    fn total(&self) -> f64 {
+        self.slowdown + Self::PROMISE * self.missing
+    }
 }
 
 /// What a communicator is to run by.
@@ -134,7 +153,7 @@ pub struct Assignment {
     pub hops: Vec<Hop>,
     /// Whether it differs from what runs now.
     pub changed: bool,
-    /// Its weighted max-min share: what each host sends to the next, bits a second; 0 where stuck.
+    /// Its weighted max-min share, and no less than is promised where that can be had: what each host sends to the next, bits a second; 0 where stuck.
     pub share: Rate,
     /// What each participant's links shall be held to so that shares come out as planned; none where that is not needed.
     pub pace: Option<Rate>,
@@ -222,7 +241,7 @@ pub fn plan(request: &Request<'_>) -> Plan {
     let mut verdicts = weigh(&mut search, &running, request.policy.effort / 8);
     let (mut each, mut after) = search.predict(&|_| true);
     let voluntary = !verdicts.iter().any(|verdict| matches!(verdict, Verdict::Forms | Verdict::Forced));
-    if voluntary && (after.stuck, after.slowdown) > (before.stuck, before.slowdown) {
+    if voluntary && (after.stuck, after.total()) > (before.stuck, before.total()) {
         // What the fullest links promised did not come out: nothing changes.
         for (index, ring) in running.iter().enumerate() {
             search.replace(index, ring.clone().unwrap_or_default());
@@ -259,33 +278,53 @@ pub fn plan(request: &Request<'_>) -> Plan {
     Plan { assignments, before, after, reason }
 }
 
-/// What links are to be held to: those of limited jobs, and of jobs that share a full link with one of another weight, for
-/// connections share alike by themselves.
+/// What links are to be held to: those of limited jobs, and of jobs that share a full link with one of another weight or with one
+/// that has a promise, for connections share alike by themselves.
 fn paces(search: &Search<'_, '_>, each: &[(f64, f64)]) -> Vec<Option<Rate>> {
     let jobs = search.model.jobs();
-    let mut links: BTreeMap<Local, (f64, BTreeSet<u32>)> = BTreeMap::new();
+    let mut links: BTreeMap<Local, Contenders> = BTreeMap::new();
     let crossing = |index: usize| search.rings.get(index).map(Ring::usage).unwrap_or_default();
-    if jobs.iter().any(|job| Some(job.weight.max(1)) != jobs.first().map(|first| first.weight.max(1))) {
+    let first = jobs.first().map(|first| first.weight.max(1));
+    if jobs.iter().any(|job| Some(job.weight.max(1)) != first || job.promised.0 > 0) {
         for ((index, job), (share, slowdown)) in jobs.iter().enumerate().zip(each) {
             for (link, part) in crossing(index) {
                 let entry = links.entry(link).or_default();
-                entry.0 += part * share;
+                entry.load += part * share;
+                entry.promised += u32::from(job.promised.0 > 0);
                 // Who has all that it asks for contends with nobody.
-                entry.1.extend((*slowdown > 1.001).then_some(job.weight.max(1)));
+                entry.weights.extend((*slowdown > 1.001).then_some(job.weight.max(1)));
             }
         }
         let capacity = &search.model.capacity;
-        links.retain(|link, (load, weights)| {
-            weights.len() > 1 && capacity.get(*link as usize).is_some_and(|capacity| *load >= capacity * 0.99)
+        links.retain(|link, Contenders { load, weights, promised }| {
+            let unequal = weights.len() > 1 || *promised > 0 && !weights.is_empty();
+            unequal && capacity.get(*link as usize).is_some_and(|capacity| *load >= capacity * 0.99)
         });
     }
     let pace = |(index, (job, (share, _))): (usize, (&Job, &(f64, f64)))| {
-        let unequal = !links.is_empty() && crossing(index).iter().any(|(link, _)| links.contains_key(link));
-        let share = (unequal && *share >= 1.0 && job.rhythm.is_none()).then_some(Rate(*share as u64));
+        let over = crossing(index);
+        let unequal = over.iter().any(|(link, _)| links.contains_key(link));
+        let promises = over.iter().filter_map(|(link, _)| Some(links.get(link)?.promised)).max().unwrap_or(0);
+        // The share of a job with a rhythm is one over time, unless it is counted as always communicating beside a promise.
+        let share = (unequal && *share >= 1.0 && (job.rhythm.is_none() || promises > 0))
+            .then_some(Rate(*share as u64))
+            // Who alone has a promise takes what the others, who are held to theirs, leave.
+            .filter(|_| job.promised.0 == 0 || promises > 1);
         let held = [share, job.limit].into_iter().flatten().min();
         held.filter(|_| job.hosts.len() > 1)
     };
     jobs.iter().zip(each).enumerate().map(pace).collect()
+}
+
+/// Who crosses a link.
+#[derive(Debug, Default)]
+struct Contenders {
+    /// Bits a second.
+    load: f64,
+    /// Of those who want more.
+    weights: BTreeSet<u32>,
+    /// Those who have a promise.
+    promised: u32,
 }
 
 /// Paths for the connections between two participants that are not next to each other in the ring (acknowledgements, AllToAll):

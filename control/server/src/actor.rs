@@ -63,10 +63,11 @@ pub(crate) enum Refusal {
     NotStored(String),
 }
 
-/// An instruction that waits for the disk.
+/// Changes that are in effect once they are on disk.
 struct Waiting {
     changes: Vec<Change>,
-    answer: oneshot::Sender<Result<(), Refusal>>,
+    /// For an operator's.
+    answer: Option<oneshot::Sender<Result<(), Refusal>>>,
 }
 
 /// An open stream. Dropping it ends the stream after what is queued.
@@ -196,12 +197,17 @@ impl Actor {
     /// Something is stored, or cannot be.
     fn kept(&mut self, Kept { number, outcome }: Kept) {
         if let Some(Waiting { changes, answer }) = self.waiting.remove(&number) {
-            let outcome = outcome.map_err(Refusal::NotStored);
-            if outcome.is_ok() {
-                self.state.carry_out(self.start.elapsed(), &changes);
+            match &outcome {
+                Ok(()) => self.state.carry_out(self.start.elapsed(), &changes),
+                Err(error) => {
+                    tracing::error!(%error, "not stored, and not in effect");
+                    self.state.not_kept(&changes);
+                }
             }
-            // Who asked may have gone; what was asked is done all the same.
-            let _ = answer.send(outcome);
+            if let Some(answer) = answer {
+                // Who asked may have gone; what was asked is done all the same.
+                let _ = answer.send(outcome.map_err(Refusal::NotStored));
+            }
             return;
         }
         if let Err(error) = outcome {
@@ -222,7 +228,7 @@ impl Actor {
             Ok(changes) => {
                 tracing::info!(?instruction, "an operator's instruction");
                 let number = self.keeper.keep(changes.clone());
-                self.waiting.insert(number, Waiting { changes, answer });
+                self.waiting.insert(number, Waiting { changes, answer: Some(answer) });
             }
             Err(refusal) => drop(answer.send(Err(refusal))),
         }
@@ -304,6 +310,10 @@ impl Actor {
                         }
                     }
                     Output::Fact(fact) => log(&fact),
+                    Output::Keep(changes) => {
+                        let number = self.keeper.keep(changes.clone());
+                        self.waiting.insert(number, Waiting { changes, answer: None });
+                    }
                 }
             }
         }

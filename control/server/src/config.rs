@@ -1,6 +1,8 @@
 //! Control's configuration file, and the topology that it names.
 
 use crate::state::{Directly, Settings, Terms};
+use harmonaize_abi::session::MAX_WEIGHT;
+use harmonaize_disclose::Tariff;
 use harmonaize_planner::{Nanos, Position, TextError, Topology, TopologyError, parse_toml};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -94,6 +96,18 @@ struct File {
     compression: bool,
     #[serde(default)]
     direct: BTreeMap<String, Directly>,
+    #[serde(default = "most_weight")]
+    most_weight: toml::Spanned<u32>,
+    #[serde(default)]
+    prices: Prices,
+}
+
+/// Of an hour, in millionths of a currency.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Prices {
+    gbit: u64,
+    share: u64,
 }
 
 #[derive(Deserialize)]
@@ -115,6 +129,10 @@ fn paths() -> toml::Spanned<u32> {
 
 const fn yes() -> bool {
     true
+}
+
+fn most_weight() -> toml::Spanned<u32> {
+    toml::Spanned::new(0..0, 8)
 }
 
 const fn most_ranks() -> u32 {
@@ -145,6 +163,8 @@ impl Config {
     /// replan = true                 # whether control changes plans while communicators run
     /// compression = true            # whether tensors may travel in fewer bits where tenants let something be lost
     /// direct = { b = "never" }       # whether a tenant's small operations go straight from each host to all; control decides where absent
+    /// most_weight = 8               # the largest weight that a tenant can have promised
+    /// prices = { gbit = 0, share = 0 }    # of an hour in millionths: a Gbit/s set aside at a host, a share beyond the usual
     /// [[tenant]]
     /// name = "a"
     /// aggregation = true            # whether its large operations may be summed by aggregators on the way
@@ -200,6 +220,10 @@ impl File {
         if !(1..=64).contains(&paths) {
             return Err(wrong(at, format!("paths must be 1 to 64, not {paths}")));
         }
+        let (at, most_weight) = (self.most_weight.span().start, self.most_weight.into_inner());
+        if !(1..=MAX_WEIGHT).contains(&most_weight) {
+            return Err(wrong(at, format!("most_weight must be 1 to {MAX_WEIGHT}, not {most_weight}")));
+        }
         let source_ports = self.source_ports.map(|ports| {
             let range = ports.get_ref().split_once('-').and_then(|(first, last)| {
                 let range = (first.trim().parse().ok()?, last.trim().parse().ok()?);
@@ -226,6 +250,8 @@ impl File {
             compression: self.compression,
             direct: self.direct,
             terms,
+            most_weight,
+            tariff: Tariff { gbit_hour: self.prices.gbit, share_hour: self.prices.share },
         };
         Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings, store })
     }
@@ -296,6 +322,12 @@ name = "a"
             load(&format!("paths = 0\n{GOOD}")).unwrap_err(),
             "control.toml: line 1, column 9: paths must be 1 to 64",
         );
+        expect(
+            load(&format!("most_weight = 65\n{GOOD}")).unwrap_err(),
+            "control.toml: line 1, column 15: most_weight must be 1 to 64, not 65",
+        );
+        let priced = load(&format!("prices = {{ gbit = 3 }}\n{GOOD}")).unwrap().settings;
+        assert_eq!((priced.tariff, priced.most_weight), (Tariff { gbit_hour: 3, share_hour: 0 }, 8));
         expect(change("topology.toml", "broken.toml"), "broken.toml: line 2, column 1: unknown field `nmae`");
         expect(change("topology.toml", "none.toml"), "none.toml: No such file");
     }

@@ -51,6 +51,18 @@ pub(crate) fn log(fact: &Fact) {
         Fact::Held { communicator, tenant, name, hold, reason } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, ?hold, %reason, "operation held back");
         }
+        Fact::Agreed { communicator, tenant, name, number, promise } => {
+            let communicator = id(*communicator);
+            tracing::info!(%tenant, %communicator, %name, number, %promise, "agreed on with a tenant");
+        }
+        Fact::AgreementBroken { communicator, tenant, name, number, broken } if broken.is_empty() => {
+            let communicator = id(*communicator);
+            tracing::info!(%tenant, %communicator, %name, number, "an agreement is kept again");
+        }
+        Fact::AgreementBroken { communicator, tenant, name, number, broken } => {
+            let (communicator, broken) = (id(*communicator), broken.join(","));
+            tracing::warn!(%tenant, %communicator, %name, number, %broken, "an agreement is not kept");
+        }
         Fact::Ended { communicator, tenant, name, kind, ranks, detail } => {
             let communicator = id(*communicator);
             tracing::warn!(%tenant, %communicator, %name, ?kind, ?ranks, %detail, "communicator ended");

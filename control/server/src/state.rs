@@ -1,6 +1,7 @@
 //! What control knows and decides, as a pure state machine: messages, calls and the time come in, outputs go out.
 
 mod aggregation;
+mod agreements;
 mod carry;
 mod change;
 mod coding;
@@ -34,7 +35,9 @@ pub use change::ReorderError;
 use communicator::Communicator;
 pub use decisions::{Changed, Counts, Decision, Noticed, Outcome, Trigger};
 use harmonaize_api::v1::{self, FailureKind, from_agent, to_agent};
+use harmonaize_disclose::Tariff;
 use harmonaize_planner::{Estimates, HostId, Topology};
+use harmonaize_store::Change;
 use join::Waiting;
 pub use operator::{Instruction, InstructionError};
 use ports::Ports;
@@ -61,6 +64,8 @@ pub enum Output {
     Status(u64, Box<v1::StatusReply>),
     /// For the operator's log.
     Fact(Fact),
+    /// Keep this; then [`State::carry_out`] or [`State::not_kept`].
+    Keep(Vec<Change>),
 }
 
 /// Something that an operator wants to read about.
@@ -101,6 +106,10 @@ pub enum Fact {
     LossLearned { communicator: u64, codec: &'static str },
     /// A communicator's next operation is held back once, so that it takes turns with others.
     Held { communicator: u64, tenant: String, name: String, hold: Duration, reason: String },
+    /// Something has been promised for a communicator, which takes the place of what was before.
+    Agreed { communicator: u64, tenant: String, name: String, number: u64, promise: String },
+    /// What of an agreement is not kept; nothing: it is again.
+    AgreementBroken { communicator: u64, tenant: String, name: String, number: u64, broken: Vec<String> },
     /// A communicator ended otherwise.
     Ended {
         communicator: u64,
@@ -147,6 +156,10 @@ pub struct Settings {
     pub direct: BTreeMap<String, Directly>,
     /// What tenants have of aggregators, where that is another than usual.
     pub terms: BTreeMap<String, Terms>,
+    /// The largest weight that a tenant can have promised.
+    pub most_weight: u32,
+    /// What promises cost.
+    pub tariff: Tariff,
 }
 
 impl Settings {
@@ -188,6 +201,7 @@ pub struct State {
     wanted: replan::Wanted,
     operator: operator::Operator,
     events: events::Events,
+    agreements: agreements::Agreements,
     outputs: Vec<Output>,
 }
 
@@ -227,6 +241,7 @@ impl State {
             wanted: replan::Wanted::default(),
             operator: operator::Operator::default(),
             events: events::Events::default(),
+            agreements: agreements::Agreements::default(),
             outputs: Vec::new(),
         }
     }
@@ -291,6 +306,8 @@ impl State {
             }
             Message::SetBudget(said) => return self.set_budget(now, from, &said),
             Message::ReadEvents(asked) => return self.read_events(now, from, asked),
+            Message::Negotiate(asked) => self.negotiate(now, from, asked),
+            Message::BeginIteration(asked) => self.begin_iteration(now, from, &asked),
             Message::AggregationGranted(_) | Message::Aggregator(_) => {
                 return Err("a host's agent that speaks as an aggregator");
             }
@@ -311,6 +328,7 @@ impl State {
             self.aggregation_deadline(),
             self.events_deadline(),
             self.regroups.deadline(),
+            self.agreements_deadline(),
         ];
         waiting.chain(communicators).chain(questions).chain(plans.into_iter().flatten()).min()
     }
@@ -325,6 +343,7 @@ impl State {
         self.look_at_windows(now);
         self.expire_traces(now);
         self.expire_plans(now);
+        self.expire_agreements(now);
         self.act(now);
         self.expire_events(now);
     }

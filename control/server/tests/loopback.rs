@@ -40,6 +40,8 @@ fn config() -> Config {
         compression: true,
         direct: Default::default(),
         terms: Default::default(),
+        most_weight: 8,
+        tariff: Default::default(),
     };
     let listen = "127.0.0.1:0".parse().unwrap();
     Config { listen, session_timeout: Duration::from_secs(10), settings, store: None }

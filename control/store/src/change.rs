@@ -1,6 +1,6 @@
 //! Everything that is kept, and the changes to it.
 
-use crate::record::{Fabric, Plan, Tenant, Withdrawal, WithdrawalKind};
+use crate::record::{Agreement, Fabric, Plan, Tenant, Withdrawal, WithdrawalKind};
 use std::collections::BTreeMap;
 
 /// Everything that is kept.
@@ -16,6 +16,8 @@ pub struct Stored {
     pub withdrawals: BTreeMap<(String, WithdrawalKind), Withdrawal>,
     /// Plans by communicator.
     pub plans: BTreeMap<u64, Plan>,
+    /// Agreements by communicator.
+    pub agreements: BTreeMap<u64, Agreement>,
 }
 
 /// One change. Carried out twice, it changes no more than once.
@@ -37,6 +39,10 @@ pub enum Change {
     Plan(Box<Plan>),
     /// A communicator is over.
     NoPlan(u64),
+    /// This is promised for a communicator.
+    Agreement(Agreement),
+    /// Nothing is promised for it.
+    NoAgreement(u64),
 }
 
 impl Stored {
@@ -53,6 +59,10 @@ impl Stored {
             Change::Restore(target, kind) => drop(self.withdrawals.remove(&(target.clone(), *kind))),
             Change::Plan(plan) => drop(self.plans.insert(plan.communicator, (**plan).clone())),
             Change::NoPlan(communicator) => drop(self.plans.remove(communicator)),
+            Change::Agreement(agreement) => {
+                self.agreements.insert(agreement.communicator, agreement.clone());
+            }
+            Change::NoAgreement(communicator) => drop(self.agreements.remove(communicator)),
         }
     }
 

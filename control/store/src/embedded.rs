@@ -1,6 +1,6 @@
 //! A store in a file (redb).
 
-use crate::record::{Plan, Tenant, Withdrawal, WithdrawalKind};
+use crate::record::{Agreement, Plan, Tenant, Withdrawal, WithdrawalKind};
 use crate::{Change, Store, StoreError, Stored};
 use prost::Message;
 use redb::backends::FileBackend;
@@ -22,6 +22,8 @@ const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 const TENANTS: TableDefinition<&str, &[u8]> = TableDefinition::new("tenants");
 const WITHDRAWALS: TableDefinition<(&str, i32), &[u8]> = TableDefinition::new("withdrawals");
 const PLANS: TableDefinition<u64, &[u8]> = TableDefinition::new("plans");
+// Files of before agreements have no such table until the first is written.
+const AGREEMENTS: TableDefinition<u64, &[u8]> = TableDefinition::new("agreements");
 
 /// Keeps records in a file that one process has open at a time. A crash at any point, of the process or of the machine, leaves
 /// the groups that were written and perhaps the one that was being written.
@@ -138,6 +140,17 @@ impl Embedded {
             };
             stored.plans.insert(communicator.value(), plan);
         }
+        let agreements = match read.open_table(AGREEMENTS) {
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Ok(stored)),
+            table => table?,
+        };
+        for entry in agreements.iter()? {
+            let (communicator, bytes) = entry?;
+            let Ok(agreement) = Agreement::decode(bytes.value()) else {
+                return Ok(Err(format!("the agreement on {:016x}", communicator.value())));
+            };
+            stored.agreements.insert(communicator.value(), agreement);
+        }
         Ok(Ok(stored))
     }
 
@@ -149,6 +162,7 @@ impl Embedded {
             let mut tenants = write.open_table(TENANTS)?;
             let mut withdrawals = write.open_table(WITHDRAWALS)?;
             let mut plans = write.open_table(PLANS)?;
+            let mut agreements = write.open_table(AGREEMENTS)?;
             for change in changes {
                 match change {
                     Change::Boot(boot) => drop(meta.insert("boot", boot.to_le_bytes().as_slice())?),
@@ -170,6 +184,10 @@ impl Embedded {
                         plans.insert(plan.communicator, plan.encode_to_vec().as_slice())?;
                     }
                     Change::NoPlan(communicator) => drop(plans.remove(communicator)?),
+                    Change::Agreement(record) => {
+                        agreements.insert(record.communicator, record.encode_to_vec().as_slice())?;
+                    }
+                    Change::NoAgreement(communicator) => drop(agreements.remove(communicator)?),
                 }
             }
         }

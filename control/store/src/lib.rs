@@ -12,7 +12,9 @@ mod record;
 pub use change::{Change, Stored};
 pub use embedded::Embedded;
 pub use memory::Memory;
-pub use record::{Connection, Epoch, Fabric, Link, Loss, Plan, Tenant, Withdrawal, WithdrawalKind};
+pub use record::{
+    Agreement, Connection, Epoch, Fabric, Link, Loss, Plan, Tenant, Withdrawal, WithdrawalKind,
+};
 // For tests that break what lies under a store.
 pub use redb::StorageBackend;
 

@@ -154,3 +154,26 @@ pub struct Fabric {
     #[prost(uint64, tag = "2")]
     pub since_ns: u64,
 }
+
+/// What a tenant has been promised for a communicator.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Agreement {
+    /// The communicator.
+    #[prost(uint64, tag = "1")]
+    pub communicator: u64,
+    /// Counts its agreements from 1.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+    /// Since when, CLOCK_REALTIME in nanoseconds.
+    #[prost(uint64, tag = "3")]
+    pub since_ns: u64,
+    /// What is promised: `Constraints` of the provider's interface, encoded.
+    #[prost(bytes = "vec", tag = "4")]
+    pub constraints: Vec<u8>,
+    /// What is set aside, in bits a second that each host sends to the next; 0 for nothing.
+    #[prost(uint64, tag = "5")]
+    pub rate_bits: u64,
+    /// What it costs an hour, in millionths of the provider's currency.
+    #[prost(uint64, tag = "6")]
+    pub price: u64,
+}

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_store::{
-    Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Plan, Store, StoreError, Stored, Tenant,
-    Withdrawal, WithdrawalKind,
+    Agreement, Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Plan, Store, StoreError,
+    Stored, Tenant, Withdrawal, WithdrawalKind,
 };
 use std::path::Path;
 
@@ -35,6 +35,14 @@ fn changes() -> Vec<Change> {
         until_ns: 0,
         reason: "a fan".into(),
     };
+    let agreement = |communicator, number| Agreement {
+        communicator,
+        number,
+        since_ns: 6,
+        constraints: vec![1, 2, 3],
+        rate_bits: 1_000_000_000,
+        price: 4,
+    };
     vec![
         Change::Boot(41),
         Change::Fabric(Fabric { text: "[[host]]\nname = \"h0\"\n".into(), since_ns: 3 }),
@@ -50,6 +58,11 @@ fn changes() -> Vec<Change> {
         Change::Plan(Box::new(plan(2))),
         Change::NoPlan(2),
         Change::NoPlan(99),
+        Change::Agreement(agreement(1 << 40, 1)),
+        Change::Agreement(agreement(1 << 40, 2)),
+        Change::Agreement(agreement(2, 1)),
+        Change::NoAgreement(2),
+        Change::NoAgreement(99),
     ]
 }
 
@@ -66,6 +79,7 @@ fn keeps_what_it_is_given(store: &mut dyn Store) -> Stored {
     store.write(&changes()).unwrap();
     assert_eq!(store.read().unwrap(), model, "carried out twice, nothing is different");
     assert_eq!((model.tenants.len(), model.withdrawals.len(), model.plans.len()), (1, 2, 1));
+    assert!(model.agreements.len() == 1 && model.agreements[&(1 << 40)].number == 2);
     model
 }
 

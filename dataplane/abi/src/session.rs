@@ -12,12 +12,19 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 mod budget;
+mod constraints;
 mod event;
+mod knobs;
 mod offer;
 mod proof;
 
 pub use budget::Budget;
+pub use constraints::{
+    Agreement, BULK_BYTES, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
+    Negotiated, OnFailure, Priority, Reason, Record, TARGETS, Target,
+};
 pub use event::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
+pub use knobs::{Because, Checkpoint, Choice, Knobs, KnobsError, MAX_ACCUMULATE};
 pub use offer::{Offer, PairEnd, Registered};
 pub use proof::{Challenge, Knock, MIN_SECRET, Proven, Response, Secret};
 
@@ -31,6 +38,8 @@ pub const MAX_NAME: usize = 128;
 pub const MAX_LISTED: usize = 1024;
 /// Most bytes of a text for people; longer ones are cut.
 pub const MAX_TEXT: usize = 1024;
+/// Most reasons of a refused proposal.
+pub const MAX_REASONS: usize = 16;
 
 /// How the agent reaches the tenant's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -174,6 +183,24 @@ pub enum Request {
         /// How long to wait for the first, in nanoseconds.
         wait_ns: u64,
     },
+    /// Propose what the provider shall promise for a communicator of the tenant's, or ask what it has promised.
+    Negotiate {
+        /// Comes back.
+        id: u64,
+        /// The communicator's name; this process need not be in it.
+        communicator: String,
+        /// What is wanted; nothing to ask.
+        propose: Option<Constraints>,
+    },
+    /// An iteration of a communicator's job begins: what the provider chooses for it.
+    Iteration {
+        /// Comes back.
+        id: u64,
+        /// The communicator's name.
+        communicator: String,
+        /// What is left to the provider.
+        knobs: Knobs,
+    },
 }
 
 /// Who regroups.
@@ -192,7 +219,7 @@ pub enum Regrouping {
 }
 
 /// The agent's answer to the request with the same `id`. Answers come in any order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// All ranks are there.
     Joined {
@@ -240,6 +267,20 @@ pub enum Answer {
         /// Or for people.
         read: Result<EventBatch, String>,
     },
+    /// What came of a proposal, or what is agreed on.
+    Negotiated {
+        /// Of the request.
+        id: u64,
+        /// Or for people, why nothing came of it.
+        outcome: Result<Negotiated, String>,
+    },
+    /// What the provider chose.
+    Iteration {
+        /// Of the request.
+        id: u64,
+        /// Or for people.
+        choice: Result<Choice, String>,
+    },
 }
 
 impl Answer {
@@ -251,7 +292,9 @@ impl Answer {
             | Self::Left { id }
             | Self::Detail { id, .. }
             | Self::BudgetSet { id, .. }
-            | Self::Events { id, .. } => *id,
+            | Self::Events { id, .. }
+            | Self::Negotiated { id, .. }
+            | Self::Iteration { id, .. } => *id,
         }
     }
 }
@@ -350,10 +393,30 @@ impl Bounded for EventBatch {
                 EventKind::Congestion(_)
                 | EventKind::Capacity(_)
                 | EventKind::PlanChanged
-                | EventKind::Newcomers { .. } => {}
+                | EventKind::Newcomers { .. }
+                | EventKind::AgreementBroken { .. } => {}
             }
         }
         self.events.truncate(MAX_EVENTS);
+        self
+    }
+}
+
+impl Bounded for Negotiated {
+    fn bounded(mut self) -> Self {
+        let constraints = match &mut self {
+            Self::Agreed(agreement) => Some(&mut agreement.constraints),
+            Self::Refused { reasons, counter } => {
+                reasons.truncate(MAX_REASONS);
+                for reason in reasons {
+                    reason.text = core::mem::take(&mut reason.text).bounded();
+                }
+                counter.as_mut()
+            }
+        };
+        if let Some(constraints) = constraints {
+            constraints.completions.truncate(MAX_COMPLETIONS);
+        }
         self
     }
 }

@@ -2,16 +2,19 @@
 //!
 //! One task owns all of it and never waits for anyone: every answer arrives as a message.
 
+use crate::asked::Asked;
 use crate::coding;
 use crate::control::Event;
 use crate::paths::Paths;
-use crate::readers::Readers;
+use crate::readers::{batch, read_events};
 use crate::recipe::{Proved, expand};
 use crate::report;
 use crate::session::{AttachmentId, Joined, SessionRequest};
 use crate::telemetry;
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
+use harmonaize_abi::session::{
+    Budget, Choice, EventBatch, FailureDetail, JoinRefusal, JoinRefused, Negotiated, Regrouping,
+};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Formation, Handle, LocalRank, Notice};
@@ -81,7 +84,9 @@ pub struct Agent {
     waiting: BTreeMap<u64, Waiting>,
     next_request: u64,
     communicators: HashMap<u64, Communicator>,
-    readers: Readers,
+    readers: Asked<EventBatch>,
+    negotiations: Asked<Negotiated>,
+    iterations: Asked<Choice>,
     proved: Proved,
     start: Instant,
     errors: u64,
@@ -109,7 +114,9 @@ impl Agent {
             waiting: BTreeMap::new(),
             next_request: 1,
             communicators: HashMap::new(),
-            readers: Readers::default(),
+            readers: Asked::default(),
+            negotiations: Asked::default(),
+            iterations: Asked::default(),
             proved: Proved::default(),
             start: Instant::now(),
             errors: 0,
@@ -190,8 +197,24 @@ impl Agent {
             }
             SessionRequest::Events { attachment, from, wait, reply } => {
                 let Some(attached) = self.attachments.get(&attachment) else { return };
-                if let Some(asked) = self.readers.ask(&attached.tenant, from, wait, reply) {
+                if let Some(request) = self.readers.ask(reply) {
+                    let asked = read_events(request, &attached.tenant, from, wait);
                     self.tell(from_agent::Message::ReadEvents(asked));
+                }
+            }
+            SessionRequest::Negotiate { attachment, communicator, propose, reply } => {
+                let Some(attached) = self.attachments.get(&attachment) else { return };
+                if let Some(request) = self.negotiations.ask(reply) {
+                    let (tenant, propose) = (attached.tenant.clone(), propose.as_ref().map(Into::into));
+                    let asked = v1::Negotiate { request, tenant, communicator, propose };
+                    self.tell(from_agent::Message::Negotiate(asked));
+                }
+            }
+            SessionRequest::Iteration { attachment, communicator, knobs, reply } => {
+                let Some(attached) = self.attachments.get(&attachment) else { return };
+                if let Some(request) = self.iterations.ask(reply) {
+                    let asked = v1::BeginIteration::of(request, &attached.tenant, communicator, &knobs);
+                    self.tell(from_agent::Message::BeginIteration(asked));
                 }
             }
             SessionRequest::Detached { attachment } => self.detached(attachment),
@@ -316,9 +339,11 @@ impl Agent {
             }),
             // Control asks these of aggregators alone.
             Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
-            Event::EventsRead(answer) => self.readers.answer(answer),
+            Event::EventsRead(answer) => self.readers.answer(answer.request, batch(answer)),
+            Event::Negotiated(answer) => self.negotiations.answer(answer.request, answer.outcome()),
+            Event::IterationChoice(answer) => self.iterations.answer(answer.request, answer.choice()),
             Event::Connected(welcome) => {
-                self.readers.session(welcome.events);
+                self.questions(welcome.events, welcome.agreements);
                 let interval = welcome.telemetry_interval_ns;
                 let interval = (interval > 0).then(|| Duration::from_nanos(interval).max(REPORTS));
                 if let Some(telemetry) = &self.telemetry {
@@ -329,11 +354,18 @@ impl Agent {
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {
-                self.readers.session(false);
+                self.questions(false, false);
                 self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
                 self.note(format!("no session with control: {reason}"));
             }
         }
+    }
+
+    /// What tenants may ask of control from now on.
+    fn questions(&mut self, events: bool, agreements: bool) {
+        self.readers.session(events);
+        self.negotiations.session(agreements);
+        self.iterations.session(agreements);
     }
 
     /// Ends what control has ended.

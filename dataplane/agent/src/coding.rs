@@ -2,7 +2,7 @@
 
 use harmonaize_abi::session::Budget;
 use harmonaize_abi::{View, ViewMut};
-use harmonaize_api::v1::{self, budget::Lets};
+use harmonaize_api::v1;
 use harmonaize_codec::{Codec, Store, decode, encode};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -14,13 +14,7 @@ const TIMES: usize = 3;
 
 /// A tenant's budget as control takes it; none is exact.
 pub(crate) fn to_control(budget: &Budget) -> Option<v1::Budget> {
-    let lets = match budget {
-        Budget::Exact => return None,
-        Budget::Vnmse(most) => Lets::Vnmse(*most),
-        Budget::Codecs(names) => Lets::Codecs(v1::CodecNames { names: names.clone() }),
-        Budget::MatchBf16 => Lets::MatchBf16(true),
-    };
-    Some(v1::Budget { lets: Some(lets) })
+    (*budget != Budget::Exact).then(|| budget.into())
 }
 
 /// The codecs that this agent takes, with what one core needs for each: measured on the first call, in a few milliseconds.

@@ -110,6 +110,10 @@ pub enum Event {
     },
     /// Answer to `ReadEvents`.
     EventsRead(v1::EventsRead),
+    /// Answer to `Negotiate`.
+    Negotiated(v1::Negotiated),
+    /// Answer to `BeginIteration`.
+    IterationChoice(v1::IterationChoice),
     /// Answer with a `Report` of this id.
     ReportRequest {
         /// For the answer.
@@ -221,7 +225,8 @@ impl Session {
         // A control that does not ask for telemetry may not know of it.
         let mut telemetry = false;
         // As little may it know of paths; answers about them go to who asked, in the session in which it asked.
-        let (mut verdicts, mut asked, mut budgets, mut events) = (false, false, false, false);
+        let (mut verdicts, mut asked, mut budgets, mut events, mut agreements) =
+            (false, false, false, false, false);
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
@@ -253,6 +258,9 @@ impl Session {
                 // An older control would end the session; exact is within any budget.
                 Step::Said(Some(from_agent::Message::SetBudget(_))) if !budgets => {}
                 Step::Said(Some(from_agent::Message::ReadEvents(_))) if !events => {}
+                Step::Said(Some(
+                    from_agent::Message::Negotiate(_) | from_agent::Message::BeginIteration(_),
+                )) if !agreements => {}
                 Step::Said(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
@@ -268,7 +276,7 @@ impl Session {
                         welcomed = true;
                         telemetry = welcome.telemetry_interval_ns > 0;
                         verdicts = welcome.path_verdicts_per_second > 0;
-                        (budgets, events) = (welcome.budgets, welcome.events);
+                        (budgets, events, agreements) = (welcome.budgets, welcome.events, welcome.agreements);
                         self.outbox.extend(self.ledger.connected(budgets));
                         self.inbox.push_back(Event::Connected(welcome));
                     }

@@ -6,6 +6,7 @@
 pub mod agent;
 mod aggregation;
 pub mod aggregator;
+mod asked;
 pub mod coding;
 pub mod config;
 pub mod control;

@@ -16,7 +16,8 @@ pub use server::{BindError, SessionServer};
 
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    Budget, EventBatch, EventCursor, FailureDetail, JoinRefused, Regrouping, Secret,
+    Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, JoinRefused, Knobs, Negotiated,
+    Regrouping, Secret,
 };
 use harmonaize_shm::AgentEnd;
 use harmonaize_verbs::{Devices, Wanted};
@@ -210,8 +211,30 @@ pub enum SessionRequest {
         from: Option<EventCursor>,
         /// How long it waits for the first.
         wait: Duration,
-        /// Events, or for people why there are none.
+        /// Events, or for people why there are none; dropped where control cannot be asked, as with the next two.
         reply: oneshot::Sender<Result<EventBatch, String>>,
+    },
+    /// Negotiate for the tenant. What is proposed makes sense.
+    Negotiate {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// The communicator's name.
+        communicator: String,
+        /// What is wanted; nothing to ask what is in force.
+        propose: Option<Constraints>,
+        /// What came of it.
+        reply: oneshot::Sender<Result<Negotiated, String>>,
+    },
+    /// An iteration begins. The knobs make sense.
+    Iteration {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// The communicator's name.
+        communicator: String,
+        /// What is left to the provider.
+        knobs: Knobs,
+        /// What it chose.
+        reply: oneshot::Sender<Result<Choice, String>>,
     },
     /// The process is gone, or the socket is going down.
     Detached {

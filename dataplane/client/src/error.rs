@@ -156,6 +156,9 @@ pub enum Error {
     /// Events cannot be read.
     #[error("no events: {0}")]
     Events(String),
+    /// Nothing came of a proposal, or of a question about an agreement or an iteration.
+    #[error("no agreement: {0}")]
+    Agreement(String),
     /// Waiting took too long; what was waited for goes on.
     #[error("{what} did not end within {waited:?}; it is still in flight and can be waited for again")]
     WaitTimeout {

@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod agreement;
 mod arena;
 mod attach;
 mod communicator;
@@ -50,8 +51,9 @@ pub use error::Error;
 pub use events::Events;
 pub use feedback::Feedback;
 pub use harmonaize_abi::session::{
-    Access, Budget, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, Level,
-    RefusalKind, Secret,
+    Access, Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Event, EventBatch,
+    EventCursor, EventKind, FailureDetail, JoinRefusal, Knobs, Level, Negotiated, OnFailure, Priority,
+    Reason, Record, RefusalKind, Secret, Target,
 };
 pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
 #[cfg(feature = "rdma")]

@@ -47,7 +47,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("core-c", &["events"]),
     ("loader", &["events", "core-c"]),
     ("analysis", &["events"]),
-    ("api", &[]),
+    ("api", &["abi"]),
     ("api-tenant", &[]),
     ("planner", &["abi", "plan"]),
     ("disclose", &["abi", "plan", "planner"]),

@@ -86,12 +86,13 @@ fn own_gain(search: &mut Search<'_, '_>, index: usize, old: &Ring) -> f64 {
 /// How much longer all jobs take, by weight, if this one goes back to its old ring, relative to its own time by the new one.
 fn joint_gain(search: &mut Search<'_, '_>, index: usize, old: &Ring) -> f64 {
     let sum = |search: &mut Search<'_, '_>| {
-        let (each, _) = search.predict(&|_| true);
+        let (each, score) = search.predict(&|_| true);
         let jobs = search.model.jobs();
         // A job that is stuck counts as a thousand times slower, so that sums compare.
         let slow = each.iter().map(|(_, slowdown)| slowdown.min(1000.0));
         let total: f64 = slow.zip(jobs).map(|(slowdown, job)| slowdown * f64::from(job.weight.max(1))).sum();
-        (total, each.get(index).map_or(1.0, |(_, slowdown)| slowdown.min(1000.0)))
+        let weights: f64 = jobs.iter().map(|job| f64::from(job.weight.max(1))).sum();
+        (total + score.missing_of(weights), each.get(index).map_or(1.0, |(_, slowdown)| slowdown.min(1000.0)))
     };
     let (after, own) = sum(search);
     let new = search.replace(index, old.clone());

@@ -144,8 +144,11 @@ impl<'a> Model<'a> {
             demand: Vec::new(),
             fixed: Vec::new(),
         };
+        // Beside a promise, everybody counts as always communicating: what is left over is held to, at any time.
+        let promises = request.jobs.iter().any(|job| job.promised.0 > 0);
         for job in request.jobs {
-            model.demand.push(model.line_rate(job) * duty(job, model.line_rate(job)));
+            let duty = if promises { 1.0 } else { duty(job, model.line_rate(job)) };
+            model.demand.push(model.line_rate(job) * duty);
             model.fixed.push(!job.movable && job.current.is_some());
         }
         model

@@ -64,7 +64,7 @@ impl Polish<'_, '_, '_> {
     fn merit(&mut self) -> Merit {
         self.left = self.left.saturating_sub(self.search.size() * PREDICTION);
         let (_, score) = self.search.predict(&|_| true);
-        (score.stuck, score.slowdown, self.search.sum())
+        (score.stuck, score.total(), self.search.sum())
     }
 
     /// Single moves until none is left.

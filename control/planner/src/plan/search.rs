@@ -462,10 +462,12 @@ impl<'m, 'a> Search<'m, 'a> {
                 usage,
                 weight: f64::from(job.weight.max(1)),
                 demand: *demand,
+                least: job.promised.0 as f64,
             })
             .collect();
         let rates = self.shares.fill(&self.model.capacity, &flows);
-        let (mut sum, mut weights, mut score) = (0.0, 0.0, Score { slowdown: 1.0, worst: 1.0, stuck: 0 });
+        let (mut sum, mut weights, mut score) =
+            (0.0, 0.0, Score { slowdown: 1.0, worst: 1.0, stuck: 0, missing: 0.0 });
         let mut each = Vec::with_capacity(jobs.len());
         for (index, (flow, rate)) in flows.iter().zip(rates).enumerate() {
             let stuck = self
@@ -478,6 +480,10 @@ impl<'m, 'a> Search<'m, 'a> {
                 (*rate, (flow.demand / rate).max(1.0))
             };
             each.push((rate, slowdown));
+            if counts(index) && flow.least > 0.0 {
+                let lacks = 1.0 - rate / flow.least.min(flow.demand);
+                score.missing += if lacks > 1e-6 { lacks } else { 0.0 };
+            }
             if counts(index) && rate > 0.0 {
                 sum += flow.weight * slowdown;
                 weights += flow.weight;

@@ -1,9 +1,13 @@
 //! Weighted max-min shares: all rates rise together, each by its weight, until a link is full; who crosses it stays there.
-//! Bertsekas and Gallager, "Data Networks", 1992, 6.5.2.
+//! Bertsekas and Gallager, "Data Networks", 1992, 6.5.2. Who has something promised begins with that, and rises once the others
+//! have come so far; where a link cannot hold all that is promised, each has the same part of its promise, and who has none a little.
 
 use super::model::Local;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+/// Most of a link that promises take before all others have anything.
+const MOST: f64 = 0.95;
 
 /// One that takes part.
 pub(super) struct Flow<'a> {
@@ -13,6 +17,8 @@ pub(super) struct Flow<'a> {
     pub(super) weight: f64,
     /// More it does not take.
     pub(super) demand: f64,
+    /// Less it does not get, if its links can hold what is promised on them.
+    pub(super) least: f64,
 }
 
 /// Memory that is used again from one call to the next.
@@ -23,7 +29,22 @@ pub(super) struct Shares {
     /// Flows of each used link, as ranges of `crossing`.
     crossing: Vec<(u32, f64)>,
     rates: Vec<f64>,
-    heap: BinaryHeap<Reverse<(Level, bool, u32)>>,
+    /// What each has from the first on.
+    least: Vec<f64>,
+    /// Whether each has begun to rise.
+    rises: Vec<bool>,
+    heap: BinaryHeap<Reverse<(Level, Event, u32)>>,
+}
+
+/// What happens at a level; of several at one level, those further up first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A link is full.
+    Full,
+    /// A flow has what it was promised, and rises with the others.
+    Rises,
+    /// A flow has all it takes.
+    Sated,
 }
 
 /// A link while it fills.
@@ -33,7 +54,8 @@ struct Filling {
     left: f64,
     /// How fast it fills.
     slope: f64,
-    rising: u32,
+    /// Flows that have not stopped, whether they rise yet or not.
+    crossing: u32,
     /// When it will be full, as last reckoned.
     level: f64,
     begin: u32,
@@ -62,13 +84,20 @@ impl Shares {
     /// The rate of each flow, in their order. Cost: the flows' usages together, times the logarithm of the links.
     pub(super) fn fill(&mut self, capacity: &[f64], flows: &[Flow<'_>]) -> &[f64] {
         self.begin(capacity, flows);
-        while let Some(Reverse((Level(level), is_flow, index))) = self.heap.pop() {
-            if is_flow {
-                self.freeze(flows, index, level);
-                continue;
+        while let Some(Reverse((Level(level), event, index))) = self.heap.pop() {
+            match event {
+                Event::Full => {}
+                Event::Rises => {
+                    self.rise(flows, index, level);
+                    continue;
+                }
+                Event::Sated => {
+                    self.freeze(flows, index, level);
+                    continue;
+                }
             }
             let Some(link) = self.links.get(index as usize).copied() else { continue };
-            if link.rising == 0 || link.level != level {
+            if link.crossing == 0 || link.level != level {
                 continue;
             }
             for at in link.begin..link.end {
@@ -89,26 +118,37 @@ impl Shares {
         self.links.resize(capacity.len(), Filling::default());
         self.rates.clear();
         self.rates.resize(flows.len(), f64::NAN);
+        self.rises.clear();
         self.heap.clear();
-        for (index, flow) in flows.iter().enumerate() {
-            self.heap.push(Reverse((Level(flow.demand / flow.weight), true, index as u32)));
-            for (link, part) in flow.usage {
-                let Some(filling) = self.links.get_mut(*link as usize) else { continue };
-                if filling.rising == 0 {
-                    self.used.push(*link);
+        self.promise(capacity, flows);
+        for (index, (flow, least)) in flows.iter().zip(&self.least).enumerate() {
+            self.heap.push(Reverse((Level(flow.demand / flow.weight), Event::Sated, index as u32)));
+            let waits = *least > 0.0;
+            if waits {
+                self.heap.push(Reverse((Level(least / flow.weight), Event::Rises, index as u32)));
+            }
+            self.rises.push(!waits);
+            for (number, part) in flow.usage {
+                let Some(filling) = self.links.get_mut(*number as usize) else { continue };
+                if filling.crossing == 0 {
+                    self.used.push(*number);
+                    filling.left = capacity.get(*number as usize).copied().unwrap_or(0.0);
                 }
-                filling.rising += 1;
-                filling.slope += part * flow.weight;
+                filling.crossing += 1;
+                match waits {
+                    true => filling.left -= part * least,
+                    false => filling.slope += part * flow.weight,
+                }
             }
         }
         let mut begin = 0;
         for number in &self.used {
             let Some(link) = self.links.get_mut(*number as usize) else { continue };
             (link.begin, link.end) = (begin, begin);
-            begin += link.rising;
-            link.left = capacity.get(*number as usize).copied().unwrap_or(0.0);
-            link.level = link.left / link.slope;
-            self.heap.push(Reverse((Level(link.level), false, *number)));
+            begin += link.crossing;
+            link.left = link.left.max(0.0);
+            link.level = link.left / link.slope.max(f64::MIN_POSITIVE);
+            self.heap.push(Reverse((Level(link.level), Event::Full, *number)));
         }
         self.crossing.clear();
         self.crossing.resize(begin as usize, (0, 0.0));
@@ -123,24 +163,73 @@ impl Shares {
         }
     }
 
+    /// What each flow begins with: what it was promised, or the part of it that the worst of its links can hold.
+    fn promise(&mut self, capacity: &[f64], flows: &[Flow<'_>]) {
+        self.least.clear();
+        self.least.extend(flows.iter().map(|flow| flow.least.min(flow.demand).max(0.0)));
+        if self.least.iter().all(|least| *least == 0.0) {
+            return;
+        }
+        let mut promised = vec![0.0; capacity.len()];
+        for (flow, least) in flows.iter().zip(&self.least) {
+            for (number, part) in flow.usage {
+                if let Some(cell) = promised.get_mut(*number as usize) {
+                    *cell += part * least;
+                }
+            }
+        }
+        for (flow, least) in flows.iter().zip(&mut self.least) {
+            let held = |(number, _): &(Local, f64)| {
+                let of = |all: &[f64]| all.get(*number as usize).copied().unwrap_or(0.0);
+                if of(&promised) > 0.0 { (of(capacity) * MOST / of(&promised)).min(1.0) } else { 1.0 }
+            };
+            *least *= flow.usage.iter().map(held).fold(1.0, f64::min);
+        }
+    }
+
+    /// A flow rises with the others from now on.
+    fn rise(&mut self, flows: &[Flow<'_>], index: u32, level: f64) {
+        let at = index as usize;
+        let (Some(flow), Some(least), Some(rises)) =
+            (flows.get(at), self.least.get(at), self.rises.get_mut(at))
+        else {
+            return;
+        };
+        if self.rates.get(at).is_none_or(|rate| !rate.is_nan()) || std::mem::replace(rises, true) {
+            return;
+        }
+        for (number, part) in flow.usage {
+            let Some(link) = self.links.get_mut(*number as usize) else { continue };
+            link.left += part * least;
+            link.slope += part * flow.weight;
+            link.level = (link.left / link.slope.max(f64::MIN_POSITIVE)).max(level);
+            self.heap.push(Reverse((Level(link.level), Event::Full, *number)));
+        }
+    }
+
     /// A flow stays at this level from now on.
     fn freeze(&mut self, flows: &[Flow<'_>], index: u32, level: f64) {
-        let (Some(flow), Some(rate)) = (flows.get(index as usize), self.rates.get_mut(index as usize)) else {
+        let at = index as usize;
+        let (Some(flow), Some(rate), Some(least), Some(rises)) =
+            (flows.get(at), self.rates.get_mut(at), self.least.get(at), self.rises.get(at))
+        else {
             return;
         };
         if !rate.is_nan() {
             return;
         }
-        *rate = level * flow.weight;
+        *rate = if *rises { level * flow.weight } else { *least };
         for (number, part) in flow.usage {
             let Some(link) = self.links.get_mut(*number as usize) else { continue };
-            link.left = (link.left - part * *rate).max(0.0);
-            link.slope -= part * flow.weight;
-            link.rising = link.rising.saturating_sub(1);
-            if link.rising > 0 {
+            if *rises {
+                link.left = (link.left - part * *rate).max(0.0);
+                link.slope -= part * flow.weight;
+            }
+            link.crossing = link.crossing.saturating_sub(1);
+            if link.crossing > 0 {
                 // Never below the level reached: what was full stays full.
                 link.level = (link.left / link.slope.max(f64::MIN_POSITIVE)).max(level);
-                self.heap.push(Reverse((Level(link.level), false, *number)));
+                self.heap.push(Reverse((Level(link.level), Event::Full, *number)));
             }
         }
     }

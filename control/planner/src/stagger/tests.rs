@@ -40,6 +40,7 @@ fn pair(index: usize, alone: u64, period: u64, busy: u64, began: u64) -> Job {
         hosts: vec![HostId(2 * index), HostId(2 * index + 1)],
         connections: 1,
         weight: 1,
+        promised: Rate(0),
         limit: None,
         operation: Bytes(0),
         rhythm: Some(rhythm),

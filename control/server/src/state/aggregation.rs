@@ -274,6 +274,9 @@ impl State {
         if !self.settings.terms(&known.tenant).allowed {
             return by_hosts("the tenant has none");
         }
+        if !self.agreements.aggregates(id) {
+            return by_hosts("the tenant wants none");
+        }
         if !able {
             return by_hosts("not all agents can");
         }

@@ -104,6 +104,7 @@ impl State {
             communicator.order = pending.order;
             communicator.ports = pending.ports;
             communicator.links = pending.links;
+            communicator.pace = pending.plan.as_ref().and_then(|plan| plan.pace);
             communicator.plan = pending.plan;
             communicator.coding.switched(now, pending.coding);
             communicator.shots = pending.shots;
@@ -157,6 +158,7 @@ impl State {
         communicator.epoch = pending.epoch;
         communicator.order = pending.order;
         communicator.links = pending.links;
+        communicator.pace = pending.plan.as_ref().and_then(|plan| plan.pace);
         communicator.plan = pending.plan;
         communicator.coding.switched(now, pending.coding);
         communicator.shots = pending.shots;

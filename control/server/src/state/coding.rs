@@ -9,7 +9,7 @@ use super::form::Proposal;
 use super::replan::{Planned, changed};
 use super::{Fact, SessionId, State};
 use harmonaize_abi::session::Budget as Said;
-use harmonaize_api::v1::{self, budget::Lets};
+use harmonaize_api::v1;
 use harmonaize_codec::{Budget, BudgetError, Choice, Codec, Controller, Level, Outlook};
 use harmonaize_planner::{DirectedLink, HostId, exchange_rate, exchange_usage, line_rate};
 use std::collections::BTreeMap;
@@ -66,13 +66,7 @@ impl Chosen {
 
     /// For recipes, so that agents tell it after a restart of control; none where nothing may be lost.
     pub(super) fn budget(&self) -> Option<v1::Budget> {
-        let lets = match Said::from(&self.budget) {
-            Said::Exact => return None,
-            Said::Vnmse(most) => Lets::Vnmse(most),
-            Said::Codecs(names) => Lets::Codecs(v1::CodecNames { names }),
-            Said::MatchBf16 => Lets::MatchBf16(true),
-        };
-        Some(v1::Budget { lets: Some(lets) })
+        (self.budget != Budget::Exact).then(|| (&Said::from(&self.budget)).into())
     }
 
     /// As an agent's recipe says it.
@@ -94,13 +88,7 @@ impl Chosen {
 /// # Errors
 /// Where it makes no sense.
 pub(super) fn budget(said: Option<&v1::Budget>) -> Result<Budget, BudgetError> {
-    let said = match said.and_then(|said| said.lets.as_ref()) {
-        None | Some(Lets::MatchBf16(false)) => Said::Exact,
-        Some(Lets::Vnmse(most)) => Said::Vnmse(*most),
-        Some(Lets::Codecs(codecs)) => Said::Codecs(codecs.names.clone()),
-        Some(Lets::MatchBf16(true)) => Said::MatchBf16,
-    };
-    Budget::try_from(&said)
+    Budget::try_from(&said.map_or(Said::Exact, Said::from))
 }
 
 /// The codecs that an agent says it takes, with what they take there; the first of each.
@@ -212,16 +200,27 @@ impl State {
         let all =
             coding.wanted.len() == ranks as usize && coding.wanted.values().all(|other| *other == budget);
         if all {
-            coding.wanted.clear();
-            coding.agreed = budget;
-            coding.controller.unbar();
-            self.learn_usage(said.communicator);
-            self.want_plan(Trigger::Budget);
-            if !self.settings.replan {
-                self.recode_agreed(now);
-            }
+            self.agree_on_budget(now, said.communicator, budget);
         }
         Ok(())
+    }
+
+    /// Whether this is what a communicator's ranks let be lost already.
+    pub(super) fn has_budget(&self, id: u64, budget: &Budget) -> bool {
+        self.communicators.get(&id).is_some_and(|known| known.coding.agreed == *budget)
+    }
+
+    /// This budget holds for all ranks from the next epoch on.
+    pub(super) fn agree_on_budget(&mut self, now: Duration, id: u64, budget: Budget) {
+        let Some(known) = self.communicators.get_mut(&id) else { return };
+        known.coding.wanted.clear();
+        known.coding.agreed = budget;
+        known.coding.controller.unbar();
+        self.learn_usage(id);
+        self.want_plan(Trigger::Budget);
+        if !self.settings.replan {
+            self.recode_agreed(now);
+        }
     }
 
     /// Looks at which links a communicator would load.

@@ -8,7 +8,7 @@ use super::replan::{MOST_RECENT, Planned};
 use super::status::Ended;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
-use harmonaize_planner::{AggregatorId, HostId, Tuning};
+use harmonaize_planner::{AggregatorId, HostId, Rate, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ pub(super) struct Communicator {
     pub changes: VecDeque<Duration>,
     /// Until when it is left alone because changes were given up.
     pub held_off: Option<Duration>,
+    /// What its links are held to in the epoch in use.
+    pub pace: Option<Rate>,
     /// Changes given up in a row.
     pub failures: u32,
     /// What its ranks let be lost, and how its tensors travel.
@@ -274,6 +276,7 @@ impl State {
 
     fn remove(&mut self, now: Duration, id: u64) -> Option<Communicator> {
         self.note_end(id);
+        self.end_agreement(id);
         let mut communicator = self.communicators.remove(&id)?;
         self.end_aggregation(now, &communicator.aggregation);
         self.ports.release(&mut communicator.ports);

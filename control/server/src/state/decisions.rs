@@ -33,6 +33,8 @@ pub enum Trigger {
     Withdrawn,
     /// The ranks of a communicator agreed on another budget.
     Budget,
+    /// A tenant has been promised something for a communicator.
+    Agreement,
     /// A communicator's coded operations lose or send otherwise than was thought.
     Losses,
     /// An operator gave an order up that was pinned.
@@ -69,6 +71,7 @@ impl std::fmt::Display for Trigger {
             Self::Faded => f.write_str("nothing has spoken for an estimate for long"),
             Self::Communicators => f.write_str("a communicator formed or ended"),
             Self::Aggregators => f.write_str("an aggregator is there"),
+            Self::Agreement => f.write_str("something was promised for a communicator"),
             Self::Losses => f.write_str("coded operations lose or send otherwise than was thought"),
             Self::Withdrawn => f.write_str("a drain or maintenance began or ended"),
             Self::Budget => f.write_str("the ranks of a communicator agreed on another budget"),

@@ -69,14 +69,14 @@ impl State {
         self.send(session, to_agent::Message::EventsRead(answer));
     }
 
-    fn feed(&mut self, tenant: &str) -> &mut Feed {
+    pub(super) fn feed(&mut self, tenant: &str) -> &mut Feed {
         let Self { events, random, .. } = self;
         let new = || Feed::new(random.next_u64(), Limits::default());
         events.feeds.entry(tenant.to_owned()).or_insert_with(new)
     }
 
     /// The clock of the feeds: CLOCK_REALTIME.
-    fn events_clock(&self, now: Duration) -> Duration {
+    pub(super) fn events_clock(&self, now: Duration) -> Duration {
         Duration::from_nanos(self.operator.realtime(now))
     }
 
@@ -119,6 +119,7 @@ impl State {
             let (congestion, capacity) = if whole { (share, 1.0) } else { (1.0, share) };
             self.note(now, id, Fact::Congestion { share: congestion });
             self.note(now, id, Fact::Capacity { share: capacity });
+            self.watch_plan(now, id);
         }
     }
 
@@ -217,6 +218,7 @@ fn told(event: Event) -> v1::TenantEvent {
     };
     let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(|Rank(rank)| rank).collect();
     let mut waiting = 0;
+    let mut clauses = Vec::new();
     let (kind, level, ranks, at_ns) = match kind {
         EventKind::Congestion(how) => (Told::Congestion, level(how), Vec::new(), 0),
         EventKind::Capacity(how) => (Told::Capacity, level(how), Vec::new(), 0),
@@ -229,7 +231,11 @@ fn told(event: Event) -> v1::TenantEvent {
             waiting = count;
             (Told::Newcomers, level(Level::None), Vec::new(), 0)
         }
+        EventKind::AgreementBroken { clauses: broken } => {
+            clauses = harmonaize_api::clause_numbers(&broken);
+            (Told::AgreementBroken, level(Level::None), Vec::new(), 0)
+        }
     };
     let (kind, level) = (kind.into(), level.into());
-    v1::TenantEvent { number, communicator, kind, level, ranks, at_ns, since_ns, waiting }
+    v1::TenantEvent { number, communicator, kind, level, ranks, at_ns, since_ns, clauses, waiting }
 }

@@ -104,6 +104,7 @@ impl State {
         self.operator.withdrawals = stored.withdrawals;
         self.operator.plans_until = (!stored.plans.is_empty()).then_some(self.settings.recovery_timeout);
         self.operator.plans = stored.plans;
+        self.agreements.restore(stored.agreements);
         self.look_at_windows(Duration::ZERO);
     }
 
@@ -149,8 +150,13 @@ impl State {
                 Change::Restore(target, kind) => {
                     self.operator.withdrawals.remove(&(target.clone(), *kind));
                 }
-                // Not an operator's.
-                Change::Boot(_) | Change::Fabric(_) | Change::Plan(_) | Change::NoPlan(_) => {}
+                Change::Agreement(record) => self.agreed(now, record),
+                // Not an operator's, or in effect already.
+                Change::Boot(_)
+                | Change::Fabric(_)
+                | Change::Plan(_)
+                | Change::NoPlan(_)
+                | Change::NoAgreement(_) => {}
             }
         }
         self.look_at_windows(now);

@@ -103,6 +103,7 @@ impl State {
             self.recover_aggregation(id, &told);
         }
         self.take_up_plan(now, id);
+        self.take_up_agreement(id);
         self.learn_usage(id);
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         if all_back {
@@ -158,6 +159,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         pinned: false,
         changes: VecDeque::new(),
         held_off: None,
+        pace: None,
         failures: 0,
         coding: Coding::recovered(recipe),
         aggregation: aggregation::Chosen::told(recipe),

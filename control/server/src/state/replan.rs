@@ -32,6 +32,12 @@ const ACTIVE: Duration = Duration::from_millis(100);
 /// How long after that it is looked at again while some link is thought to be congested: whether jobs have gone quiet.
 const ACTIVE_AGAIN: Duration = Duration::from_millis(500);
 
+/// What the last stretch of a plan may cost where something is promised: a plan that keeps it must be found again.
+const POLISH: u64 = 600_000;
+
+/// A pace is other than that in use where it differs by more than this part.
+const SAME_PACE: f64 = 0.1;
+
 /// First and last pause after a change that was given up.
 const HELD_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
@@ -155,11 +161,37 @@ impl State {
         self.leave_forbidden(now, number, &mut changes);
         self.recode(now, number, &mut changes);
         self.aggregate(now, number, &mut changes);
+        self.repace(now, number, &mut changes);
         if changes.is_empty() {
             return;
         }
         let (before, after, reason) = (plan.before, plan.after, plan.reason);
         self.decided(Decision { number, at: now, trigger, before, after, reason, changes });
+    }
+
+    /// Has communicators whose links shall be held to another rate go on by an epoch that differs in that alone.
+    fn repace(&mut self, now: Duration, number: u64, changes: &mut Vec<Changed>) {
+        let other = |known: &Communicator| {
+            let wanted = known.plan.as_ref().and_then(|plan| plan.pace);
+            match (wanted, known.pace) {
+                (None, None) => false,
+                (Some(Rate(wanted)), Some(Rate(pace))) => {
+                    (wanted as f64 - pace as f64).abs() > SAME_PACE * pace as f64
+                }
+                _ => true,
+            }
+        };
+        let can = |known: &Communicator| known.phase() == v1::Phase::Running && known.held_off.is_none();
+        let due = self.communicators.iter().filter(|(_, known)| can(known) && other(known));
+        for id in due.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(known) = self.communicators.get(&id) else { continue };
+            let reason = match known.plan.as_ref().and_then(|plan| plan.pace) {
+                Some(pace) => format!("held to {pace}, so that others have what they are promised"),
+                None => "held to no rate any more".to_owned(),
+            };
+            let epoch = self.propose_same(now, id, Some(number));
+            changes.push(changed(id, epoch, &reason, now));
+        }
     }
 
     /// A plan in which no agent's lone word on a link moves a communicator that it has no part in: those are planned first, as if
@@ -218,12 +250,16 @@ impl State {
 
     /// A plan, without any effect.
     pub(super) fn checked(&self, jobs: &[Job], conditions: &Conditions) -> Result<Plan, CheckError> {
+        let mut policy = Policy::default();
+        if jobs.iter().any(|job| job.promised.0 > 0) {
+            policy.polish = POLISH;
+        }
         let request = Request {
             topology: &self.settings.topology,
             conditions,
             jobs,
             routes: Routes::Known(self.ports.known()),
-            policy: Policy::default(),
+            policy,
         };
         let plan = plan(&request);
         check(&request, &plan).map(|()| plan)
@@ -252,7 +288,8 @@ impl State {
             communicator: id,
             hosts: known.members.iter().map(|member| member.host).collect(),
             connections: self.settings.paths,
-            weight: 1,
+            weight: self.agreements.quarters(id),
+            promised: self.agreements.promised(id),
             limit: None,
             operation: Bytes(operation),
             rhythm,

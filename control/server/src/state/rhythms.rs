@@ -113,6 +113,7 @@ impl Operations {
 impl State {
     /// Takes in an operation that the communicator's first participant told of, so that all times are by one clock.
     pub(super) fn operation_told(&mut self, now: Duration, from: SessionId, told: &v1::Operation) {
+        self.watch_operation(now, told);
         let Some(known) = self.communicators.get(&told.communicator) else { return };
         let first = known.members.first().and_then(|member| member.session);
         let rhythm = self.rhythms.entry(told.communicator).or_default();

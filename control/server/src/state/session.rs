@@ -113,6 +113,7 @@ impl State {
             path_verdicts_per_second: super::verdicts::MOST_A_SECOND,
             budgets: true,
             events: true,
+            agreements: true,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

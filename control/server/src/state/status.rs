@@ -197,6 +197,9 @@ impl State {
             errors: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.errors)),
             last_change: known.last_change.clone(),
             telemetry: self.communicator_telemetry(id),
+            agreement: Some(self.agreements.told(id))
+                .filter(|told| told.number > 0)
+                .map(|told| (&told).into()),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Scenarios of the state machine, one at a time, and random ones from seeds.
 
 mod aggregation;
+mod agreements;
 mod carried;
 mod closed_loop;
 mod coding;

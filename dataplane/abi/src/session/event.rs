@@ -1,5 +1,6 @@
 //! Events: what a tenant is told of the network while its collectives run.
 
+use super::Clause;
 use crate::Rank;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -45,6 +46,11 @@ pub enum EventKind {
     Newcomers {
         /// 0: they no longer do.
         waiting: u32,
+    },
+    /// Of what was agreed on for it, the provider does not keep this now; of nothing: it is kept again.
+    AgreementBroken {
+        /// Ascending.
+        clauses: Vec<Clause>,
     },
 }
 

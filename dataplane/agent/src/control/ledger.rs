@@ -132,6 +132,8 @@ impl Ledger {
             | Message::Aggregator(_)
             | Message::Prepared(_)
             | Message::ReadEvents(_)
+            | Message::Negotiate(_)
+            | Message::BeginIteration(_)
             | Message::PrepareFailed(_)
             | Message::Report(_)
             | Message::Telemetry(_)
@@ -180,6 +182,8 @@ impl Ledger {
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
             Message::Hold(hold) => Some(Event::Hold(hold)),
             Message::EventsRead(answer) => Some(Event::EventsRead(answer)),
+            Message::Negotiated(answer) => Some(Event::Negotiated(answer)),
+            Message::IterationChoice(answer) => Some(Event::IterationChoice(answer)),
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
                 self.granted.remove(&communicator);

@@ -5,8 +5,8 @@ use super::tenant::Tenant;
 use super::{AttachmentId, Joined, SessionRequest};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    Answer, Bounded, Budget, EventBatch, JoinRefusal, JoinRefused, MAX_LISTED, MAX_NAME, MessageError,
-    Regrouping, Request, decode, encode, length,
+    Answer, Bounded, Budget, Choice, Clause, Constraints, EventBatch, JoinRefusal, JoinRefused, MAX_LISTED,
+    MAX_NAME, MessageError, Negotiated, Reason, Regrouping, Request, decode, encode, length,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,6 +20,9 @@ const MAX_PENDING: usize = 256;
 /// Answers that wait for the process to read them.
 const MAX_ANSWERS: usize = 64;
 
+/// Where control cannot be asked.
+const AWAY: &str = "the provider cannot be asked now; ask again later";
+
 /// A connection after the handshake.
 pub(super) struct Attached {
     attachment: AttachmentId,
@@ -32,6 +35,10 @@ pub(super) struct Attached {
     joining: u32,
     /// Whether the process waits for events.
     reading: bool,
+    /// Whether it waits for what comes of a proposal.
+    negotiating: bool,
+    /// Whether it waits for a choice.
+    iterating: bool,
 }
 
 impl Attached {
@@ -41,7 +48,8 @@ impl Attached {
         requests: mpsc::Sender<SessionRequest>,
     ) -> Self {
         let (joined, pending) = (HashSet::new(), JoinSet::new());
-        Self { attachment, tenant, requests, joined, pending, joining: 0, reading: false }
+        let (reading, negotiating, iterating) = (false, false, false);
+        Self { attachment, tenant, requests, joined, pending, joining: 0, reading, negotiating, iterating }
     }
 
     /// Serves requests; says why it ended.
@@ -83,6 +91,8 @@ impl Attached {
             }
             Answer::JoinRefused { .. } => self.joining -= 1,
             Answer::Events { .. } => self.reading = false,
+            Answer::Negotiated { .. } => self.negotiating = false,
+            Answer::Iteration { .. } => self.iterating = false,
             _ => {}
         }
         answer
@@ -139,12 +149,52 @@ impl Attached {
                 let (reply, answer) = oneshot::channel::<Result<EventBatch, String>>();
                 self.reading = true;
                 self.pending.spawn(async move {
-                    let read =
-                        answer.await.unwrap_or_else(|_| Err("the agent dropped the request".to_owned()));
+                    let read = answer.await.unwrap_or_else(|_| Err(AWAY.to_owned()));
                     Answer::Events { id, read: read.map(Bounded::bounded).map_err(Bounded::bounded) }
                 });
                 let wait = Duration::from_nanos(wait_ns);
                 (Some(SessionRequest::Events { attachment, from, wait, reply }), None)
+            }
+            Request::Negotiate { id, communicator, propose } => {
+                let senseless = propose.as_ref().map_or_else(Vec::new, senseless);
+                let refused = if self.negotiating {
+                    Some(Err("this process waits for an answer already; propose again after it".to_owned()))
+                } else if !is_name(&communicator) {
+                    Some(Err(NO_NAME.to_owned()))
+                } else {
+                    let refused = || Ok(Negotiated::Refused { reasons: senseless.clone(), counter: None });
+                    (!senseless.is_empty()).then(refused)
+                };
+                if let Some(outcome) = refused {
+                    let outcome = outcome.map(Bounded::bounded);
+                    return Ok(Some(Answer::Negotiated { id, outcome }));
+                }
+                let (reply, answer) = oneshot::channel::<Result<Negotiated, String>>();
+                self.negotiating = true;
+                self.pending.spawn(async move {
+                    let outcome = answer.await.unwrap_or_else(|_| Err(AWAY.to_owned()));
+                    let outcome = outcome.map(Bounded::bounded).map_err(Bounded::bounded);
+                    Answer::Negotiated { id, outcome }
+                });
+                (Some(SessionRequest::Negotiate { attachment, communicator, propose, reply }), None)
+            }
+            Request::Iteration { id, communicator, knobs } => {
+                let refused = match knobs.check() {
+                    _ if self.iterating => Some("this process waits for a choice already".to_owned()),
+                    Err(error) => Some(error.to_string()),
+                    Ok(()) => (!is_name(&communicator)).then(|| NO_NAME.to_owned()),
+                };
+                if let Some(text) = refused {
+                    return Ok(Some(Answer::Iteration { id, choice: Err(text) }));
+                }
+                let (reply, answer) = oneshot::channel::<Result<Choice, String>>();
+                self.iterating = true;
+                self.pending.spawn(async move {
+                    // An iteration waits for nobody who is away.
+                    let choice = answer.await.unwrap_or_else(|_| Ok(knobs.alone()));
+                    Answer::Iteration { id, choice: choice.map_err(Bounded::bounded) }
+                });
+                (Some(SessionRequest::Iteration { attachment, communicator, knobs, reply }), None)
             }
         };
         if let Some(request) = passed_on {
@@ -214,11 +264,26 @@ fn refused(kind: JoinRefusal, text: String) -> Result<(), JoinRefused> {
 }
 
 fn check_name(name: &str) -> Result<(), JoinRefused> {
-    if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+    if !is_name(name) {
         let text = format!("a name has 1 to {MAX_NAME} bytes and no control characters");
         return refused(JoinRefusal::Name, text);
     }
     Ok(())
+}
+
+/// For who names what cannot be a communicator.
+const NO_NAME: &str = "no communicator can have this name";
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= MAX_NAME && !name.chars().any(char::is_control)
+}
+
+/// Why constraints make no sense, if they do not.
+fn senseless(constraints: &Constraints) -> Vec<Reason> {
+    let mut reasons = constraints.check().err().unwrap_or_default();
+    let budget = constraints.budget.as_ref().and_then(nonsense);
+    reasons.extend(budget.map(|text| Reason { clause: Clause::Budget, text }));
+    reasons
 }
 
 /// Why a budget makes no sense, if it does not.

@@ -1,7 +1,7 @@
 //! An agent whose engine is a stub: every rank is alone, so that AllReduce, AllToAll and Broadcast copy.
 
 use harmonaize_abi::session::{
-    Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused,
+    Agreement, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused, Negotiated,
 };
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
 use harmonaize_agent::session::{
@@ -295,6 +295,15 @@ impl Engine {
                     None => drop(reply.send(Err("none today".into()))),
                 }
             }
+            // Who only asks finds nobody to ask.
+            SessionRequest::Negotiate { communicator, propose, reply, .. } => {
+                self.knobs.say(format!("negotiates for {communicator}"));
+                if let Some(constraints) = propose {
+                    let agreement = Agreement { number: 3, constraints, ..Agreement::default() };
+                    let _ = reply.send(Ok(Negotiated::Agreed(agreement)));
+                }
+            }
+            SessionRequest::Iteration { .. } => {}
             SessionRequest::Detached { attachment } => {
                 self.knobs.say(format!("detached {}", self.ordinal(attachment)));
                 self.attachments.remove(&attachment);

@@ -2,8 +2,9 @@
 
 use crate::stub::{LIMIT, Stub};
 use harmonaize_client::{
-    Access, AttachOptions, Budget, Client, Communicator, Dtype, Error, EventCursor, EventKind, JoinOptions,
-    JoinRefusal, Rank, ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
+    Access, AttachOptions, Because, Budget, Clause, Client, Communicator, Constraints, Dtype, Error,
+    EventCursor, EventKind, JoinOptions, JoinRefusal, Knobs, Negotiated, Priority, Rank, ReduceOp,
+    RefusalKind, RegroupOptions, Status, Tensor,
 };
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -295,6 +296,52 @@ fn budgets_are_looked_at_before_anybody_hears_of_them() {
     join(Budget::MatchBf16).unwrap();
     comm.set_budget(&Budget::Vnmse(1e-3)).unwrap();
     stub.knobs.expect("budget of 2: Vnmse(0.001)");
+}
+
+#[test]
+fn constraints_are_looked_at_before_anybody_hears_of_them() {
+    let stub = Stub::start();
+    let (client, _comm) = attach(&stub, Access::Mapped);
+    let clauses = |constraints: &Constraints| -> Vec<Clause> {
+        match client.propose("job", constraints).unwrap() {
+            Negotiated::Refused { reasons, counter: None } => {
+                reasons.iter().map(|reason| reason.clause).collect()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let low = Constraints::new().priority(Priority::Low).min_busbw(1_000_000);
+    let expected: [(Constraints, Vec<Clause>); 4] = [
+        (Constraints::new().weight(0), vec![Clause::Weight]),
+        (low.clone(), vec![Clause::Priority]),
+        (Constraints::new().budget(Budget::Vnmse(2.0)), vec![Clause::Budget]),
+        (
+            low.weight(99).budget(Budget::Codecs(vec![])),
+            vec![Clause::Weight, Clause::Priority, Clause::Budget],
+        ),
+    ];
+    for (constraints, expected) in expected {
+        assert_eq!(clauses(&constraints), expected, "{constraints:?}");
+    }
+    for name in ["", "a\nb", &"x".repeat(129)] {
+        let error = client.propose(name, &Constraints::new()).unwrap_err();
+        assert!(matches!(&error, Error::Agreement(text) if text.contains("can have this name")), "{error}");
+    }
+    let wanted = Constraints::new().weight(2);
+    let agreed = client.propose("job", &wanted).unwrap();
+    assert!(
+        matches!(&agreed, Negotiated::Agreed(agreement) if agreement.constraints == wanted),
+        "{agreed:?}"
+    );
+    stub.knobs.expect("negotiates for job");
+    // Nobody answers: that is said, and an iteration is chosen for by the agent.
+    let error = client.agreement("job").unwrap_err();
+    assert!(matches!(&error, Error::Agreement(text) if text.contains("ask again later")), "{error}");
+    let knobs = |least, most| Knobs { accumulate: (least, most), checkpoint: None };
+    let choice = client.iteration("job", &knobs(2, 5)).unwrap();
+    assert_eq!((choice.accumulate, choice.checkpoint, choice.because), (2, false, Because::Unknown));
+    let error = client.iteration("job", &knobs(5, 2)).unwrap_err();
+    assert!(error.to_string().contains("5 to 2 micro-batches"), "{error}");
 }
 
 #[test]

@@ -23,5 +23,7 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         compression: true,
         direct: Default::default(),
         terms: Default::default(),
+        most_weight: 8,
+        tariff: Default::default(),
     }
 }

@@ -196,6 +196,30 @@ fn optimum(topology: &Topology, conditions: &Conditions, jobs: &[Job], most: usi
     Some(best)
 }
 
+/// Whether some combination of rings leaves each job what it was promised; none where there are more than so many combinations.
+pub(super) fn holding(
+    topology: &Topology,
+    conditions: &Conditions,
+    jobs: &[Job],
+    most: usize,
+) -> Option<bool> {
+    let each: Vec<Vec<Usage>> = jobs.iter().map(|job| rings(topology, job)).collect();
+    let combinations =
+        each.iter().map(Vec::len).try_fold(1_usize, usize::checked_mul).filter(|count| *count <= most)?;
+    let fits = |combination: usize| {
+        let (mut rest, mut load) = (combination, Usage::new());
+        for (rings, job) in each.iter().zip(jobs) {
+            let usage = &rings[rest % rings.len()];
+            rest /= rings.len();
+            for (link, part) in usage {
+                *load.entry(*link).or_default() += part * job.promised.0 as f64;
+            }
+        }
+        load.iter().all(|(link, load)| *load <= conditions.available(*link).0 as f64 * 0.95)
+    };
+    Some((0..combinations).any(fits))
+}
+
 fn mean(weights: &[f64], demands: &[f64], rates: &[f64]) -> f64 {
     let each = weights.iter().zip(demands).zip(rates);
     each.map(|((weight, demand), rate)| weight * (demand / rate).max(1.0)).sum::<f64>()
@@ -203,7 +227,7 @@ fn mean(weights: &[f64], demands: &[f64], rates: &[f64]) -> f64 {
 }
 
 /// A small fabric with some links slow, and jobs on some of its hosts.
-fn case(rng: &mut impl Rng, most_hosts: usize) -> (Topology, Conditions, Vec<Job>) {
+pub(super) fn case(rng: &mut impl Rng, most_hosts: usize) -> (Topology, Conditions, Vec<Job>) {
     let (leaves, spines, hosts) = (rng.random_range(2..4), rng.random_range(1..4), rng.random_range(1..4));
     let up = *[400, 500, 1000].choose(rng).unwrap();
     let topology = leaf_spine(leaves, spines, hosts, 1000, up);

@@ -62,7 +62,7 @@ fn rank_order_that_zigzags_is_put_right_beside_a_competitor() {
     let bad = [job(1, &[0, 4, 1, 5, 2, 6], 2), job(2, &[3, 7], 2)];
     let plan = planned(&request(&topology, &conditions, &bad));
     assert_eq!(plan.assignments[0].order, [0, 2, 4, 1, 3, 5]);
-    assert_eq!(plan.after, Score { slowdown: 1.0, worst: 1.0, stuck: 0 });
+    assert_eq!(plan.after, Score { slowdown: 1.0, worst: 1.0, stuck: 0, missing: 0.0 });
     // The ways of a pair mirror each other.
     let pair = &plan.assignments[1];
     assert_eq!(pair.hops[0].paths[0].reversed(), pair.hops[1].paths[0]);

@@ -48,6 +48,7 @@ pub(super) fn job(communicator: u64, hosts: &[usize], connections: u32) -> Job {
         hosts: hosts.iter().map(|host| HostId(*host)).collect(),
         connections,
         weight: 1,
+        promised: Rate(0),
         limit: None,
         operation: Bytes(64 << 20),
         rhythm: None,

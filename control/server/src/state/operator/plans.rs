@@ -121,6 +121,7 @@ impl State {
                 slowdown: epoch.slowdown_ppm as f64 / 1e6,
                 reason: epoch.reason.clone(),
             });
+            known.pace = known.plan.as_ref().and_then(|plan| plan.pace);
         }
     }
 

@@ -12,7 +12,10 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+mod tenants;
 mod trains;
+
+use tenants::Tenants;
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 
@@ -82,6 +85,7 @@ pub(super) struct Fabric {
     coding: u64,
     /// What readers of events were answered, in order.
     pub read: Vec<v1::EventsRead>,
+    pub tenants: Tenants,
 }
 
 /// Two racks of four hosts, two spines, 2:1: hosts at 1 Gbit/s, each leaf's uplinks at 1 Gbit/s.
@@ -143,6 +147,7 @@ impl Fabric {
             salt: seed,
             coding,
             read: Vec::new(),
+            tenants: Tenants::default(),
             topology,
         };
         for host in 0..fabric.agents.len() {
@@ -189,8 +194,12 @@ impl Fabric {
             codecs: Codec::NAMED.iter().map(|(name, _)| told(name)).collect(),
             ..v1::Abilities::default()
         };
-        self.agents[host] = Agent { session: Some(session), ..Agent::default() };
+        let parts = std::mem::take(&mut self.agents[host].parts);
+        let running = parts.values().filter_map(|part| part.recipes.get(&part.epoch));
+        let running = running.map(|recipe| v1::Recipe { peers: Vec::new(), ..recipe.clone() }).collect();
+        self.agents[host] = Agent { session: Some(session), parts, ..Agent::default() };
         let hello = v1::Hello {
+            running,
             protocol_version: PROTOCOL_VERSION,
             host: format!("h{host}"),
             listen: format!("10.0.0.{}:4000", host + 1),
@@ -250,20 +259,6 @@ impl Fabric {
         *self.ids().difference(&before).next().expect("a communicator formed")
     }
 
-    /// A process on the host asks for its tenant's events.
-    pub(super) fn read(
-        &mut self,
-        host: usize,
-        request: u64,
-        tenant: &str,
-        from: Option<v1::EventCursor>,
-        wait: Duration,
-    ) {
-        let (tenant, wait_ns) = (tenant.to_owned(), wait.as_nanos() as u64);
-        let asked = v1::ReadEvents { request, tenant, from, wait_ns };
-        self.say(self.agents[host].session.unwrap(), from_agent::Message::ReadEvents(asked));
-    }
-
     /// The newest recipe that an agent has of a communicator.
     pub(super) fn recipe_of(&self, host: usize, id: u64) -> v1::Recipe {
         self.agents[host].parts[&id].recipes.last_key_value().unwrap().1.clone()
@@ -295,6 +290,7 @@ impl Fabric {
                         }
                     }
                     Output::Status(..) => {}
+                    Output::Keep(changes) => self.keep(&changes),
                     Output::Fact(fact) => {
                         if let Fact::EpochCurrent { communicator, epoch, .. } = &fact
                             && *epoch > 1
@@ -350,6 +346,8 @@ impl Fabric {
                 self.after(wait, Event::Say(session, Box::new(from_agent::Message::PathProbed(answer))));
             }
             Message::EventsRead(read) => self.read.push(read),
+            Message::Negotiated(answer) => self.tenants.negotiated.push(answer),
+            Message::IterationChoice(answer) => self.tenants.chosen.push(answer),
             Message::Refused(refused) => panic!("refused: {}", refused.reason),
             _ => {}
         }

@@ -49,6 +49,8 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         compression: true,
         direct: BTreeMap::new(),
         terms: BTreeMap::new(),
+        most_weight: 8,
+        tariff: harmonaize_disclose::Tariff::default(),
     }
 }
 
@@ -76,7 +78,7 @@ impl World {
                 Output::Send(session, message) => self.got.entry(session).or_default().push(message),
                 Output::End(session) => self.ended.push(session),
                 Output::Status(_, reply) => self.status.push(*reply),
-                Output::Fact(_) => {}
+                Output::Fact(_) | Output::Keep(_) => {}
             }
         }
     }

@@ -1,0 +1,328 @@
+//! Constraints, agreements and knobs between the words of tenants and those of this interface, for agents and control alike.
+
+use crate::v1::{self, budget::Lets};
+use harmonaize_abi::session::{
+    Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Knobs, Negotiated, OnFailure,
+    Priority, Reason, Record, Target,
+};
+use std::time::Duration;
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl From<&Budget> for v1::Budget {
+    fn from(budget: &Budget) -> Self {
+        let lets = match budget {
+            Budget::Exact => None,
+            Budget::Vnmse(most) => Some(Lets::Vnmse(*most)),
+            Budget::Codecs(names) => Some(Lets::Codecs(v1::CodecNames { names: names.clone() })),
+            Budget::MatchBf16 => Some(Lets::MatchBf16(true)),
+        };
+        Self { lets }
+    }
+}
+
+impl From<&v1::Budget> for Budget {
+    fn from(said: &v1::Budget) -> Self {
+        match &said.lets {
+            None | Some(Lets::MatchBf16(false)) => Self::Exact,
+            Some(Lets::Vnmse(most)) => Self::Vnmse(*most),
+            Some(Lets::Codecs(codecs)) => Self::Codecs(codecs.names.clone()),
+            Some(Lets::MatchBf16(true)) => Self::MatchBf16,
+        }
+    }
+}
+
+impl From<&Target> for v1::Target {
+    fn from(target: &Target) -> Self {
+        Self { bytes: target.bytes, p99_ns: nanos(target.p99) }
+    }
+}
+
+impl From<&v1::Target> for Target {
+    fn from(target: &v1::Target) -> Self {
+        Self { bytes: target.bytes, p99: Duration::from_nanos(target.p99_ns) }
+    }
+}
+
+impl From<&Constraints> for v1::Constraints {
+    fn from(constraints: &Constraints) -> Self {
+        let priority = match constraints.priority {
+            Priority::Low => v1::Priority::Low,
+            Priority::Normal => v1::Priority::Normal,
+            Priority::High => v1::Priority::High,
+        };
+        Self {
+            budget: constraints.budget.as_ref().map(Into::into),
+            completions: constraints.completions.iter().map(Into::into).collect(),
+            iteration: constraints.iteration.as_ref().map(Into::into),
+            priority: priority.into(),
+            weight: constraints.weight,
+            min_busbw: constraints.min_busbw,
+            no_aggregation: !constraints.aggregation,
+            go_on: constraints.on_failure == OnFailure::GoOn,
+            price_ceiling: constraints.price_ceiling,
+        }
+    }
+}
+
+impl From<&v1::Constraints> for Constraints {
+    fn from(said: &v1::Constraints) -> Self {
+        Self {
+            budget: said.budget.as_ref().map(Into::into),
+            completions: said.completions.iter().map(Into::into).collect(),
+            iteration: said.iteration.as_ref().map(Into::into),
+            priority: match said.priority() {
+                v1::Priority::Unspecified | v1::Priority::Normal => Priority::Normal,
+                v1::Priority::Low => Priority::Low,
+                v1::Priority::High => Priority::High,
+            },
+            weight: said.weight,
+            min_busbw: said.min_busbw,
+            aggregation: !said.no_aggregation,
+            on_failure: if said.go_on { OnFailure::GoOn } else { OnFailure::End },
+            price_ceiling: said.price_ceiling,
+        }
+    }
+}
+
+impl From<Clause> for v1::Clause {
+    fn from(clause: Clause) -> Self {
+        match clause {
+            Clause::Budget => Self::Budget,
+            Clause::Completion => Self::Completion,
+            Clause::Iteration => Self::Iteration,
+            Clause::Priority => Self::Priority,
+            Clause::Weight => Self::Weight,
+            Clause::Bandwidth => Self::Bandwidth,
+            Clause::Aggregation => Self::Aggregation,
+            Clause::OnFailure => Self::OnFailure,
+            Clause::Price => Self::Price,
+        }
+    }
+}
+
+impl v1::Clause {
+    /// As tenants are told it; none for one that is not known here.
+    pub fn told(self) -> Option<Clause> {
+        Some(match self {
+            Self::Unspecified => return None,
+            Self::Budget => Clause::Budget,
+            Self::Completion => Clause::Completion,
+            Self::Iteration => Clause::Iteration,
+            Self::Priority => Clause::Priority,
+            Self::Weight => Clause::Weight,
+            Self::Bandwidth => Clause::Bandwidth,
+            Self::Aggregation => Clause::Aggregation,
+            Self::OnFailure => Clause::OnFailure,
+            Self::Price => Clause::Price,
+        })
+    }
+}
+
+/// Clauses by number as tenants are told them; those that are not known here are left out.
+pub fn clauses(numbers: &[i32]) -> Vec<Clause> {
+    let known = numbers.iter().filter_map(|number| v1::Clause::try_from(*number).ok());
+    known.filter_map(v1::Clause::told).collect()
+}
+
+/// The other way.
+pub fn clause_numbers(clauses: &[Clause]) -> Vec<i32> {
+    clauses.iter().map(|clause| v1::Clause::from(*clause).into()).collect()
+}
+
+impl From<&Agreement> for v1::Agreement {
+    fn from(agreement: &Agreement) -> Self {
+        let Record { operations, late, busbw, breaches } = agreement.record;
+        Self {
+            number: agreement.number,
+            constraints: Some((&agreement.constraints).into()),
+            since_ns: agreement.since_ns,
+            price: agreement.price,
+            broken: clause_numbers(&agreement.broken),
+            record: Some(v1::Record { operations, late, busbw, breaches }),
+        }
+    }
+}
+
+impl From<&v1::Agreement> for Agreement {
+    fn from(told: &v1::Agreement) -> Self {
+        let v1::Record { operations, late, busbw, breaches } = told.record.unwrap_or_default();
+        Self {
+            number: told.number,
+            constraints: told.constraints.as_ref().map(Into::into).unwrap_or_default(),
+            since_ns: told.since_ns,
+            price: told.price,
+            broken: clauses(&told.broken),
+            record: Record { operations, late, busbw, breaches },
+        }
+    }
+}
+
+impl v1::Negotiated {
+    /// The answer to a question.
+    pub fn answer(request: u64, outcome: &Result<Negotiated, String>) -> Self {
+        let mut answer = Self { request, ..Self::default() };
+        match outcome {
+            Err(refused) => answer.refused.clone_from(refused),
+            Ok(Negotiated::Agreed(agreement)) => answer.agreement = Some(agreement.into()),
+            Ok(Negotiated::Refused { reasons, counter }) => {
+                let reason = |reason: &Reason| v1::Reason {
+                    clause: v1::Clause::from(reason.clause).into(),
+                    text: reason.text.clone(),
+                };
+                answer.reasons = reasons.iter().map(reason).collect();
+                answer.counter = counter.as_ref().map(Into::into);
+            }
+        }
+        answer
+    }
+
+    /// What it says, as tenants are told it.
+    pub fn outcome(self) -> Result<Negotiated, String> {
+        if !self.refused.is_empty() {
+            return Err(self.refused);
+        }
+        if let Some(agreement) = &self.agreement {
+            return Ok(Negotiated::Agreed(agreement.into()));
+        }
+        let reason = |reason: v1::Reason| Some(Reason { clause: reason.clause().told()?, text: reason.text });
+        let reasons = self.reasons.into_iter().filter_map(reason).collect();
+        Ok(Negotiated::Refused { reasons, counter: self.counter.as_ref().map(Into::into) })
+    }
+}
+
+impl v1::BeginIteration {
+    /// What is left to the provider.
+    pub fn knobs(&self) -> Knobs {
+        let checkpoint = self.checkpoint.map(|said| Checkpoint {
+            every: Duration::from_nanos(said.every_ns),
+            cost: Duration::from_nanos(said.cost_ns),
+            last: Duration::from_nanos(said.last_ns),
+        });
+        Knobs { accumulate: (self.accumulate_least, self.accumulate_most), checkpoint }
+    }
+
+    /// A question with these knobs.
+    pub fn of(request: u64, tenant: &str, communicator: String, knobs: &Knobs) -> Self {
+        let checkpoint = knobs.checkpoint.map(|Checkpoint { every, cost, last }| v1::Checkpoint {
+            every_ns: nanos(every),
+            cost_ns: nanos(cost),
+            last_ns: nanos(last),
+        });
+        Self {
+            request,
+            tenant: tenant.to_owned(),
+            communicator,
+            accumulate_least: knobs.accumulate.0,
+            accumulate_most: knobs.accumulate.1,
+            checkpoint,
+        }
+    }
+}
+
+impl v1::IterationChoice {
+    /// The answer to a question.
+    pub fn answer(request: u64, choice: Result<Choice, String>) -> Self {
+        match choice {
+            Err(refused) => Self { request, refused, ..Self::default() },
+            Ok(Choice { accumulate, checkpoint, because }) => {
+                let because = match because {
+                    Because::Usual | Because::Unknown => v1::Because::Usual,
+                    Because::Slow => v1::Because::Slow,
+                    Because::Maintenance => v1::Because::Maintenance,
+                    Because::Due => v1::Because::Due,
+                };
+                Self { request, refused: String::new(), accumulate, checkpoint, because: because.into() }
+            }
+        }
+    }
+
+    /// What it says, as tenants are told it.
+    pub fn choice(self) -> Result<Choice, String> {
+        let because = match self.because() {
+            v1::Because::Usual => Because::Usual,
+            v1::Because::Slow => Because::Slow,
+            v1::Because::Maintenance => Because::Maintenance,
+            v1::Because::Due => Because::Due,
+        };
+        match self.refused.is_empty() {
+            true => Ok(Choice { accumulate: self.accumulate, checkpoint: self.checkpoint, because }),
+            false => Err(self.refused),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn everything() -> Constraints {
+        Constraints::new()
+            .budget(Budget::Codecs(vec!["bf16".to_owned()]))
+            .p99(1 << 10, Duration::from_micros(50))
+            .p99(1 << 20, Duration::from_millis(5))
+            .iteration(1 << 30, Duration::from_secs(2))
+            .priority(Priority::High)
+            .weight(3)
+            .min_busbw(125_000_000)
+            .aggregation(false)
+            .on_failure(OnFailure::GoOn)
+            .price_ceiling(7)
+    }
+
+    #[test]
+    fn what_is_said_arrives() {
+        let exact = Constraints::new().budget(Budget::Exact).priority(Priority::Low);
+        for constraints in [everything(), exact, Constraints::new()] {
+            assert_eq!(Constraints::from(&v1::Constraints::from(&constraints)), constraints);
+        }
+        let all = [
+            Clause::Budget,
+            Clause::Completion,
+            Clause::Iteration,
+            Clause::Priority,
+            Clause::Weight,
+            Clause::Bandwidth,
+            Clause::Aggregation,
+            Clause::OnFailure,
+            Clause::Price,
+        ];
+        assert_eq!(clauses(&clause_numbers(&all)), all);
+        assert_eq!(clauses(&[0, 99, -1]), []);
+        let agreement = Agreement {
+            number: 2,
+            constraints: everything(),
+            since_ns: 5,
+            price: 6,
+            broken: vec![Clause::Bandwidth],
+            record: Record { operations: 1, late: 2, busbw: 3, breaches: 4 },
+        };
+        let reasons = vec![Reason { clause: Clause::Price, text: "dear".to_owned() }];
+        for outcome in [
+            Err("no".to_owned()),
+            Ok(Negotiated::Agreed(agreement)),
+            Ok(Negotiated::Refused { reasons: reasons.clone(), counter: Some(everything()) }),
+            Ok(Negotiated::Refused { reasons, counter: None }),
+        ] {
+            let answer = v1::Negotiated::answer(9, &outcome);
+            assert_eq!((answer.request, answer.outcome()), (9, outcome));
+        }
+    }
+
+    #[test]
+    fn knobs_and_choices_arrive() {
+        let second = Duration::from_secs(1);
+        let checkpoint = Some(Checkpoint { every: second * 60, cost: second, last: second * 7 });
+        for knobs in [Knobs { accumulate: (1, 8), checkpoint }, Knobs::default()] {
+            let asked = v1::BeginIteration::of(3, "a", "job".to_owned(), &knobs);
+            assert_eq!((asked.request, asked.knobs()), (3, knobs));
+        }
+        for because in [Because::Usual, Because::Slow, Because::Maintenance, Because::Due] {
+            let choice = Ok(Choice { accumulate: 4, checkpoint: true, because });
+            assert_eq!(v1::IterationChoice::answer(1, choice.clone()).choice(), choice);
+        }
+        assert_eq!(v1::IterationChoice::answer(1, Err("no".to_owned())).choice(), Err("no".to_owned()));
+    }
+}

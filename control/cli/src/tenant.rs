@@ -1,0 +1,367 @@
+//! What a tenant's people ask of the provider through the agent's socket for tenants: constraints and agreements, events, and how
+//! agreements were kept.
+
+mod show;
+
+pub(crate) use show::agreement_json;
+
+use crate::Failure;
+use clap::{Args, Subcommand, ValueEnum};
+use harmonaize_client::{
+    Access, AttachOptions, Budget, Client, Constraints, Error, EventCursor, Negotiated, OnFailure, Priority,
+};
+use harmonaize_planner::{Bytes, Nanos};
+use std::io::Write;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Examples of `tenant`.
+pub(crate) const HELP: &str = "\
+Examples:
+  harmonaize tenant constraints job                        what is promised, and what of it is not kept
+  harmonaize tenant constraints job --weight 2 --min-busbw 80MB/s
+  harmonaize tenant constraints serve --priority high --p99 64KiB=5ms --take
+  harmonaize tenant constraints job --iteration 1GiB=2s --price-ceiling 500000 --json
+  harmonaize tenant constraints job --none                 gives everything back
+  harmonaize tenant events                                 what has happened from now on, for a while
+  harmonaize tenant events --follow --json                 an object a line
+  harmonaize tenant receipts job                           how the agreement was kept
+
+The socket is that through which this tenant's processes attach: --socket, or HARMONAIZE_SOCKET. A proposal that is refused
+is answered with what could be had; --take takes that. An agreement ends with its communicator.";
+
+/// Most rounds of a negotiation with `--take`.
+const ROUNDS: usize = 4;
+
+/// What a tenant asks.
+#[derive(Args)]
+pub(crate) struct Tenant {
+    /// The agent's socket for this tenant.
+    #[arg(long, global = true, env = "HARMONAIZE_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Shows what is promised for a communicator, or proposes something else.
+    Constraints {
+        /// Its name.
+        communicator: String,
+        #[command(flatten)]
+        wanted: Wanted,
+        /// Take the counter-offer if there is one.
+        #[arg(long)]
+        take: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows the tenant's events.
+    Events {
+        /// Go on from here: what `--json` says as `cursor`.
+        #[arg(long, value_name = "FEED:NEXT")]
+        from: Option<Cursor>,
+        /// How long to wait for the first.
+        #[arg(long, value_name = "DURATION", default_value = "5s")]
+        wait: Nanos,
+        /// Go on for ever.
+        #[arg(long)]
+        follow: bool,
+        /// As JSON, an object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows how a communicator's agreement was kept.
+    Receipts {
+        /// Its name.
+        communicator: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// What is proposed; what is left out is the provider's choice.
+#[derive(Args)]
+struct Wanted {
+    /// Nothing: what was promised is given back.
+    #[arg(long)]
+    none: bool,
+    /// Operations of up to SIZE end within TIME in 99 of 100 cases; up to four times.
+    #[arg(long, value_name = "SIZE=TIME")]
+    p99: Vec<Target>,
+    /// An iteration's operations, SIZE together, take at most TIME together.
+    #[arg(long, value_name = "SIZE=TIME")]
+    iteration: Option<Target>,
+    /// Least bus bandwidth.
+    #[arg(long, value_name = "SIZE/s")]
+    min_busbw: Option<Busbw>,
+    /// Its share relative to others'.
+    #[arg(long, value_name = "N")]
+    weight: Option<u32>,
+    /// How much it matters.
+    #[arg(long)]
+    priority: Option<Level>,
+    /// What may be lost of tensors: exact, bf16, vnmse=0.01, or names of codecs separated by commas.
+    #[arg(long, value_name = "BUDGET")]
+    budget: Option<Loss>,
+    /// Nothing is to be summed on the way.
+    #[arg(long)]
+    no_aggregation: bool,
+    /// Go on without ranks that are lost.
+    #[arg(long)]
+    go_on: bool,
+    /// Most that it may cost an hour, in millionths of the provider's currency.
+    #[arg(long, value_name = "N")]
+    price_ceiling: Option<u64>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Level {
+    /// A quarter of the usual share.
+    Low,
+    /// The usual share.
+    Normal,
+    /// Four times the usual share.
+    High,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Target(u64, Duration);
+
+impl FromStr for Target {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (size, time) = text.split_once('=').ok_or("no SIZE=TIME, such as 64KiB=5ms")?;
+        let size: Bytes = size.parse().map_err(|error| format!("{error}"))?;
+        let time: Nanos = time.parse().map_err(|error| format!("{error}"))?;
+        Ok(Self(size.0, time.into()))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Busbw(u64);
+
+impl FromStr for Busbw {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let size = text.strip_suffix("/s").ok_or("no bandwidth, such as 80MB/s")?;
+        let size: Bytes = size.parse().map_err(|error| format!("{error}"))?;
+        Ok(Self(size.0))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Loss(Budget);
+
+impl FromStr for Loss {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self(match text {
+            "exact" => Budget::Exact,
+            "bf16" => Budget::MatchBf16,
+            text => match text.strip_prefix("vnmse=") {
+                Some(most) => Budget::Vnmse(most.parse().map_err(|_| format!("`{most}` is no number"))?),
+                None => Budget::Codecs(text.split(',').map(str::to_owned).collect()),
+            },
+        }))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Cursor(EventCursor);
+
+impl FromStr for Cursor {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once(':').and_then(|(feed, next)| {
+            Some(EventCursor { feed: u64::from_str_radix(feed, 16).ok()?, next: next.parse().ok()? })
+        });
+        parts.map(Self).ok_or_else(|| "no cursor, such as 5f3a9c1200000001:17".to_owned())
+    }
+}
+
+impl Wanted {
+    /// What is proposed, if anything is.
+    fn constraints(self) -> Option<Constraints> {
+        let mut wanted = Constraints::new();
+        for Target(bytes, p99) in self.p99 {
+            wanted = wanted.p99(bytes, p99);
+        }
+        if let Some(Target(bytes, p99)) = self.iteration {
+            wanted = wanted.iteration(bytes, p99);
+        }
+        wanted.min_busbw = self.min_busbw.map_or(0, |Busbw(least)| least);
+        wanted.weight = self.weight.unwrap_or(1);
+        wanted.priority = match self.priority {
+            Some(Level::Low) => Priority::Low,
+            None | Some(Level::Normal) => Priority::Normal,
+            Some(Level::High) => Priority::High,
+        };
+        wanted.budget = self.budget.map(|Loss(budget)| budget);
+        wanted.aggregation = !self.no_aggregation;
+        wanted.on_failure = if self.go_on { OnFailure::GoOn } else { OnFailure::End };
+        wanted.price_ceiling = self.price_ceiling;
+        let said = wanted != Constraints::new() || self.weight.is_some() || self.priority.is_some();
+        (self.none || said).then_some(wanted)
+    }
+}
+
+impl Tenant {
+    pub(crate) fn run(self) -> Result<String, Failure> {
+        let none = "which agent? say --socket PATH, or set HARMONAIZE_SOCKET";
+        let socket = self.socket.ok_or_else(|| Failure::Usage(none.to_owned()))?;
+        // Nothing is ever sent: the least that an attachment can be.
+        let options = AttachOptions {
+            access: Access::Mapped,
+            arena_bytes: 4096,
+            entries: 1,
+            ..AttachOptions::default()
+        };
+        let client = Client::attach(socket.clone(), options).map_err(|error| match error {
+            Error::Connect { source, .. } => {
+                Failure::NoSocket { socket: socket.display().to_string(), why: source.to_string() }
+            }
+            error => Failure::Refused(error.to_string()),
+        })?;
+        match self.action {
+            Action::Constraints { communicator, wanted, take, json } => {
+                constraints(&client, &communicator, wanted.constraints(), take, json)
+            }
+            Action::Events { from, wait, follow, json } => events(&client, from, wait.into(), follow, json),
+            Action::Receipts { communicator, json } => {
+                let agreement = client.agreement(&communicator).map_err(refused)?;
+                Ok(match json {
+                    true => format!("{:#}\n", show::receipt_json(&agreement)),
+                    false => show::receipt(&communicator, &agreement),
+                })
+            }
+        }
+    }
+}
+
+fn refused(error: Error) -> Failure {
+    match error {
+        Error::Agreement(text) if text.contains("no communicator") => Failure::NotFound(text),
+        error => Failure::Refused(error.to_string()),
+    }
+}
+
+fn constraints(
+    client: &Client,
+    communicator: &str,
+    wanted: Option<Constraints>,
+    take: bool,
+    json: bool,
+) -> Result<String, Failure> {
+    let outcome = match &wanted {
+        None => Negotiated::Agreed(client.agreement(communicator).map_err(refused)?),
+        Some(wanted) => {
+            let mut rounds = if take { ROUNDS } else { 0 };
+            let amend = |counter: &Constraints, _: &[_]| {
+                rounds = rounds.checked_sub(1)?;
+                Some(counter.clone())
+            };
+            client.negotiate(communicator, wanted, amend).map_err(refused)?
+        }
+    };
+    match outcome {
+        Negotiated::Agreed(agreement) => Ok(match json {
+            true => format!("{:#}\n", show::agreement_json(&agreement)),
+            false => show::agreement(communicator, &agreement),
+        }),
+        Negotiated::Refused { reasons, counter } if json => {
+            out(&format!("{:#}\n", show::refusal_json(&reasons, counter.as_ref())));
+            Err(Failure::Refused("not agreed on".to_owned()))
+        }
+        Negotiated::Refused { reasons, counter } => {
+            Err(Failure::Refused(show::refusal(&reasons, counter.as_ref())))
+        }
+    }
+}
+
+/// Writes to whoever reads; whether there is somebody. A reader that has seen enough, such as `head`, is no failure.
+fn out(text: &str) -> bool {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+}
+
+fn events(
+    client: &Client,
+    from: Option<Cursor>,
+    wait: Duration,
+    follow: bool,
+    json: bool,
+) -> Result<String, Failure> {
+    let mut events = client.events(from.map(|Cursor(from)| from));
+    loop {
+        let batch = events.read(wait).map_err(|error| Failure::Refused(error.to_string()))?;
+        let text = match json {
+            true => format!("{}\n", show::batch_json(&batch)),
+            false => show::batch(&batch),
+        };
+        if !follow {
+            return Ok(text);
+        }
+        if !out(&text) {
+            return Ok(String::new());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        tenant: Tenant,
+    }
+
+    fn wanted(line: &str) -> Option<Constraints> {
+        let line = Line::try_parse_from(line.split(' ')).unwrap();
+        match line.tenant.action {
+            Action::Constraints { wanted, .. } => wanted.constraints(),
+            _ => panic!("no constraints"),
+        }
+    }
+
+    #[test]
+    fn what_is_typed_is_what_is_proposed() {
+        let ms = Duration::from_millis(1);
+        assert_eq!(wanted("tenant constraints job"), None);
+        assert_eq!(wanted("tenant constraints job --none"), Some(Constraints::new()));
+        assert_eq!(wanted("tenant constraints job --weight 1"), Some(Constraints::new()));
+        let all = "tenant constraints job --p99 1MiB=20ms --p99 64KiB=5ms --iteration 1GiB=2s --min-busbw 80MB/s \
+            --weight 2 --priority high --budget vnmse=0.01 --no-aggregation --go-on --price-ceiling 7";
+        let expected = Constraints::new()
+            .p99(64 << 10, ms * 5)
+            .p99(1 << 20, ms * 20)
+            .iteration(1 << 30, ms * 2000)
+            .min_busbw(80_000_000)
+            .weight(2)
+            .priority(Priority::High)
+            .budget(Budget::Vnmse(0.01))
+            .aggregation(false)
+            .on_failure(OnFailure::GoOn)
+            .price_ceiling(7);
+        assert_eq!(wanted(all), Some(expected));
+        let codecs = wanted("tenant constraints job --budget int8,bf16").unwrap().budget;
+        assert_eq!(codecs, Some(Budget::Codecs(vec!["int8".to_owned(), "bf16".to_owned()])));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said_so() {
+        assert!("5ms".parse::<Target>().unwrap_err().contains("64KiB=5ms"));
+        assert!("64KiB=5".parse::<Target>().unwrap_err().contains("not a duration"));
+        assert!("80MB".parse::<Busbw>().unwrap_err().contains("80MB/s"));
+        assert!("vnmse=x".parse::<Loss>().unwrap_err().contains("`x`"));
+        assert!("7".parse::<Cursor>().is_err() && "x:1".parse::<Cursor>().is_err());
+        assert_eq!("ff:3".parse(), Ok(Cursor(EventCursor { feed: 255, next: 3 })));
+    }
+}

@@ -1,0 +1,338 @@
+//! Negotiation: whether what a tenant wants of a communicator can be promised; else why not, and what could be.
+//!
+//! What is told of the provider's fabric by that is a step of a ladder (twelve a decade) and no more: what is asked for is rounded
+//! up to one before anything is tried, so that whoever asks for ever more finds the step and not the rate, and all numbers of
+//! a counter-offer are steps too. Reasons name the tenant's own values, and of others only that they are there.
+//! A counter-offer, proposed while nothing else changes, is agreed on.
+
+use harmonaize_abi::session::{BUSBW, Clause, Constraints, OnFailure, Priority, Reason, TARGETS, Target};
+use std::time::Duration;
+
+/// Steps of a decade, E12 of IEC 60063.
+const STEPS: [u64; 12] = [10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82];
+
+/// A time is promised if it is predicted so many times shorter, for predictions know nothing of queues and processors.
+const TIME_MARGIN: f64 = 1.25;
+
+/// For a bus bandwidth so many times its rate is set aside: headers and acknowledgements travel too.
+const RATE_MARGIN: f64 = 1.1;
+
+/// What the provider charges an hour, in millionths of its currency.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tariff {
+    /// For each Gbit/s that is set aside at each host.
+    pub gbit_hour: u64,
+    /// For each usual share beyond the first.
+    pub share_hour: u64,
+}
+
+/// A share of the network in quarters of the usual one: what the planner weighs communicators by.
+pub fn quarters(constraints: &Constraints) -> u32 {
+    let priority = match constraints.priority {
+        Priority::Low => 1,
+        Priority::Normal => 4,
+        Priority::High => 16,
+    };
+    constraints.weight.saturating_mul(priority)
+}
+
+/// What the provider knows of a communicator and can do for it. Rates are bits a second that each host sends along a ring.
+pub struct House<'a> {
+    /// Its ranks.
+    pub ranks: u32,
+    /// Its hosts.
+    pub hosts: u32,
+    /// The largest weight for this tenant.
+    pub most_weight: u32,
+    /// Whether communicators go on without ranks that are lost.
+    pub goes_on: bool,
+    /// What it charges.
+    pub tariff: Tariff,
+    /// What its hosts could send at all.
+    pub line: f64,
+    /// Seconds that an operation of so many bytes takes at this rate, as predicted.
+    pub time: &'a dyn Fn(u64, f64) -> f64,
+    /// Whether this rate can be set aside for it, with these quarters of a share, beside all that is promised.
+    pub holds: &'a mut dyn FnMut(f64, u32) -> bool,
+}
+
+/// What comes of a proposal.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// It can be promised.
+    Promise {
+        /// What is to be set aside, bits a second that each host sends; 0 for nothing.
+        rate: f64,
+        /// What it costs an hour, in millionths of the provider's currency.
+        price: u64,
+    },
+    /// It cannot.
+    Refuse {
+        /// Why.
+        reasons: Vec<Reason>,
+        /// What can; none where the proposal makes no sense.
+        counter: Option<Box<Constraints>>,
+    },
+}
+
+/// Considers a proposal. Asks `holds` some ten times at most.
+pub fn negotiate(asked: &Constraints, house: &mut House<'_>) -> Outcome {
+    if let Err(reasons) = asked.check() {
+        return Outcome::Refuse { reasons, counter: None };
+    }
+    let mut talk = Talk { house, reasons: Vec::new(), counter: asked.clone() };
+    talk.what_is_offered();
+    talk.what_is_within_reach();
+    talk.what_is_paid_for();
+    let step = talk.what_is_free();
+    let Talk { house, reasons, counter } = talk;
+    match reasons.is_empty() {
+        true => {
+            let rate = step.map_or(0.0, |step| house.rate(step));
+            Outcome::Promise { rate, price: house.price(asked, rate) }
+        }
+        false => Outcome::Refuse { reasons, counter: Some(Box::new(counter)) },
+    }
+}
+
+/// A proposal that is looked at: what is wrong with it, and what it becomes without that.
+struct Talk<'t, 'h> {
+    house: &'t mut House<'h>,
+    reasons: Vec<Reason>,
+    counter: Constraints,
+}
+
+impl Talk<'_, '_> {
+    fn refuse(&mut self, clause: Clause, text: String) {
+        self.reasons.push(Reason { clause, text });
+    }
+
+    fn what_is_offered(&mut self) {
+        let most = self.house.most_weight;
+        if self.counter.weight > most {
+            self.refuse(
+                Clause::Weight,
+                format!("a weight of {}; this tenant has at most {most}", self.counter.weight),
+            );
+            self.counter.weight = most.max(1);
+        }
+        if self.counter.on_failure == OnFailure::GoOn && !self.house.goes_on {
+            let text = "communicators do not go on by themselves without ranks that are lost; they end, and can regroup";
+            self.refuse(Clause::OnFailure, text.to_owned());
+            self.counter.on_failure = OnFailure::End;
+        }
+    }
+
+    /// Takes out what no plan could ever reach.
+    fn what_is_within_reach(&mut self) {
+        let top = self.house.top();
+        let Some(top) = top.filter(|_| self.counter.wants_guarantee()) else {
+            self.without_guarantee(top.is_none(), "its hosts send too little");
+            return;
+        };
+        if self.counter.min_busbw > value(top) {
+            let text = format!(
+                "{} B/s of bus bandwidth; its hosts alone limit it to about {} B/s",
+                self.counter.min_busbw,
+                value(top)
+            );
+            self.refuse(Clause::Bandwidth, text);
+        }
+        let targets = self.counter.completions.iter().map(|target| (Clause::Completion, *target));
+        let targets = targets.chain(self.counter.iteration.map(|target| (Clause::Iteration, target)));
+        for (clause, Target { bytes, p99 }) in targets.collect::<Vec<_>>() {
+            if !self.house.reaches(&Target { bytes, p99 }, top) {
+                let best = self.house.promised_time(bytes, top);
+                let text = format!(
+                    "{bytes} B within {p99:?}; no plan for these ranks reaches less than about {best:?}"
+                );
+                self.refuse(clause, text);
+            }
+        }
+        self.relax(Some(top));
+    }
+
+    fn what_is_paid_for(&mut self) {
+        let Some(ceiling) = self.counter.price_ceiling else { return };
+        let share = self.house.price(&self.counter, 0.0);
+        if share > ceiling {
+            let text = format!(
+                "a ceiling of {ceiling} an hour; this share alone costs {share}, the usual one nothing"
+            );
+            self.refuse(Clause::Price, text);
+            self.counter.weight = 1;
+            self.counter.priority = self.counter.priority.min(Priority::Normal);
+        }
+        let Some(needed) = self.house.needed(&self.counter) else { return };
+        let asked = self.house.price(&self.counter, self.house.rate(needed));
+        if asked > ceiling {
+            let text = format!("a ceiling of {ceiling} an hour; what is asked for costs {asked}");
+            self.refuse(Clause::Price, text);
+            let price = |step: &usize| self.house.price(&self.counter, self.house.rate(*step));
+            let affordable = (0..needed).rev().find(|step| price(step) <= ceiling);
+            self.relax(affordable);
+        }
+    }
+
+    /// Tries what is left beside what others have been promised; the step that can be promised.
+    fn what_is_free(&mut self) -> Option<usize> {
+        let quarters = quarters(&self.counter);
+        let needed = self.house.needed(&self.counter)?;
+        if self.holds(needed, quarters) {
+            return Some(needed);
+        }
+        // The largest step below that holds: of two neighbours the lower does and the upper does not.
+        let (mut lower, mut upper) = (None, needed);
+        while let Some(middle) = match lower {
+            None if upper > 0 => Some(upper / 2),
+            Some(lower) if upper - lower > 1 => Some(lower + (upper - lower) / 2),
+            _ => None,
+        } {
+            match self.holds(middle, quarters) {
+                true => lower = Some(middle),
+                false => upper = middle,
+            }
+        }
+        let text = "not to be had beside what others are promised now";
+        let before = self.counter.clone();
+        self.relax(lower);
+        if before.min_busbw != self.counter.min_busbw {
+            self.refuse(Clause::Bandwidth, format!("{} B/s of bus bandwidth: {text}", before.min_busbw));
+        }
+        let lost = before.completions.iter().find(|target| !self.counter.completions.contains(target));
+        if let Some(Target { bytes, p99 }) = lost {
+            self.refuse(Clause::Completion, format!("{bytes} B within {p99:?}: {text}"));
+        }
+        if before.iteration != self.counter.iteration
+            && let Some(Target { bytes, p99 }) = before.iteration
+        {
+            self.refuse(Clause::Iteration, format!("an iteration's {bytes} B within {p99:?}: {text}"));
+        }
+        lower
+    }
+
+    fn holds(&mut self, step: usize, quarters: u32) -> bool {
+        let rate = self.house.rate(step);
+        (self.house.holds)(rate, quarters)
+    }
+
+    /// Nothing can be promised, if something was wanted.
+    fn without_guarantee(&mut self, refused: bool, why: &str) {
+        if refused && self.counter.wants_guarantee() {
+            self.refuse(Clause::Bandwidth, format!("nothing can be promised: {why}"));
+            self.relax(None);
+        }
+    }
+
+    /// Lessens all that is wanted to what a step gives; without one to nothing.
+    fn relax(&mut self, step: Option<usize>) {
+        let counter = &mut self.counter;
+        let Some(step) = step else {
+            (counter.min_busbw, counter.iteration) = (0, None);
+            counter.completions.clear();
+            return;
+        };
+        counter.min_busbw = counter.min_busbw.min(value(step));
+        let (house, longest) = (&self.house, TARGETS.1);
+        for target in counter.completions.iter_mut().chain(&mut counter.iteration) {
+            if !house.reaches(target, step) {
+                target.p99 = house.promised_time(target.bytes, step);
+            }
+        }
+        // Rounding must not make a smaller operation's target the longer one.
+        let mut least = Duration::ZERO;
+        for target in &mut counter.completions {
+            least = least.max(target.p99);
+            target.p99 = least;
+        }
+        counter.completions.retain(|target| target.p99 <= longest);
+        counter.iteration = counter.iteration.filter(|target| target.p99 <= longest);
+    }
+}
+
+impl House<'_> {
+    /// Bits a second that each host sends for a step of bus bandwidth, with what travels beside.
+    fn rate(&self, step: usize) -> f64 {
+        value(step) as f64 * 8.0 * RATE_MARGIN / self.busbw_of_rate()
+    }
+
+    /// Bus bandwidth over what a host sends: of several ranks on a host, one host's bytes are all of theirs.
+    fn busbw_of_rate(&self) -> f64 {
+        let part = |of: u32| 1.0 - 1.0 / f64::from(of.max(2));
+        part(self.ranks) / part(self.hosts)
+    }
+
+    /// The largest step that its hosts could send.
+    fn top(&self) -> Option<usize> {
+        let most = self.line / 8.0 / RATE_MARGIN * self.busbw_of_rate();
+        (0..steps()).rev().find(|step| value(*step) as f64 <= most * (1.0 + 1e-9))
+    }
+
+    /// Whether a target can be promised at a step.
+    fn reaches(&self, target: &Target, step: usize) -> bool {
+        let time = (self.time)(target.bytes, self.rate(step)) * TIME_MARGIN;
+        time <= target.p99.as_secs_f64() * (1.0 + 1e-9)
+    }
+
+    /// The time that can be promised at a step, rounded up to a step of its own.
+    fn promised_time(&self, bytes: u64, step: usize) -> Duration {
+        let nanos = (self.time)(bytes, self.rate(step)) * TIME_MARGIN * 1e9;
+        let micros = (nanos / 1e3).ceil().clamp(0.0, 1e15) as u64;
+        Duration::from_micros(rounded_up(micros))
+    }
+
+    /// The least step that gives all that is wanted; none where nothing is.
+    fn needed(&self, wanted: &Constraints) -> Option<usize> {
+        if !wanted.wants_guarantee() {
+            return None;
+        }
+        let targets = || wanted.completions.iter().chain(&wanted.iteration);
+        let enough = |step: usize| {
+            value(step) >= wanted.min_busbw && targets().all(|target| self.reaches(target, step))
+        };
+        // What is enough stays so with more.
+        let (mut lower, mut upper) = (0, steps());
+        while lower < upper {
+            let middle = lower + (upper - lower) / 2;
+            if enough(middle) { upper = middle } else { lower = middle + 1 }
+        }
+        Some(lower.min(steps() - 1))
+    }
+
+    /// What a share and a rate cost an hour.
+    fn price(&self, wanted: &Constraints, rate: f64) -> u64 {
+        let beyond = u64::from(quarters(wanted).saturating_sub(4));
+        let share = self.tariff.share_hour.saturating_mul(beyond) / 4;
+        let hosts = f64::from(self.hosts);
+        let guarantee = self.tariff.gbit_hour as f64 * rate / 1e9 * hosts;
+        share.saturating_add(guarantee.ceil().min(1e18) as u64)
+    }
+}
+
+/// How many steps there are, of bus bandwidth.
+fn steps() -> usize {
+    let decades = (BUSBW.1 / BUSBW.0).ilog10() as usize;
+    decades * STEPS.len() + 1
+}
+
+/// Bytes a second of a step.
+fn value(step: usize) -> u64 {
+    let mantissa = STEPS.get(step % STEPS.len()).copied().unwrap_or(10);
+    let decade = 10_u64.saturating_pow((step / STEPS.len()).min(18) as u32);
+    (BUSBW.0 / 10).saturating_mul(mantissa).saturating_mul(decade)
+}
+
+/// The next number of the ladder, from 10 up.
+fn rounded_up(number: u64) -> u64 {
+    let mut decade = 1_u64;
+    loop {
+        let step = STEPS.iter().map(|step| step.saturating_mul(decade)).find(|step| *step >= number);
+        match step {
+            Some(step) => return step,
+            None => decade = decade.saturating_mul(10),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! Negotiations with a provider of one link: what is promised fits, what is offered instead is agreed on, and what is told is coarse.
+
+use super::*;
+use proptest::prelude::*;
+
+const LINE: f64 = 1e9;
+
+/// The ring of n hosts: latency and bandwidth.
+fn ring(hosts: u32) -> impl Fn(u64, f64) -> f64 {
+    let hosts = f64::from(hosts);
+    move |bytes, rate| 2.0 * (hosts - 1.0) * (50e-6 + bytes as f64 * 8.0 / hosts / rate.max(1.0))
+}
+
+/// A provider that has `free` left; the outcome and what was tried.
+fn with(asked: &Constraints, hosts: u32, free: f64, tariff: Tariff) -> (Outcome, Vec<f64>) {
+    let mut tried = Vec::new();
+    let mut holds = |rate: f64, _: u32| {
+        tried.push(rate);
+        rate <= free
+    };
+    let (time, most_weight) = (ring(hosts), 8);
+    let mut house = House {
+        ranks: hosts,
+        hosts,
+        most_weight,
+        goes_on: false,
+        tariff,
+        line: LINE,
+        time: &time,
+        holds: &mut holds,
+    };
+    let outcome = negotiate(asked, &mut house);
+    (outcome, tried)
+}
+
+fn outcome(asked: &Constraints, free: f64) -> Outcome {
+    with(asked, 4, free, Tariff::default()).0
+}
+
+fn clauses(outcome: &Outcome) -> Vec<Clause> {
+    match outcome {
+        Outcome::Promise { .. } => Vec::new(),
+        Outcome::Refuse { reasons, .. } => reasons.iter().map(|reason| reason.clause).collect(),
+    }
+}
+
+fn counter(outcome: Outcome) -> Constraints {
+    match outcome {
+        Outcome::Refuse { counter: Some(counter), .. } => *counter,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_ladder_climbs_and_covers_all_rates() {
+    let all: Vec<u64> = (0..steps()).map(value).collect();
+    assert_eq!((all[0], all[1], all[12], *all.last().unwrap()), (BUSBW.0, 1_200, 10_000, BUSBW.1));
+    assert!(all.is_sorted_by(|one, other| one < other && *other as f64 <= *one as f64 * 1.26));
+    assert_eq!([0, 10, 11, 82, 83, 1001].map(rounded_up), [10, 10, 12, 82, 100, 1200]);
+}
+
+#[test]
+fn nothing_costs_nothing_and_is_promised() {
+    let promise = Outcome::Promise { rate: 0.0, price: 0 };
+    assert_eq!(with(&Constraints::new(), 4, 0.0, Tariff { gbit_hour: 5, share_hour: 5 }), (promise, vec![]));
+}
+
+#[test]
+fn what_is_promised_is_enough_and_as_much_as_a_step_more() {
+    let asked = Constraints::new().min_busbw(40_000_000);
+    let Outcome::Promise { rate, .. } = outcome(&asked, LINE) else { panic!("refused") };
+    // 47 MB/s is the next step, and 4 ranks on 4 hosts send what the bus bandwidth says.
+    assert!((rate / (47e6 * 8.0 * RATE_MARGIN) - 1.0).abs() < 1e-9, "{rate}");
+    let asked = Constraints::new().p99(4 << 20, Duration::from_millis(200));
+    let Outcome::Promise { rate, .. } = outcome(&asked, LINE) else { panic!("refused") };
+    let time = ring(4)(4 << 20, rate);
+    assert!(time * TIME_MARGIN <= 0.2 && time * TIME_MARGIN >= 0.2 / 1.35, "{time} s at {rate}");
+}
+
+#[test]
+fn what_no_plan_can_reach_is_refused_with_what_one_can() {
+    let asked = Constraints::new().p99(64 << 20, Duration::from_millis(1)).min_busbw(2_000_000_000);
+    let refused = outcome(&asked, LINE);
+    assert_eq!(clauses(&refused), [Clause::Bandwidth, Clause::Completion]);
+    let counter = counter(refused);
+    assert_eq!(counter.min_busbw, 100_000_000);
+    assert!(counter.completions[0].p99 > Duration::from_millis(800), "{counter:?}");
+    assert!(matches!(outcome(&counter, LINE), Outcome::Promise { .. }));
+}
+
+#[test]
+fn weights_and_policies_that_are_not_offered_come_back_as_they_are() {
+    let asked = Constraints::new().weight(20).on_failure(OnFailure::GoOn);
+    let refused = outcome(&asked, LINE);
+    assert_eq!(clauses(&refused), [Clause::Weight, Clause::OnFailure]);
+    assert_eq!(counter(refused), Constraints::new().weight(8));
+}
+
+#[test]
+fn a_ceiling_buys_what_it_buys() {
+    let tariff = Tariff { gbit_hour: 1_000_000, share_hour: 100 };
+    let asked = Constraints::new().min_busbw(47_000_000).price_ceiling(900_000);
+    let (refused, _) = with(&asked, 4, LINE, tariff);
+    assert_eq!(clauses(&refused), [Clause::Price]);
+    let counter = counter(refused);
+    let (Outcome::Promise { price, .. }, _) = with(&counter, 4, LINE, tariff) else { panic!("{counter:?}") };
+    assert!(counter.min_busbw < 47_000_000 && price <= 900_000 && price > 600_000, "{counter:?}: {price}");
+    // Not even the share.
+    let dear = Constraints::new().priority(Priority::High).weight(4).price_ceiling(10);
+    let (refused, _) = with(&dear, 4, LINE, tariff);
+    assert_eq!(clauses(&refused), [Clause::Price]);
+    let Outcome::Refuse { counter: Some(counter), .. } = refused else { panic!() };
+    assert!(matches!(with(&counter, 4, LINE, tariff).0, Outcome::Promise { price: 0, .. }));
+}
+
+#[test]
+fn what_makes_no_sense_has_no_counter_offer() {
+    let asked = Constraints::new().priority(Priority::Low).min_busbw(1_000_000);
+    let Outcome::Refuse { reasons, counter: None } = outcome(&asked, LINE) else { panic!("promised") };
+    assert_eq!(reasons.len(), 1);
+}
+
+fn constraints() -> impl Strategy<Value = Constraints> {
+    let target = (1_u64..1 << 26, 20_u64..5_000_000);
+    let priorities = prop_oneof![Just(Priority::Normal), Just(Priority::High)];
+    (
+        proptest::collection::vec(target.clone(), 0..3),
+        proptest::option::of(target),
+        priorities,
+        1_u32..20,
+        prop_oneof![Just(0), 1_000_u64..1_000_000_000],
+        any::<bool>(),
+        proptest::option::of(0_u64..3_000_000),
+    )
+        .prop_map(|(targets, iteration, priority, weight, busbw, go_on, ceiling)| {
+            let mut wanted = Constraints::new().priority(priority).weight(weight).min_busbw(busbw);
+            for (bytes, micros) in targets {
+                wanted = wanted.p99(bytes, Duration::from_micros(micros));
+            }
+            wanted.iteration =
+                iteration.map(|(bytes, micros)| Target { bytes, p99: Duration::from_micros(micros) });
+            wanted.on_failure = if go_on { OnFailure::GoOn } else { OnFailure::End };
+            wanted.price_ceiling = ceiling;
+            wanted
+        })
+}
+
+proptest! {
+    /// Taking each counter-offer ends in an agreement in the second round, that fits what is free and costs no more than said.
+    #[test]
+    fn negotiation_ends_and_never_promises_more_than_there_is(
+        asked in constraints(),
+        hosts in 2_u32..9,
+        free in prop_oneof![Just(0.0), 1e4..1.2e9_f64],
+    ) {
+        let tariff = Tariff { gbit_hour: 500_000, share_hour: 100_000 };
+        let sensible = asked.check().is_ok();
+        let mut wanted = asked;
+        for round in 0.. {
+            prop_assert!(round < 2, "a counter-offer was refused: {wanted:?}");
+            let (outcome, tried) = with(&wanted, hosts, free, tariff);
+            prop_assert!(tried.len() <= 12, "{} tries", tried.len());
+            match outcome {
+                Outcome::Promise { rate, price } => {
+                    prop_assert!(rate <= free.min(LINE));
+                    prop_assert!(wanted.price_ceiling.is_none_or(|ceiling| price <= ceiling));
+                    for target in wanted.completions.iter().chain(&wanted.iteration) {
+                        prop_assert!(ring(hosts)(target.bytes, rate) <= target.p99.as_secs_f64());
+                    }
+                    break;
+                }
+                Outcome::Refuse { counter: None, .. } => {
+                    prop_assert!(!sensible);
+                    break;
+                }
+                Outcome::Refuse { counter: Some(counter), reasons } => {
+                    prop_assert!(sensible && !reasons.is_empty());
+                    wanted = *counter;
+                }
+            }
+        }
+    }
+
+    /// Whatever is asked, whether it is promised depends on what is free by the step alone.
+    #[test]
+    fn what_is_free_is_told_by_the_step(asked in 1_000_u64..120_000_000, free in 1e4..1e9_f64) {
+        let step = (0..steps()).find(|step| value(*step) >= asked).unwrap();
+        let same = |asked| matches!(outcome(&Constraints::new().min_busbw(asked), free), Outcome::Promise { .. });
+        prop_assert_eq!(same(asked), same(value(step)));
+    }
+}

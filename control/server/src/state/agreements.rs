@@ -1,0 +1,444 @@
+//! What tenants are promised: proposals are considered against what is promised already, agreements are stored before they are
+//! in effect and answered, kept by every plan, and watched.
+//!
+//! An agreement is of one communicator, and ends with it. Any process of the tenant may propose: what its agent says of whose process
+//! it is is believed, as with joins.
+
+use super::communicator::Communicator;
+use super::decisions::Trigger;
+use super::{Fact, SessionId, State};
+use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
+use harmonaize_api::v1::{self, to_agent};
+use harmonaize_codec::Budget;
+use harmonaize_disclose::{Fact as Told, House, Outcome, Watch, choose, negotiate, quarters};
+use harmonaize_planner::{HostId, Job, Rate, Reach, delays, line_rate};
+use harmonaize_store::{Agreement as Stored, Change};
+use prost::Message;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Most of a link's rate that is promised: others, and what is no tenant's, are never without.
+const PART: f64 = 0.9;
+
+/// A plan gives what is promised if it lacks no more than this part of it.
+const LACKS: f64 = 1e-3;
+
+/// Proposals of a tenant for one communicator, and for all together, within [`PER`].
+const MOST_PROPOSALS: (usize, usize) = (8, 128);
+
+/// See [`MOST_PROPOSALS`].
+const PER: Duration = Duration::from_secs(60);
+
+/// What running communicators would have to change for is looked at where all together have so many participants at most: with more,
+/// only what can be had as they run.
+const MOST_MOVED: usize = 256;
+
+/// Most operations of a communicator of which not all agents have told.
+const MOST_GATHERED: usize = 64;
+
+/// All agreements.
+#[derive(Debug, Default)]
+pub(super) struct Agreements {
+    /// By communicator.
+    kept: BTreeMap<u64, Kept>,
+    /// Those that are being stored.
+    pending: BTreeMap<u64, Pending>,
+    /// When a tenant proposed lately, for which communicator.
+    proposed: BTreeMap<String, VecDeque<(Duration, u64)>>,
+    /// From an earlier start, of communicators that have not come back yet.
+    stored: BTreeMap<u64, Stored>,
+}
+
+/// An agreement.
+#[derive(Debug)]
+struct Kept {
+    number: u64,
+    since_ns: u64,
+    constraints: Constraints,
+    /// Set aside: what each host can send to the next at least.
+    rate: Rate,
+    price: u64,
+    watch: Watch,
+    gathered: BTreeMap<u64, Gathered>,
+}
+
+/// An agreement that is not in effect yet.
+#[derive(Debug)]
+struct Pending {
+    to: SessionId,
+    request: u64,
+    kept: Kept,
+}
+
+/// What agents have told of one operation.
+#[derive(Debug, Default)]
+struct Gathered {
+    agents: usize,
+    bytes: u64,
+    called: u64,
+    ended: u64,
+}
+
+impl Agreements {
+    /// Takes up what an earlier start left.
+    pub(super) fn restore(&mut self, stored: BTreeMap<u64, Stored>) {
+        self.stored = stored;
+    }
+
+    /// A communicator's share, in quarters of the usual one.
+    pub(super) fn quarters(&self, id: u64) -> u32 {
+        self.kept.get(&id).map_or(4, |kept| quarters(&kept.constraints))
+    }
+
+    /// What is set aside for a communicator, or will be once it is stored.
+    pub(super) fn promised(&self, id: u64) -> Rate {
+        let pending = self.pending.get(&id).map(|pending| pending.kept.rate);
+        self.kept.get(&id).map(|kept| kept.rate).max(pending).unwrap_or_default()
+    }
+
+    /// Whether a communicator's operations may be summed on the way, as far as its tenant is concerned.
+    pub(super) fn aggregates(&self, id: u64) -> bool {
+        self.kept.get(&id).is_none_or(|kept| kept.constraints.aggregation)
+    }
+
+    /// What a tenant is told, and operators.
+    pub(super) fn told(&self, id: u64) -> Agreement {
+        self.kept.get(&id).map_or_else(Agreement::default, |kept| Agreement {
+            number: kept.number,
+            constraints: kept.constraints.clone(),
+            since_ns: kept.since_ns,
+            price: kept.price,
+            broken: kept.watch.broken().iter().copied().collect(),
+            record: kept.watch.record(),
+        })
+    }
+
+    /// Takes note of a proposal; when the next one may come, if this is one too many.
+    fn proposes(&mut self, now: Duration, tenant: &str, id: u64) -> Result<(), Duration> {
+        let lately = self.proposed.entry(tenant.to_owned()).or_default();
+        lately.retain(|(at, _)| now.saturating_sub(*at) < PER);
+        let of_one = lately.iter().filter(|(_, of)| *of == id);
+        let again = |at: Duration| at.saturating_add(PER).saturating_sub(now);
+        let (most, most_of_all) = MOST_PROPOSALS;
+        let first_of_one = of_one.clone().next().filter(|_| of_one.count() >= most);
+        let first_of_all = lately.front().filter(|_| lately.len() >= most_of_all);
+        match first_of_one.or(first_of_all) {
+            Some((at, _)) => Err(again(*at)),
+            None => {
+                lately.push_back((now, id));
+                Ok(())
+            }
+        }
+    }
+}
+
+impl State {
+    /// A process of a tenant proposes, or asks.
+    pub(super) fn negotiate(&mut self, now: Duration, from: SessionId, asked: v1::Negotiate) {
+        let request = asked.request;
+        if let Some(outcome) = self.considered(now, from, &asked) {
+            self.negotiated(from, request, &outcome);
+        }
+    }
+
+    fn negotiated(&mut self, to: SessionId, request: u64, outcome: &Result<Negotiated, String>) {
+        self.send(to, to_agent::Message::Negotiated(v1::Negotiated::answer(request, outcome)));
+    }
+
+    /// The tenant's communicator of this name that runs: the latest, where an older one still ends.
+    fn named(&self, tenant: &str, name: &str) -> Result<u64, String> {
+        if !self.settings.tenants.iter().any(|known| known == tenant) {
+            return Err("the provider does not know this tenant".to_owned());
+        }
+        let runs = |known: &Communicator| known.tenant == tenant && known.name == name && known.epoch != 0;
+        let found = self.communicators.iter().rev().find(|(_, known)| runs(known));
+        let name: String = name.chars().take(80).collect();
+        found
+            .map(|(id, _)| *id)
+            .ok_or_else(|| format!("no communicator `{name}` of this tenant runs; join it first"))
+    }
+
+    /// What comes of a proposal at once; none if it is to be stored first.
+    fn considered(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        asked: &v1::Negotiate,
+    ) -> Option<Result<Negotiated, String>> {
+        let id = match self.named(&asked.tenant, &asked.communicator) {
+            Ok(id) => id,
+            Err(refused) => return Some(Err(refused)),
+        };
+        let Some(propose) = &asked.propose else {
+            return Some(Ok(Negotiated::Agreed(self.agreements.told(id))));
+        };
+        if self.agreements.pending.contains_key(&id) {
+            return Some(Err("a proposal for it is being written down; propose again after it".to_owned()));
+        }
+        if let Err(wait) = self.agreements.proposes(now, &asked.tenant, id) {
+            let (seconds, (one, all)) = (wait.as_secs() + 1, MOST_PROPOSALS);
+            return Some(Err(format!(
+                "too many proposals: {one} for a communicator and {all} of a tenant are possible in {PER:?}; the next in {seconds} s"
+            )));
+        }
+        let wanted = Constraints::from(propose);
+        let refused = |reasons, counter| Some(Ok(Negotiated::Refused { reasons, counter }));
+        if let Some(Err(error)) = wanted.budget.as_ref().map(Budget::try_from) {
+            return refused(vec![Reason { clause: Clause::Budget, text: error.to_string() }], None);
+        }
+        match self.consider_proposal(now, id, &wanted) {
+            Outcome::Refuse { reasons, counter } => refused(reasons, counter.map(|counter| *counter)),
+            Outcome::Promise { rate, price } => {
+                self.store_agreement(
+                    now,
+                    (from, asked.request),
+                    id,
+                    wanted,
+                    (Rate(rate.ceil() as u64), price),
+                );
+                None
+            }
+        }
+    }
+
+    /// Whether a proposal can be promised beside all that is.
+    fn consider_proposal(&mut self, now: Duration, id: u64, wanted: &Constraints) -> Outcome {
+        self.ports.refresh(self.settings.paths as usize);
+        let state = &*self;
+        let Some(known) = state.communicators.get(&id) else {
+            return Outcome::Refuse { reasons: Vec::new(), counter: None };
+        };
+        let topology = &state.settings.topology;
+        let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+        let ring: Vec<HostId> =
+            known.order.iter().filter_map(|at| hosts.get(*at as usize)).copied().collect();
+        let (delay, hop) = delays(topology, &ring);
+        let chunk = known.tuning.chunk;
+        let time = |bytes: u64, rate: f64| {
+            let rate = Rate(rate as u64);
+            let reach = Reach { hosts: hosts.len() as u32, delay, hop, direct: rate, ring: rate, chunk };
+            reach.fastest(harmonaize_planner::Bytes(bytes))
+        };
+        let jobs = state.jobs(now);
+        let mut holds = |rate: f64, quarters: u32| state.holds(&jobs, id, rate, quarters);
+        let mut house = House {
+            ranks: known.ranks,
+            hosts: hosts.len() as u32,
+            most_weight: if state.settings.replan { state.settings.most_weight } else { 1 },
+            goes_on: false,
+            tariff: state.settings.tariff,
+            line: line_rate(topology, &hosts).0 as f64 * PART,
+            time: &time,
+            holds: &mut holds,
+        };
+        negotiate(wanted, &mut house)
+    }
+
+    /// Whether a communicator can be promised so much, so that everybody still has what was promised: with all communicators as they
+    /// run, or else with a plan that changes some.
+    fn holds(&self, jobs: &[Job], id: u64, rate: f64, quarters: u32) -> bool {
+        if !self.settings.replan {
+            return false;
+        }
+        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+        let with_margin = |rate: Rate| Rate((rate.0 as f64 / PART) as u64);
+        let mut wanted = jobs.to_vec();
+        for job in &mut wanted {
+            job.promised = with_margin(job.promised);
+        }
+        // What is not kept as things are is nobody's reason to be refused.
+        let kept = |jobs: &[Job]| -> Option<Vec<bool>> {
+            let plan = self.checked(jobs, &conditions).ok()?;
+            let each = jobs.iter().zip(&plan.assignments);
+            let has = |(job, part): (&Job, &harmonaize_planner::Assignment)| {
+                part.share.0 as f64 >= job.promised.0 as f64 * (1.0 - LACKS)
+            };
+            Some(each.map(has).collect())
+        };
+        let fixed = |jobs: &[Job]| -> Vec<Job> {
+            jobs.iter().map(|job| Job { movable: false, ..job.clone() }).collect()
+        };
+        let Some(before) = kept(&fixed(&wanted)) else { return false };
+        for job in wanted.iter_mut().filter(|job| job.communicator == id) {
+            (job.promised, job.weight) = (with_margin(Rate(rate.ceil() as u64)), quarters);
+        }
+        let enough = |after: Option<Vec<bool>>| {
+            after.is_some_and(|after| {
+                let each = wanted.iter().zip(before.iter().zip(after));
+                each.into_iter().all(|(job, (before, after))| after || !before && job.communicator != id)
+            })
+        };
+        let members: usize = wanted.iter().map(|job| job.hosts.len()).sum();
+        enough(kept(&fixed(&wanted))) || members <= MOST_MOVED && enough(kept(&wanted))
+    }
+
+    fn store_agreement(
+        &mut self,
+        now: Duration,
+        (to, request): (SessionId, u64),
+        id: u64,
+        constraints: Constraints,
+        (rate, price): (Rate, u64),
+    ) {
+        let Some(known) = self.communicators.get(&id) else { return };
+        let before = self.agreements.kept.get(&id);
+        let mut watch = Watch::new(constraints.clone(), known.ranks);
+        if let Some(before) = before {
+            watch = watch.follows(&before.watch);
+        }
+        let number = before.map_or(0, |before| before.number) + 1;
+        let since_ns = self.operator.realtime(now);
+        let record = Stored {
+            communicator: id,
+            number,
+            since_ns,
+            constraints: v1::Constraints::from(&constraints).encode_to_vec(),
+            rate_bits: rate.0,
+            price,
+        };
+        let kept = Kept { number, since_ns, constraints, rate, price, watch, gathered: BTreeMap::new() };
+        self.agreements.pending.insert(id, Pending { to, request, kept });
+        self.outputs.push(super::Output::Keep(vec![Change::Agreement(record)]));
+    }
+
+    /// An agreement is stored: it is in effect, and its tenant told.
+    pub(super) fn agreed(&mut self, now: Duration, record: &Stored) {
+        let id = record.communicator;
+        let Some(Pending { to, request, kept }) = self.agreements.pending.remove(&id) else { return };
+        let Some(known) = self.communicators.get(&id) else { return };
+        let (tenant, name, number) = (known.tenant.clone(), known.name.clone(), kept.number);
+        let promise =
+            format!("{} of a share, {} set aside", f64::from(quarters(&kept.constraints)) / 4.0, kept.rate);
+        let budget = kept.constraints.budget.as_ref().and_then(|said| Budget::try_from(said).ok());
+        self.agreements.kept.insert(id, kept);
+        self.fact(Fact::Agreed { communicator: id, tenant, name, number, promise });
+        if let Some(budget) = budget.filter(|budget| !self.has_budget(id, budget)) {
+            self.agree_on_budget(now, id, budget);
+        }
+        self.want_plan(Trigger::Agreement);
+        self.judge_agreement(now, id);
+        let told = self.agreements.told(id);
+        self.negotiated(to, request, &Ok(Negotiated::Agreed(told)));
+    }
+
+    /// What was to be stored could not be: it is not in effect.
+    pub fn not_kept(&mut self, changes: &[Change]) {
+        for change in changes {
+            if let Change::Agreement(record) = change
+                && let Some(pending) = self.agreements.pending.remove(&record.communicator)
+            {
+                let why =
+                    "the provider could not write it down; what was agreed on before still is".to_owned();
+                self.negotiated(pending.to, pending.request, &Err(why));
+            }
+        }
+    }
+
+    /// A communicator is over, and what was promised for it.
+    pub(super) fn end_agreement(&mut self, id: u64) {
+        let pending = self.agreements.pending.remove(&id);
+        if let Some(Pending { to, request, .. }) = &pending {
+            self.negotiated(*to, *request, &Err("the communicator has ended".to_owned()));
+        }
+        let kept = self.agreements.kept.remove(&id);
+        if kept.is_some() || pending.is_some() {
+            self.outputs.push(super::Output::Keep(vec![Change::NoAgreement(id)]));
+        }
+    }
+
+    /// A communicator that outlived a restart of control gets back what it was promised.
+    pub(super) fn take_up_agreement(&mut self, id: u64) {
+        let Some(stored) = self.agreements.stored.remove(&id) else { return };
+        let Some(known) = self.communicators.get(&id) else { return };
+        let Stored { number, since_ns, rate_bits, price, .. } = stored;
+        let said = v1::Constraints::decode(stored.constraints.as_slice()).unwrap_or_default();
+        let constraints = Constraints::from(&said);
+        let watch = Watch::new(constraints.clone(), known.ranks);
+        let (rate, gathered) = (Rate(rate_bits), BTreeMap::new());
+        let kept = Kept { number, since_ns, constraints, rate, price, watch, gathered };
+        self.agreements.kept.insert(id, kept);
+        self.want_plan(Trigger::Agreement);
+    }
+
+    /// An iteration of a tenant's job begins.
+    pub(super) fn begin_iteration(&mut self, now: Duration, from: SessionId, asked: &v1::BeginIteration) {
+        let knobs = asked.knobs();
+        let clock = self.events_clock(now);
+        let choice = match (self.named(&asked.tenant, &asked.communicator), knobs.check()) {
+            (Err(refused), _) => Err(refused),
+            (_, Err(error)) => Err(error.to_string()),
+            (Ok(id), Ok(())) => Ok(choose(&knobs, &self.feed(&asked.tenant).standing(id), clock)),
+        };
+        let answer = v1::IterationChoice::answer(asked.request, choice);
+        self.send(from, to_agent::Message::IterationChoice(answer));
+    }
+
+    /// An agent told of an operation: once all have, it is known what it took from its last rank's call.
+    pub(super) fn watch_operation(&mut self, now: Duration, told: &v1::Operation) {
+        let id = told.communicator;
+        let Some(agents) = self.communicators.get(&id).map(|known| known.members.len()) else { return };
+        let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
+        let called = told.ranks.iter().map(|rank| rank.called_ns);
+        let ended = told.ranks.iter().map(|rank| rank.ended_ns);
+        if told.ranks.iter().any(|rank| rank.failed || rank.called_ns == 0 || rank.ended_ns == 0) {
+            return;
+        }
+        let gathered = kept.gathered.entry(told.operation).or_default();
+        gathered.agents += 1;
+        gathered.bytes = told.bytes;
+        gathered.called = gathered.called.max(called.max().unwrap_or(0));
+        gathered.ended = gathered.ended.max(ended.max().unwrap_or(0));
+        if gathered.agents >= agents {
+            let (bytes, took) = (gathered.bytes, gathered.ended.saturating_sub(gathered.called));
+            kept.gathered.remove(&told.operation);
+            kept.watch.operation(now, bytes, Duration::from_nanos(took));
+            self.judge_agreement(now, id);
+        } else if kept.gathered.len() > MOST_GATHERED {
+            kept.gathered.pop_first();
+        }
+    }
+
+    /// A plan may give a communicator more or less than it was promised.
+    pub(super) fn watch_plan(&mut self, now: Duration, id: u64) {
+        let Some(plan) = self.communicators.get(&id).and_then(|known| known.plan.as_ref()) else { return };
+        let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
+        kept.watch.planned((plan.share.0 as f64) < kept.rate.0 as f64 * (1.0 - LACKS));
+        self.judge_agreement(now, id);
+    }
+
+    fn judge_agreement(&mut self, now: Duration, id: u64) {
+        let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
+        let number = kept.number;
+        let (broken, changed) = kept.watch.judge(now);
+        if !changed {
+            return;
+        }
+        let broken = broken.clone();
+        if let Some(known) = self.communicators.get(&id) {
+            let (tenant, name) = (known.tenant.clone(), known.name.clone());
+            let broken = broken.iter().map(|clause| format!("{clause:?}").to_lowercase()).collect();
+            self.fact(Fact::AgreementBroken { communicator: id, tenant, name, number, broken });
+        }
+        self.note(now, id, Told::Agreement { broken });
+    }
+
+    /// When [`State::expire_agreements`] has something to do.
+    pub(super) fn agreements_deadline(&self) -> Option<Duration> {
+        let stored = (!self.agreements.stored.is_empty()).then_some(self.settings.recovery_timeout);
+        self.agreements.kept.values().filter_map(|kept| kept.watch.due()).chain(stored).min()
+    }
+
+    /// Judges what has become old, and forgets what was promised to those that did not come back.
+    pub(super) fn expire_agreements(&mut self, now: Duration) {
+        let due = |kept: &Kept| kept.watch.due().is_some_and(|at| at <= now);
+        let due = self.agreements.kept.iter().filter(|(_, kept)| due(kept)).map(|(id, _)| *id);
+        for id in due.collect::<Vec<_>>() {
+            self.judge_agreement(now, id);
+        }
+        if now >= self.settings.recovery_timeout && !self.agreements.stored.is_empty() {
+            let lost = std::mem::take(&mut self.agreements.stored);
+            let changes = lost.into_keys().map(Change::NoAgreement).collect();
+            self.outputs.push(super::Output::Keep(changes));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Tenants' processes on the fabric: what they ask of control, what they are answered, and what control keeps of it.
+
+use super::Fabric;
+use crate::state::State;
+use harmonaize_abi::session::{Agreement, Constraints, Knobs, Negotiated};
+use harmonaize_api::v1::{self, from_agent};
+use harmonaize_store::{Change, Stored};
+use std::time::Duration;
+
+/// What tenants' processes were told, and what control has had stored.
+#[derive(Debug, Default)]
+pub(in crate::state::tests) struct Tenants {
+    /// Who negotiated was answered this, in order.
+    pub negotiated: Vec<v1::Negotiated>,
+    /// What was chosen for iterations, in order.
+    pub chosen: Vec<v1::IterationChoice>,
+    pub stored: Stored,
+    /// Whether nothing can be stored.
+    pub disk_full: bool,
+    /// Whether what is to be stored is on its way for ever.
+    pub disk_slow: bool,
+}
+
+impl Fabric {
+    /// Control has something stored.
+    pub(super) fn keep(&mut self, changes: &[Change]) {
+        if self.tenants.disk_slow {
+            return;
+        }
+        if self.tenants.disk_full {
+            return self.state.not_kept(changes);
+        }
+        changes.iter().for_each(|change| self.tenants.stored.apply(change));
+        self.state.carry_out(self.now, changes);
+    }
+
+    /// Control has started anew, and agents come back with these communicators alone.
+    pub(in crate::state::tests) fn restarted(&mut self, state: State, running: &[u64]) {
+        self.state = state;
+        self.events.clear();
+        for host in 0..self.agents.len() {
+            self.agents[host].parts.retain(|id, _| running.contains(id));
+            self.connect(host);
+        }
+    }
+
+    fn ask(&mut self, host: usize, message: from_agent::Message) {
+        self.say(self.agents[host].session.unwrap(), message);
+    }
+
+    /// A process on the host asks for its tenant's events.
+    pub(in crate::state::tests) fn read(
+        &mut self,
+        host: usize,
+        request: u64,
+        tenant: &str,
+        from: Option<v1::EventCursor>,
+        wait: Duration,
+    ) {
+        let (tenant, wait_ns) = (tenant.to_owned(), wait.as_nanos() as u64);
+        let asked = v1::ReadEvents { request, tenant, from, wait_ns };
+        self.ask(host, from_agent::Message::ReadEvents(asked));
+    }
+
+    /// A process on host 0 proposes, or asks; what it is answered, if it is.
+    pub(in crate::state::tests) fn negotiate(
+        &mut self,
+        tenant: &str,
+        communicator: &str,
+        propose: Option<&Constraints>,
+    ) -> Option<Result<Negotiated, String>> {
+        let (tenant, communicator) = (tenant.to_owned(), communicator.to_owned());
+        let asked = v1::Negotiate { request: 5, tenant, communicator, propose: propose.map(Into::into) };
+        self.tenants.negotiated.clear();
+        self.ask(0, from_agent::Message::Negotiate(asked));
+        let answer = self.tenants.negotiated.pop()?;
+        assert!(answer.request == 5 && self.tenants.negotiated.is_empty());
+        Some(answer.outcome())
+    }
+
+    /// What is agreed on.
+    pub(in crate::state::tests) fn agreement(&mut self, tenant: &str, communicator: &str) -> Agreement {
+        match self.negotiate(tenant, communicator, None) {
+            Some(Ok(Negotiated::Agreed(agreement))) => agreement,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// An iteration begins; what is chosen for it.
+    pub(in crate::state::tests) fn iteration(
+        &mut self,
+        tenant: &str,
+        communicator: &str,
+        knobs: &Knobs,
+    ) -> Result<harmonaize_abi::session::Choice, String> {
+        let asked = v1::BeginIteration::of(6, tenant, communicator.to_owned(), knobs);
+        self.ask(0, from_agent::Message::BeginIteration(asked));
+        self.tenants.chosen.pop().unwrap().choice()
+    }
+}

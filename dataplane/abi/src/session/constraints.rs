@@ -1,0 +1,378 @@
+//! Constraints: what a tenant wants of one of its communicators; and agreements: what of it the provider has promised.
+
+use super::Budget;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::time::Duration;
+use serde::{Deserialize, Serialize};
+
+/// Most [`Target`]s of one communicator.
+pub const MAX_COMPLETIONS: usize = 4;
+/// The largest weight.
+pub const MAX_WEIGHT: u32 = 64;
+/// Bytes of the largest operation or iteration that a target can be for.
+pub const MAX_TARGET_BYTES: u64 = 1 << 44;
+/// The shortest and longest targets.
+pub const TARGETS: (Duration, Duration) = (Duration::from_micros(10), Duration::from_secs(3600));
+/// The least and most bytes a second that can be asked for.
+pub const BUSBW: (u64, u64) = (1_000, 1_000_000_000_000);
+/// Operations of fewer bytes say nothing of bandwidth: their delays are what takes the time.
+pub const BULK_BYTES: u64 = 1 << 20;
+
+/// So many bytes are through within so long, in 99 of 100 cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Target {
+    /// At most so many: of each rank's tensor.
+    pub bytes: u64,
+    /// From when the last rank has called until the last has its result.
+    pub p99: Duration,
+}
+
+/// How much a communicator matters beside others, of whoever's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Priority {
+    /// A quarter of the usual share; nothing is promised.
+    Low,
+    /// The usual share.
+    #[default]
+    Normal,
+    /// Four times the usual share.
+    High,
+}
+
+/// What becomes of a communicator of which ranks are lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OnFailure {
+    /// It ends, with an error that names them.
+    #[default]
+    End,
+    /// The others go on without them.
+    GoOn,
+}
+
+/// What a tenant wants of one communicator: intent, no mechanism. What is left out is the provider's choice.
+///
+/// ```
+/// # use harmonaize_abi::session::{Constraints, Priority};
+/// # use core::time::Duration;
+/// let serving = Constraints::new().priority(Priority::High).p99(64 << 10, Duration::from_millis(5));
+/// assert!(serving.check().is_ok());
+/// let contradictory = serving.priority(Priority::Low).min_busbw(100_000_000);
+/// assert!(contradictory.check().unwrap_err()[0].text.contains("low priority"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Constraints {
+    /// What may be lost of its tensors; what its ranks said when they joined, if left out.
+    pub budget: Option<Budget>,
+    /// Targets for single operations, of ascending sizes.
+    pub completions: Vec<Target>,
+    /// A target for all operations of one iteration together: their times are added.
+    pub iteration: Option<Target>,
+    /// How much it matters beside others.
+    pub priority: Priority,
+    /// Its share of what it shares with others, relative to theirs; 1 to [`MAX_WEIGHT`].
+    pub weight: u32,
+    /// Least bus bandwidth of operations of [`BULK_BYTES`] and more, bytes a second; 0 for none. Bus bandwidth is as NCCL's tests
+    /// reckon it: an AllReduce's bytes over its time, times 2(n-1)/n for n ranks.
+    pub min_busbw: u64,
+    /// Whether its operations may be summed on the way.
+    pub aggregation: bool,
+    /// What becomes of it when ranks are lost.
+    pub on_failure: OnFailure,
+    /// Most that it may cost an hour, in millionths of the provider's currency.
+    pub price_ceiling: Option<u64>,
+}
+
+impl Default for Constraints {
+    /// None.
+    fn default() -> Self {
+        Self {
+            budget: None,
+            completions: Vec::new(),
+            iteration: None,
+            priority: Priority::Normal,
+            weight: 1,
+            min_busbw: 0,
+            aggregation: true,
+            on_failure: OnFailure::End,
+            price_ceiling: None,
+        }
+    }
+}
+
+/// One of the things that a tenant can want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Clause {
+    /// [`Constraints::budget`].
+    Budget,
+    /// [`Constraints::completions`].
+    Completion,
+    /// [`Constraints::iteration`].
+    Iteration,
+    /// [`Constraints::priority`].
+    Priority,
+    /// [`Constraints::weight`].
+    Weight,
+    /// [`Constraints::min_busbw`].
+    Bandwidth,
+    /// [`Constraints::aggregation`].
+    Aggregation,
+    /// [`Constraints::on_failure`].
+    OnFailure,
+    /// [`Constraints::price_ceiling`].
+    Price,
+}
+
+/// Why something cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Reason {
+    /// What.
+    pub clause: Clause,
+    /// For people: the value, and what would do.
+    pub text: String,
+}
+
+/// What the provider has promised for one communicator, until that ends or another agreement takes its place.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// Counts the communicator's agreements from 1; 0 where nothing was ever agreed on.
+    pub number: u64,
+    /// What is promised.
+    pub constraints: Constraints,
+    /// Since when, in nanoseconds since 1970.
+    pub since_ns: u64,
+    /// What it costs an hour, in millionths of the provider's currency.
+    pub price: u64,
+    /// What of it is not kept now.
+    pub broken: Vec<Clause>,
+    /// How it was kept.
+    pub record: Record,
+}
+
+/// What a communicator's operations came to since the agreement, as the provider measured it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Record {
+    /// Operations that were looked at.
+    pub operations: u64,
+    /// Those that took longer than a target lets them.
+    pub late: u64,
+    /// Bus bandwidth of the latest ones of [`BULK_BYTES`] and more, bytes a second; 0 where there were none.
+    pub busbw: u64,
+    /// How often a clause ceased to be kept.
+    pub breaches: u64,
+}
+
+/// What comes of a proposal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Negotiated {
+    /// This is in force.
+    Agreed(Agreement),
+    /// What was in force before still is.
+    Refused {
+        /// Why; at least one.
+        reasons: Vec<Reason>,
+        /// What could be had instead; none where the proposal makes no sense. To take it, propose it.
+        counter: Option<Constraints>,
+    },
+}
+
+impl Constraints {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets this be lost of tensors.
+    #[must_use]
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// Wants operations of up to so many bytes to end within `p99`, in 99 of 100 cases.
+    #[must_use]
+    pub fn p99(mut self, bytes: u64, p99: Duration) -> Self {
+        self.completions.push(Target { bytes, p99 });
+        self.completions.sort_by_key(|completion| completion.bytes);
+        self
+    }
+
+    /// Wants the operations of an iteration, of so many bytes together, to take at most `p99` together.
+    #[must_use]
+    pub fn iteration(mut self, bytes: u64, p99: Duration) -> Self {
+        self.iteration = Some(Target { bytes, p99 });
+        self
+    }
+
+    /// Matters so much.
+    #[must_use]
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Has this share, relative to others'.
+    #[must_use]
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// Wants so many bytes a second of bus bandwidth.
+    #[must_use]
+    pub fn min_busbw(mut self, bytes_a_second: u64) -> Self {
+        self.min_busbw = bytes_a_second;
+        self
+    }
+
+    /// Says whether operations may be summed on the way.
+    #[must_use]
+    pub fn aggregation(mut self, allowed: bool) -> Self {
+        self.aggregation = allowed;
+        self
+    }
+
+    /// Says what happens when ranks are lost.
+    #[must_use]
+    pub fn on_failure(mut self, policy: OnFailure) -> Self {
+        self.on_failure = policy;
+        self
+    }
+
+    /// Pays at most so much an hour, in millionths of the provider's currency.
+    #[must_use]
+    pub fn price_ceiling(mut self, an_hour: u64) -> Self {
+        self.price_ceiling = Some(an_hour);
+        self
+    }
+
+    /// Whether it wants a part of the network for itself: then others have less to share.
+    pub fn wants_guarantee(&self) -> bool {
+        self.min_busbw > 0 || self.iteration.is_some() || !self.completions.is_empty()
+    }
+
+    /// Whether it makes sense, whoever the provider is: values in range, and nothing that contradicts itself. A budget has a check of
+    /// its own.
+    ///
+    /// # Errors
+    /// Everything that does not.
+    pub fn check(&self) -> Result<(), Vec<Reason>> {
+        let mut reasons = Vec::new();
+        let mut wrong = |clause, text| reasons.push(Reason { clause, text });
+        if !(1..=MAX_WEIGHT).contains(&self.weight) {
+            wrong(Clause::Weight, format!("a weight of {}; 1 to {MAX_WEIGHT} are possible", self.weight));
+        }
+        if self.min_busbw != 0 && !(BUSBW.0..=BUSBW.1).contains(&self.min_busbw) {
+            let text = format!(
+                "a bus bandwidth of {} B/s; {} to {} are possible, or 0 for none",
+                self.min_busbw, BUSBW.0, BUSBW.1
+            );
+            wrong(Clause::Bandwidth, text);
+        }
+        if self.completions.len() > MAX_COMPLETIONS {
+            let text =
+                format!("{} targets for operations; at most {MAX_COMPLETIONS}", self.completions.len());
+            wrong(Clause::Completion, text);
+        }
+        let targets = self.completions.iter().map(|target| (Clause::Completion, target));
+        for (clause, target) in targets.chain(self.iteration.iter().map(|it| (Clause::Iteration, it))) {
+            let Target { bytes, p99 } = *target;
+            if bytes == 0 || bytes > MAX_TARGET_BYTES {
+                wrong(clause, format!("a target for {bytes} B; it is for 1 to {MAX_TARGET_BYTES} B"));
+            }
+            if p99 < TARGETS.0 || p99 > TARGETS.1 {
+                wrong(
+                    clause,
+                    format!("a target of {p99:?}; {:?} to {:?} are possible", TARGETS.0, TARGETS.1),
+                );
+            }
+        }
+        for (smaller, larger) in self.completions.iter().zip(self.completions.iter().skip(1)) {
+            if larger.bytes <= smaller.bytes || larger.p99 < smaller.p99 {
+                let text = format!(
+                    "{} B within {:?} and {} B within {:?} contradict each other: larger operations take longer, and each size has one target",
+                    smaller.bytes, smaller.p99, larger.bytes, larger.p99
+                );
+                wrong(Clause::Completion, text);
+            }
+        }
+        if self.priority == Priority::Low && self.wants_guarantee() {
+            let text = "low priority gives way to others, so nothing can be promised beside it; \
+                leave out the targets and the bandwidth, or the priority";
+            wrong(Clause::Priority, text.into());
+        }
+        if reasons.is_empty() { Ok(()) } else { Err(reasons) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clauses(constraints: &Constraints) -> Vec<Clause> {
+        let reasons = constraints.check().err().unwrap_or_default();
+        reasons.into_iter().map(|reason| reason.clause).collect()
+    }
+
+    #[test]
+    fn what_makes_sense_passes() {
+        assert_eq!(clauses(&Constraints::new()), []);
+        let second = Duration::from_secs(1);
+        let all = Constraints::new()
+            .budget(Budget::MatchBf16)
+            .p99(1 << 20, second)
+            .p99(1 << 10, second / 1000)
+            .iteration(64 << 20, second * 2)
+            .priority(Priority::High)
+            .weight(MAX_WEIGHT)
+            .min_busbw(BUSBW.1)
+            .aggregation(false)
+            .on_failure(OnFailure::GoOn)
+            .price_ceiling(0);
+        assert_eq!(clauses(&all), []);
+        assert!(all.completions[0].bytes < all.completions[1].bytes, "sorted");
+    }
+
+    #[test]
+    fn each_value_out_of_range_is_named() {
+        let second = Duration::from_secs(1);
+        let long = Duration::from_secs(3601);
+        let cases = [
+            (Constraints::new().weight(0), Clause::Weight, "0"),
+            (Constraints::new().weight(65), Clause::Weight, "65"),
+            (Constraints::new().min_busbw(1), Clause::Bandwidth, "1 B/s"),
+            (Constraints::new().min_busbw(u64::MAX), Clause::Bandwidth, "18446744073709551615"),
+            (Constraints::new().p99(0, second), Clause::Completion, "0 B"),
+            (Constraints::new().p99(u64::MAX, second), Clause::Completion, "18446744073709551615"),
+            (Constraints::new().p99(1, Duration::ZERO), Clause::Completion, "0ns"),
+            (Constraints::new().p99(1, long), Clause::Completion, "3601s"),
+            (Constraints::new().iteration(1, Duration::MAX), Clause::Iteration, "3600s"),
+            (Constraints::new().iteration(0, second), Clause::Iteration, "0 B"),
+        ];
+        for (constraints, clause, named) in cases {
+            let reasons = constraints.check().unwrap_err();
+            assert!(
+                reasons.len() == 1 && reasons[0].clause == clause && reasons[0].text.contains(named),
+                "{reasons:?}"
+            );
+        }
+        let mut many = Constraints::new();
+        for size in 1..=5_u64 {
+            many = many.p99(size << 10, second);
+        }
+        assert_eq!(clauses(&many), [Clause::Completion]);
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let ms = Duration::from_millis(1);
+        assert_eq!(clauses(&Constraints::new().p99(1 << 20, ms).p99(1 << 10, ms * 2)), [Clause::Completion]);
+        assert_eq!(clauses(&Constraints::new().p99(1 << 20, ms).p99(1 << 20, ms)), [Clause::Completion]);
+        let low = Constraints::new().priority(Priority::Low);
+        assert_eq!(clauses(&low), []);
+        assert_eq!(clauses(&low.clone().min_busbw(1_000_000)), [Clause::Priority]);
+        assert_eq!(clauses(&low.clone().p99(1, ms)), [Clause::Priority]);
+        assert_eq!(clauses(&low.iteration(1, ms)), [Clause::Priority]);
+    }
+}

@@ -1,0 +1,95 @@
+//! A training job that says what it needs and adapts to what it is told; docs/tenants.md goes through it part by part.
+
+use harmonaize_client::{
+    AttachOptions, Checkpoint, Client, Communicator, Constraints, Dtype, Error, EventKind, Knobs, Level,
+    Negotiated, Rank, ReduceOp,
+};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// What one rank went through.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// Number of the agreement; 0 without one.
+    pub(crate) agreement: u64,
+    /// Micro-batches that were added up in all.
+    pub(crate) batches: u32,
+    /// Checkpoints that were saved.
+    pub(crate) saved: u32,
+    /// The sum that came of the last step.
+    pub(crate) sum: f32,
+}
+
+/// Says what the job needs, and takes what can be had.
+fn agree(client: &Client) -> Result<u64, Error> {
+    let wanted = Constraints::new().weight(2).min_busbw(60_000_000).p99(64 << 10, Duration::from_millis(50));
+    let outcome = client.negotiate("train", &wanted, |counter, reasons| {
+        for reason in reasons {
+            println!("not to be had: {}", reason.text);
+        }
+        Some(counter.clone())
+    })?;
+    match outcome {
+        Negotiated::Agreed(agreement) => Ok(agreement.number),
+        Negotiated::Refused { .. } => Ok(0),
+    }
+}
+
+/// Looks at what has happened, without waiting; whether the job should save now.
+fn heed(events: &mut harmonaize_client::Events) -> Result<bool, Error> {
+    let mut save = false;
+    for event in events.read(Duration::ZERO)?.events {
+        match event.kind {
+            EventKind::Maintenance { ranks, .. } => save |= !ranks.is_empty(),
+            EventKind::Congestion(level) => save |= level == Level::Severe,
+            EventKind::AgreementBroken { clauses } => println!("not kept: {clauses:?}"),
+            _ => {}
+        }
+    }
+    Ok(save)
+}
+
+/// What the provider chooses for this step, asked by rank 0 and told to all.
+fn choose(client: &Client, job: &Communicator, saved: Instant) -> Result<(u32, bool), Error> {
+    let choice = client.tensor(Dtype::U64, 2)?;
+    if job.rank() == Rank(0) {
+        let (every, cost) = (Duration::from_secs(600), Duration::from_secs(5));
+        let checkpoint = Some(Checkpoint { every, cost, last: saved.elapsed() });
+        let chosen = client.iteration("train", &Knobs { accumulate: (1, 8), checkpoint })?;
+        choice.write(0, &[u64::from(chosen.accumulate), u64::from(chosen.checkpoint)])?;
+    }
+    job.broadcast(&choice, Rank(0))?.wait(Duration::from_secs(30))?;
+    let mut chosen = [0_u64; 2];
+    choice.read(0, &mut chosen)?;
+    Ok((chosen[0] as u32, chosen[1] == 1))
+}
+
+/// Trains for some steps as one rank.
+pub(crate) fn train(socket: &Path, rank: u32, ranks: u32, steps: u32) -> Result<Told, Error> {
+    let client = Client::attach(socket, AttachOptions::default())?;
+    let job = client.join("train", Rank(rank), ranks, Duration::from_secs(60))?;
+    let mut events = client.events(None);
+    let mut told = Told::default();
+    if rank == 0 {
+        told.agreement = agree(&client)?;
+    }
+    let (mut saved, gradients) = (Instant::now(), client.tensor(Dtype::F32, 1 << 16)?);
+    for _ in 0..steps {
+        let warned = heed(&mut events)?;
+        let (accumulate, checkpoint) = choose(&client, &job, saved)?;
+        if checkpoint {
+            // Save the model here.
+            (saved, told.saved) = (Instant::now(), told.saved + 1);
+        } else if warned {
+            println!("the provider has said something, and chose to save later");
+        }
+        // Run `accumulate` micro-batches here, and add their gradients up.
+        gradients.write(0, &vec![accumulate as f32; 1 << 16])?;
+        job.all_reduce_in_place(&gradients, ReduceOp::Sum)?.wait(Duration::from_secs(30))?;
+        told.batches += accumulate;
+    }
+    let mut sum = [0.0_f32];
+    gradients.read(0, &mut sum)?;
+    told.sum = sum[0];
+    Ok(told)
+}
