@@ -17,8 +17,9 @@ use prost::Message;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Most of a link's rate that is promised: others, and what is no tenant's, are never without.
-const PART: f64 = 0.9;
+/// What is promised must fit with so much to spare, of what plans give to promises at most (a part of 0.95): of a link 90% can be
+/// promised, and others are never without.
+const PART: f64 = 0.95;
 
 /// A plan gives what is promised if it lacks no more than this part of it.
 const LACKS: f64 = 1e-3;
@@ -227,7 +228,7 @@ impl State {
             most_weight: if state.settings.replan { state.settings.most_weight } else { 1 },
             goes_on: false,
             tariff: state.settings.tariff,
-            line: line_rate(topology, &hosts).0 as f64 * PART,
+            line: line_rate(topology, &hosts).0 as f64 * PART * PART,
             time: &time,
             holds: &mut holds,
         };

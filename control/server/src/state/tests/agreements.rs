@@ -326,10 +326,6 @@ fn agreements_outlive_a_restart_of_control() {
     agreed(fabric.negotiate("b", "c1", Some(&Constraints::new().weight(2))));
     fabric.run(SECOND * 3);
     let mut stored = fabric.tenants.stored.clone();
-    for id in &ids {
-        let change = fabric.state.plan_change(*id);
-        stored.apply(&change);
-    }
     stored.boot = Some(77);
     let mut again = State::new(settings_of(&super::fabric::two_by_two()), [9; 32]);
     again.restore(stored, 1_700_000_000_000_000_000);
