@@ -88,14 +88,13 @@ pub struct Policy {
     /// Most that is searched, in links looked at; bounds the time a plan takes.
     pub effort: u64,
     /// Of it, most that goes into the last stretch, where the predicted score itself is tried out: a small fabric's plan is
-    /// seldom far from the best without, and within a twentieth of it with 4,000,000 (tenths of a second). The default
-    /// takes some milliseconds, as re-planning under traffic asks for.
+    /// seldom far from the best without, and within a twentieth of it with the default, which takes some milliseconds.
     pub polish: u64,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { least_gain_ppm: 100_000, effort: 20_000_000, polish: 150_000 }
+        Self { least_gain_ppm: 100_000, effort: 20_000_000, polish: 600_000 }
     }
 }
 

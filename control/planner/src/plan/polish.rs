@@ -3,6 +3,8 @@
 use super::Job;
 use super::model::{Candidate, Choice, Ring};
 use super::search::Search;
+use crate::topology::SwitchId;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A score to be made small: jobs stuck, slowdown, and the sum over links where those are alike.
@@ -20,7 +22,7 @@ const TRIES: u64 = 400;
 /// A step may make the score worse by so much at first, by less and less later.
 const HEAT: f64 = 0.15;
 
-/// Makes single moves while the score gets better. Then, at random but always the same way, tears rings down and builds them anew
+/// Makes single moves while the score gets better, and parts jobs that share all their switches. Then, at random but always the same way, tears rings down and builds them anew
 /// (Schrimpf et al., "Record breaking optimization results using the ruin and recreate principle", 2000), and makes moves
 /// that may make it worse for a while (Dueck and Scheuer, "Threshold accepting", 1990); the best is kept. What the one does not
 /// find, the other often does. For at most so many looks at links.
@@ -31,7 +33,8 @@ pub(super) fn polish(search: &mut Search<'_, '_>, budget: u64) {
     polish.left = budget;
     let mut best = polish.merit();
     polish.descend(&mut best);
-    polish.rebuild(&mut best, budget / 2);
+    polish.gather(&mut best, budget / 8 * 5);
+    polish.rebuild(&mut best, budget / 8 * 3);
     polish.wander(&mut best, budget / 8);
     polish.descend(&mut best);
     // What is left goes to pairs of moves, which only together make it better.
@@ -92,6 +95,76 @@ impl Polish<'_, '_, '_> {
             }
         }
         moved
+    }
+
+    /// Puts one job whole onto ways over one switch and builds the others anew around it, while more than `floor` is left of the budget.
+    /// Who shares all of its switches with another is as slow on one as on all; to part them takes many single moves, each of which
+    /// makes it worse.
+    fn gather(&mut self, best: &mut Merit, floor: u64) {
+        let jobs = self.search.model.jobs();
+        let movable = self.movable();
+        for (index, job) in movable.iter().filter_map(|index| Some((*index, jobs.get(*index)?))) {
+            if self.left <= floor || is_perfect(*best) {
+                return;
+            }
+            for switch in self.switches(index, job) {
+                if self.left <= floor || is_perfect(*best) {
+                    return;
+                }
+                let (saved, record) = (self.search.rings.clone(), *best);
+                let others = movable.iter().copied().filter(|other| *other != index);
+                let others: Vec<(usize, Ring)> =
+                    others.map(|other| (other, self.search.replace(other, Ring::default()))).collect();
+                if let Some(ring) = self.over(index, job, switch) {
+                    self.search.replace(index, ring);
+                }
+                for (other, old) in others {
+                    let Some(job) = jobs.get(other) else { continue };
+                    let ring = self.search.build(other, job, &old.order, &Ring::default());
+                    self.search.replace(other, ring);
+                }
+                *best = self.merit();
+                self.descend(best);
+                if !is_better(*best, record) {
+                    *best = record;
+                    self.restore(saved);
+                }
+            }
+        }
+    }
+
+    /// The switches that a job's connections may cross or leave aside.
+    fn switches(&mut self, index: usize, job: &Job) -> BTreeSet<SwitchId> {
+        let topology = self.search.model.request.topology;
+        let order = self.search.rings.get(index).map(|ring| ring.order.clone()).unwrap_or_default();
+        let mut found = BTreeSet::new();
+        for (from, to, both) in self.search.model.ends(job, &order) {
+            let options = self.search.model.options(from, to, both);
+            let mut crossed: BTreeMap<SwitchId, usize> = BTreeMap::new();
+            for switch in
+                options.candidates.iter().flat_map(|candidate| topology.switches_of(&candidate.path))
+            {
+                *crossed.entry(switch).or_default() += 1;
+            }
+            let all = options.candidates.len();
+            found.extend(crossed.into_iter().filter(|(_, count)| *count < all).map(|(switch, _)| switch));
+        }
+        found
+    }
+
+    /// A job's ring with all connections over a switch, wherever they can cross it.
+    fn over(&mut self, index: usize, job: &Job, switch: SwitchId) -> Option<Ring> {
+        let topology = self.search.model.request.topology;
+        let mut ring = self.search.rings.get(index)?.clone();
+        for (hop, (from, to, both)) in self.search.model.ends(job, &ring.order).into_iter().enumerate() {
+            let options = self.search.model.options(from, to, both);
+            let crosses = |path: &&Rc<Candidate>| topology.switches_of(&path.path).contains(&switch);
+            let Some(path) = options.candidates.iter().find(crosses) else { continue };
+            for at in 0..job.connections.clamp(1, 64) as usize {
+                set(&mut ring, hop, at, path);
+            }
+        }
+        Some(ring)
     }
 
     /// Tears down and builds anew while more than `floor` is left of the budget; ends with the best that it met.
