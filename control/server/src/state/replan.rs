@@ -32,9 +32,6 @@ const ACTIVE: Duration = Duration::from_millis(100);
 /// How long after that it is looked at again while some link is thought to be congested: whether jobs have gone quiet.
 const ACTIVE_AGAIN: Duration = Duration::from_millis(500);
 
-/// What the last stretch of a plan may cost where something is promised: a plan that keeps it must be found again.
-const POLISH: u64 = 600_000;
-
 /// A pace is other than that in use where it differs by more than this part.
 const SAME_PACE: f64 = 0.1;
 
@@ -250,16 +247,12 @@ impl State {
 
     /// A plan, without any effect.
     pub(super) fn checked(&self, jobs: &[Job], conditions: &Conditions) -> Result<Plan, CheckError> {
-        let mut policy = Policy::default();
-        if jobs.iter().any(|job| job.promised.0 > 0) {
-            policy.polish = POLISH;
-        }
         let request = Request {
             topology: &self.settings.topology,
             conditions,
             jobs,
             routes: Routes::Known(self.ports.known()),
-            policy,
+            policy: Policy::default(),
         };
         let plan = plan(&request);
         check(&request, &plan).map(|()| plan)

@@ -14,7 +14,7 @@ pub enum Sparse {
     /// The elements of greatest magnitude, about one of `2^power` (0 to 12): those above a threshold, which is estimated from a
     /// sample of rows, and at most twice as many, and 16. For each 1024 elements: 64 bits that tell which of their rows of 16 have
     /// such elements, for each of these rows 16 bits that tell which, then all their values, in f32 or bfloat16. A group with a
-    /// NaN or an infinity is NaN everywhere: its 64 bits are 1 and its only row's 16 are 0. Once the room is used up, groups are
+    /// NaN or an infinity is NaN everywhere: its 64 bits are 1 and its only row's 16 are 0. Once the room is used up, the rest is
     /// left out.
     Largest {
         /// The power of two.
@@ -122,21 +122,27 @@ impl Pass<'_> {
                 bits |= u64::from(mask != 0) << index;
             }
             let finite = simd.greatest(greatest) < INFINITE;
-            let fits = finite && kept <= room;
             if !finite {
                 (bits, kept, filled) = (1, 0, 1);
                 masks = [0; GROUP + 1];
-            } else if !fits {
-                (bits, kept, filled) = (0, 0, 0);
-                error = signal;
             }
             if simd.greatest(greatest) == 0 {
                 // Zeros lose nothing.
+            } else if kept > room {
+                let squares;
+                (bits, kept, squares) = self.trimmed::<S, HALVES>(
+                    simd,
+                    (first, rows),
+                    (threshold, room),
+                    &mut masks,
+                    &mut values,
+                );
+                filled = bits.count_ones() as usize;
+                all.add_apart(squares);
             } else if finite && GOOD.contains(&simd.sum(signal)) {
                 all.add(simd, error, signal, 1.0);
             } else {
-                let above = if fits { threshold } else { INFINITE };
-                all.add_apart(self.careful::<S, HALVES>(simd, first, rows, above));
+                all.add_apart(self.careful::<S, HALVES>(simd, first, rows, threshold));
             }
             room -= kept;
             self.to.put(at, bits.to_le_bytes());
@@ -167,6 +173,46 @@ impl Pass<'_> {
         at
     }
 
+    /// A group of which more is above the threshold than there is room for: the first of that. The group's bits, how many are kept, and
+    /// what was lost.
+    #[cold]
+    #[inline(never)]
+    fn trimmed<S: Simd, const HALVES: bool>(
+        &self,
+        simd: S,
+        (first, rows): (usize, usize),
+        (threshold, room): (u32, usize),
+        masks: &mut [u16],
+        values: &mut [f32],
+    ) -> (u64, usize, Squares) {
+        let (mut bits, mut kept, mut filled) = (0_u64, 0, 0);
+        let mut all = Squares::default();
+        for index in 0..rows {
+            let row = self.source.row(simd, first + ROW * index);
+            let lanes = simd.lanes(row).into_iter().zip(simd.lanes(rounded(simd, row)));
+            let mut mask = 0_u16;
+            for (lane, (value, half)) in lanes.enumerate() {
+                let mut back = 0.0;
+                if value.abs().to_bits() > threshold && kept < room {
+                    if let Some(place) = values.get_mut(kept) {
+                        *place = value;
+                    }
+                    back = f64::from(if HALVES { half } else { value });
+                    mask |= 1 << lane;
+                    kept += 1;
+                }
+                let (value, lost) = (f64::from(value), f64::from(value) - back);
+                all = all.and(Squares { error: lost * lost, signal: value * value });
+            }
+            if let Some(place) = masks.get_mut(filled).filter(|_| mask != 0) {
+                *place = mask;
+                filled += 1;
+                bits |= 1 << index;
+            }
+        }
+        (bits, kept, all)
+    }
+
     /// A group's squares where f32 does not hold them.
     #[cold]
     #[inline(never)]
@@ -194,19 +240,22 @@ impl Pass<'_> {
         if finite { all } else { Squares { error: f64::NAN, signal: f64::NAN } }
     }
 
-    /// The magnitude, as bits, that about one of `2^power` elements is above: from a histogram of rows that are drawn at random.
+    /// The magnitude, as bits, that about one of `2^power` elements is above: from a histogram of rows that are drawn at random. Some
+    /// element of these rows is above it, unless they are all zeros.
     fn threshold<S: Simd>(&self, simd: S, power: u32) -> u32 {
         let mut bins = [0_u32; 1 << (32 - BIN - 1)];
         let rows = self.elements.div_ceil(ROW);
         let step = rows.div_ceil(SAMPLE).max(1);
         let mut stream = Stream::new(self.seed, rows);
-        let mut drawn = 0;
+        let (mut drawn, mut greatest) = (0, 0);
         for first in (0..rows).step_by(step) {
             let row = first + if step == 1 { 0 } else { (stream.next() % step as u64) as usize };
             for value in simd.lanes(self.source.row(simd, ROW * row.min(rows - 1))) {
-                if let Some(bin) = bins.get_mut((value.abs().to_bits() >> BIN) as usize) {
+                let magnitude = value.abs().to_bits();
+                if let Some(bin) = bins.get_mut((magnitude >> BIN) as usize) {
                     *bin += 1;
                 }
+                greatest = if magnitude < INFINITE { magnitude.max(greatest) } else { greatest };
             }
             drawn += ROW;
         }
@@ -217,7 +266,8 @@ impl Pass<'_> {
                 // As if they were spread evenly within the bin.
                 let part = (u64::from(wanted - above) << BIN) / u64::from(*count).max(1);
                 let end = (bin as u64 + 1) << BIN;
-                return (end - part).saturating_sub(1) as u32;
+                let spread = (end - part).saturating_sub(1) as u32;
+                return spread.min(greatest.saturating_sub(1));
             }
             above += count;
         }
