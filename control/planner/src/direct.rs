@@ -109,17 +109,20 @@ impl Reach {
         }
         let most = BURST / u64::from(self.hosts - 1);
         let pays = |bytes| self.one_shot(bytes) <= self.two_shot(bytes).min(self.ring(bytes));
-        let one = largest(most.min(self.chunk.0), pays);
+        let one = largest(1, most.min(self.chunk.0), pays);
         let pays = |bytes| self.two_shot(bytes) <= self.ring(bytes) * (1.0 - LEAST_GAIN);
-        let two = largest(BURST, pays);
-        let two = if two > one { two } else { Bytes(0) };
+        let two = largest(one.0 + 1, BURST, pays);
         Direct { one_shot: settled(one, current.one_shot), two_shot: settled(two, current.two_shot) }
     }
 }
 
-/// The largest size up to `most` at which something holds that holds for every smaller one, or none does; 0 where it never holds.
-fn largest(most: u64, holds: impl Fn(Bytes) -> bool) -> Bytes {
-    let (mut holding, mut beyond) = (0, most.saturating_add(1));
+/// The largest size from `first` up to `most` at which something holds that holds at every smaller one; 0 where it does not at `first`.
+/// Where it holds lies together, but need not begin there: a slow ring is the slower the more it carries.
+fn largest(first: u64, most: u64, holds: impl Fn(Bytes) -> bool) -> Bytes {
+    if first > most || !holds(Bytes(first)) {
+        return Bytes(0);
+    }
+    let (mut holding, mut beyond) = (first, most.saturating_add(1));
     while holding + 1 < beyond {
         let middle = holding + (beyond - holding) / 2;
         if holds(Bytes(middle)) {
@@ -163,6 +166,25 @@ mod tests {
         assert_eq!(found, Direct { one_shot: Bytes(64 << 10), two_shot: Bytes(0) });
         assert_eq!(Reach { hosts: 1, ..reach() }.direct(Direct::default()), Direct::default());
         assert_eq!(Reach { direct: Rate(0), ..reach() }.direct(Direct::default()), Direct::default());
+    }
+
+    #[test]
+    fn shots_that_pay_for_large_sizes_alone_are_not_used_for_smaller_ones() {
+        let (delay, hop) = (Nanos(7_716_621), Nanos(696_563));
+        let far = Reach {
+            hosts: 11,
+            delay,
+            hop,
+            direct: Rate(30_299_156_556),
+            ring: Rate(1_749_143_609),
+            ..reach()
+        };
+        let found = far.direct(Direct::default());
+        assert!(
+            far.two_shot(Bytes(BURST)) < far.ring(Bytes(BURST))
+                && far.ring(Bytes(70_000)) < far.two_shot(Bytes(70_000))
+        );
+        assert_eq!(found.two_shot, Bytes(0), "{found:?}");
     }
 
     #[test]
