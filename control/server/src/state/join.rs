@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most bytes of a communicator's name.
-pub(super) const NAME_BYTES: usize = 128;
+const NAME_BYTES: usize = 128;
 
 /// Joins of one tenant under one name.
 #[derive(Debug)]
@@ -105,17 +105,27 @@ impl State {
         Ok(())
     }
 
+    /// Whether there is such a tenant, and it can name a communicator so.
+    pub(super) fn check_names(
+        &self,
+        tenant: &String,
+        name: &str,
+    ) -> Result<(), (JoinRefusedKind, JoinFailure)> {
+        if !self.settings.tenants.contains(tenant) {
+            return Err((JoinRefusedKind::UnknownTenant, JoinFailure::UnknownTenant));
+        }
+        if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
+            return Err((JoinRefusedKind::Invalid, JoinFailure::BadName { most: NAME_BYTES }));
+        }
+        Ok(())
+    }
+
     /// What its tenant lets be lost, where the join can be.
     fn check_join(&self, join: &v1::Join) -> Result<Budget, (JoinRefusedKind, JoinFailure)> {
         use JoinRefusedKind as Kind;
         let (rank, ranks, most) = (Rank(join.rank), join.ranks, self.settings.most_ranks);
-        if !self.settings.tenants.contains(&join.tenant) {
-            return Err((Kind::UnknownTenant, JoinFailure::UnknownTenant));
-        }
         let name = &join.communicator;
-        if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
-            return Err((Kind::Invalid, JoinFailure::BadName { most: NAME_BYTES }));
-        }
+        self.check_names(&join.tenant, name)?;
         if ranks == 0 || ranks > most {
             return Err((Kind::Invalid, JoinFailure::BadSize { ranks, most }));
         }

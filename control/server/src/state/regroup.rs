@@ -3,7 +3,6 @@
 
 use super::communicator::{Communicator, EndCause};
 use super::form::Group;
-use super::join::NAME_BYTES;
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind};
@@ -170,12 +169,7 @@ impl State {
     fn check_regroup(&self, key: &Key, came: &Came) -> Result<(), (JoinRefusedKind, JoinFailure)> {
         use JoinRefusedKind as Kind;
         let (tenant, name) = key;
-        if !self.settings.tenants.contains(tenant) {
-            return Err((Kind::UnknownTenant, JoinFailure::UnknownTenant));
-        }
-        if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
-            return Err((Kind::Invalid, JoinFailure::BadName { most: NAME_BYTES }));
-        }
+        self.check_names(tenant, name)?;
         let set = self.regroups.sets.get(key).map(Vec::as_slice).unwrap_or_default();
         let (ranks, most) = (set.len() as u32 + 1, self.settings.most_ranks);
         if let Some(ranks) = [came.least, ranks].into_iter().find(|ranks| *ranks == 0 || *ranks > most) {
