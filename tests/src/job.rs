@@ -112,6 +112,26 @@ pub fn options(access: Access, mebibytes: u64) -> AttachOptions {
     AttachOptions { access, arena_bytes: mebibytes << 20, ..AttachOptions::default() }
 }
 
+/// A job with one rank on each host, that has joined; small tensors have room.
+///
+/// # Panics
+/// If one cannot join: a test cannot go on.
+#[expect(clippy::panic, reason = "support for tests")]
+pub fn joined(sockets: &[PathBuf], job: &str) -> Vec<Worker> {
+    let ranks = sockets.len() as u32;
+    std::thread::scope(|scope| {
+        let join = |(rank, socket)| {
+            scope.spawn(move || Worker::join(socket, job, rank, ranks, options(Access::Mapped, 8)))
+        };
+        let threads: Vec<_> = (0..ranks).zip(sockets).map(join).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended
+            .map(|worker| worker.unwrap_or_else(|_| panic!("a rank's thread panicked")))
+            .map(|worker| worker.unwrap_or_else(|error| panic!("cannot join: {error:#}")))
+            .collect()
+    })
+}
+
 /// Runs a job: a thread per rank, `per_host` ranks on each host in host order; what each said.
 pub fn run<T: Send>(
     sockets: &[PathBuf],

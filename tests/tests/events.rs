@@ -2,25 +2,13 @@
 //! of another tenant's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_client::{Access, Client, Error, Event, EventKind, Events, Rank};
-use harmonaize_tests::job::{Worker, deploy, options, sockets};
+use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank};
+use harmonaize_tests::job::{deploy, joined, sockets};
 use harmonaize_tests::star;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How long anything may take: a bound for machines that are busy with other things, and no figure.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn joined(sockets: &[PathBuf], name: &str) -> Vec<Worker> {
-    let ranks = sockets.len() as u32;
-    std::thread::scope(|scope| {
-        let join = |(rank, socket)| {
-            scope.spawn(move || Worker::join(socket, name, rank, ranks, options(Access::Mapped, 8)).unwrap())
-        };
-        let threads: Vec<_> = (0..ranks).zip(sockets).map(join).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
 
 /// The next event of a kind that is wanted.
 fn next(events: &mut Events, wanted: impl Fn(&EventKind) -> bool) -> Event {

@@ -4,7 +4,7 @@
 use harmonaize_client::{
     Access, Client, Dtype, Error, EventKind, JoinRefusal, Rank, ReduceOp, RegroupOptions, Status,
 };
-use harmonaize_tests::job::{Worker, deploy, options, run, sockets};
+use harmonaize_tests::job::{Worker, deploy, joined, options, run, sockets};
 use harmonaize_tests::{STEP, star};
 use std::path::PathBuf;
 use std::sync::Barrier;
@@ -356,7 +356,7 @@ fn a_missing_privilege_is_named_with_what_to_do() {
 }
 
 /// Something at all ranks at once.
-fn at_all<W: Send, T: Send>(workers: &mut [W], work: impl Fn(&mut W) -> T + Sync) -> Vec<T> {
+fn at_all<T: Send>(workers: &mut [Worker], work: impl Fn(&mut Worker) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| work(worker))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -380,10 +380,7 @@ fn a_job_goes_on_without_ranks_that_are_lost_or_drained_and_takes_in_who_comes()
     let Some(mut deployment) = deploy(&star(4, "10Gbit/s"), impatient) else { return };
     let (own, others) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     beside_others(&others[..1], || {
-        let mut places: Vec<(u32, &PathBuf)> = (0..).zip(&own).collect();
-        let mut workers = at_all(&mut places, |(rank, socket)| {
-            Worker::join(socket, "job", *rank, 4, options(Access::Mapped, 16)).unwrap()
-        });
+        let mut workers = joined(&own, "job");
         let agent = deployment.agent(3).unwrap().id().to_string();
         let errors = at_all(&mut workers, |worker| {
             worker.sum(1, 1000, false, STEP).unwrap();

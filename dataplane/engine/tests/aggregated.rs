@@ -10,7 +10,6 @@ use harmonaize_aggregator::{Aggregator as Machine, Form, Grant, Key, Outbox, Poo
 use harmonaize_core::{Aggregation, Nanos};
 use harmonaize_engine::{Aggregator, Command, CommunicatorId, Notice};
 use harmonaize_plan::{Participant, Tuning};
-use harmonaize_shm::TenantEnd;
 use harmonaize_transport::Transport;
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
 use harmonaize_transport::tcp::{Config, TcpTransport};
@@ -161,17 +160,6 @@ fn input(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|at| ((at * (rank + 3)) % 1000) as f32 - 300.0).collect()
 }
 
-fn write(world: &World, rank: usize, offset: u64, values: &[f32]) {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-    world.tenants[rank].end.memory().write(offset, &bytes).unwrap();
-}
-
-fn read(world: &World, rank: usize, offset: u64, count: usize) -> Vec<f32> {
-    let mut bytes = vec![0; count * 4];
-    world.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
-    bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().unwrap())).collect()
-}
-
 /// One AllReduce of all ranks, `disturb`ed in its midst; its completions. Results must be exact: the sums of these floats are.
 fn all_reduce(
     world: &mut World,
@@ -181,7 +169,7 @@ fn all_reduce(
 ) -> Vec<Completion> {
     let ranks = world.tenants.len();
     let output = if in_place { 0 } else { 16 << 20 };
-    (0..ranks).for_each(|rank| write(world, rank, 0, &input(rank, count)));
+    (0..ranks).for_each(|rank| world.write_floats(rank, 0, &input(rank, count)));
     (0..ranks).for_each(|rank| world.submit(rank, reduce(ReduceOp::Sum, count as u64, 0, output)));
     disturb(world);
     let completions = world.completions();
@@ -191,7 +179,7 @@ fn all_reduce(
     for (rank, completion) in completions.iter().enumerate() {
         assert_eq!(completion.status, 0, "rank {rank}: {completion:?}");
         assert!(
-            read(world, rank, output, count) == expected,
+            world.read_floats(rank, output, count) == expected,
             "rank {rank} has a wrong sum of {count}, in place: {in_place}"
         );
     }

@@ -6,12 +6,12 @@ mod common;
 #[allow(dead_code, reason = "other tests need more of it")]
 mod counting;
 
-use common::{World, call};
+use common::{SMALL, World, call};
 use counting::{Counting, Counts};
 use harmonaize_abi::Collective;
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
-use harmonaize_plan::{Participant, Tuning};
+use harmonaize_plan::Participant;
 use harmonaize_transport::Transport;
 use harmonaize_transport::loopback::Hub;
 use harmonaize_transport::tcp::{Config, TcpTransport};
@@ -32,17 +32,9 @@ fn tcp() -> Vec<Box<dyn Transport + Send>> {
 }
 
 fn world(transports: Vec<Box<dyn Transport + Send>>) -> (World, Vec<Arc<Counts>>) {
-    let tuning = Tuning {
-        chunk_bytes: 4096,
-        segment_bytes: 16384,
-        message_bytes: 1024,
-        copy_bytes: 2048,
-        one_shot_bytes: 0,
-        two_shot_bytes: 0,
-    };
     let (counted, counts): (Vec<_>, Vec<_>) = transports.into_iter().map(Counting::around).unzip();
     let ranks: Vec<Vec<u32>> = (0..RANKS as u32).map(|rank| vec![rank]).collect();
-    (World::new(counted, &ranks, tuning), counts)
+    (World::new(counted, &ranks, SMALL), counts)
 }
 
 /// By engine: links opened so far, and closed.

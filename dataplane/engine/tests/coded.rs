@@ -6,14 +6,13 @@
 mod common;
 mod tampering;
 
-use common::{World, call, reduce};
+use common::{SMALL, World, call, reduce};
 use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Status, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
 use harmonaize_events::MarkKind;
-use harmonaize_plan::{Coding, Participant, Tuning};
-use harmonaize_shm::TenantEnd;
+use harmonaize_plan::{Coding, Participant};
 use harmonaize_transport::Transport;
 use harmonaize_transport::loopback::Hub;
 use harmonaize_transport::tcp::{Config, TcpTransport};
@@ -22,17 +21,6 @@ use rand_chacha::ChaCha8Rng;
 use tampering::{Damage, Tampering};
 
 const OUTPUT: u64 = 16 << 20;
-
-fn small() -> Tuning {
-    Tuning {
-        chunk_bytes: 4096,
-        segment_bytes: 16384,
-        message_bytes: 1024,
-        copy_bytes: 2048,
-        one_shot_bytes: 0,
-        two_shot_bytes: 0,
-    }
-}
 
 fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
     let hub = Hub::new();
@@ -50,7 +38,7 @@ fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
 }
 
 fn world(transports: Vec<Box<dyn Transport + Send>>, ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
-    World::with_coding(transports, ranks, small(), common::ARENA, 2, coding)
+    World::with_coding(transports, ranks, SMALL, common::ARENA, 2, coding)
 }
 
 /// One rank a participant.
@@ -65,17 +53,6 @@ fn input(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|_| one()).collect()
 }
 
-fn write(world: &World, rank: usize, offset: u64, values: &[f32]) {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    world.tenants[rank].end.memory().write(offset, &bytes).unwrap();
-}
-
-fn read(world: &World, rank: usize, offset: u64, count: usize) -> Vec<f32> {
-    let mut bytes = vec![0; count * 4];
-    world.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
-    bytes.chunks_exact(4).map(|each| f32::from_le_bytes(each.try_into().unwrap())).collect()
-}
-
 /// What was lost of the sum, over all ranks' squares; all ranks have the same bits.
 fn lost(world: &World, count: usize, to: u64, average: bool) -> f64 {
     let ranks = world.tenants.len();
@@ -86,9 +63,9 @@ fn lost(world: &World, count: usize, to: u64, average: bool) -> f64 {
             signal += f64::from(value).powi(2);
         }
     }
-    let first = read(world, 0, to, count);
+    let first = world.read_floats(0, to, count);
     for rank in 1..ranks {
-        let other = read(world, rank, to, count);
+        let other = world.read_floats(rank, to, count);
         let same = first.iter().zip(&other).all(|(one, other)| one.to_bits() == other.to_bits());
         assert!(same, "rank {rank} has other bits");
     }
@@ -102,13 +79,13 @@ fn lost(world: &World, count: usize, to: u64, average: bool) -> f64 {
 fn run(world: &mut World, op: ReduceOp, count: usize, to: u64) -> Vec<Completion> {
     let ranks = world.tenants.len();
     for rank in 0..ranks {
-        write(world, rank, 0, &input(rank, count));
+        world.write_floats(rank, 0, &input(rank, count));
     }
     (0..ranks).for_each(|rank| world.submit(rank, reduce(op, count as u64, 0, to)));
     let completions = world.completions();
     assert!(completions.iter().all(|done| done.status == 0), "{completions:?}, {:?}", world.notices);
     for rank in 0..ranks {
-        assert!(to == 0 || read(world, rank, 0, count) == input(rank, count), "an input changed");
+        assert!(to == 0 || world.read_floats(rank, 0, count) == input(rank, count), "an input changed");
     }
     completions
 }
@@ -195,7 +172,7 @@ fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budge
             let mut world = world(loopback(ranks.len()), ranks, coding(name, most));
             let (all, what) = (world.tenants.len(), format!("{name} within {most:?} at {ranks:?}"));
             for rank in 0..all {
-                write(&world, rank, 0, &input(rank, all * block));
+                world.write_floats(rank, 0, &input(rank, all * block));
             }
             (0..all).for_each(|rank| world.submit(rank, exchange(block, all, Dtype::F32)));
             let completions = world.completions();
@@ -203,7 +180,7 @@ fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budge
                 let (mut error, mut signal) = (0.0, 0.0);
                 for to in locals.iter().map(|rank| *rank as usize) {
                     assert_eq!((completions[to].status, completions[to].algorithm), (0, 3), "{what}");
-                    let got = read(&world, to, OUTPUT, all * block);
+                    let got = world.read_floats(to, OUTPUT, all * block);
                     for (from, got) in got.chunks_exact(block).enumerate() {
                         let sent = input(from, all * block)[to * block..(to + 1) * block].to_vec();
                         if locals.contains(&(from as u32)) {
@@ -233,10 +210,10 @@ fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budge
     for (dtype, exchanges) in [(Dtype::F32, false), (Dtype::I32, true)] {
         let coding = coding("int8", None).map(|coding| Coding { exchanges, ..coding });
         let mut world = world(loopback(2), &hosts(2), coding);
-        (0..2).for_each(|rank| write(&world, rank, 0, &input(rank, 2 * block)));
+        (0..2).for_each(|rank| world.write_floats(rank, 0, &input(rank, 2 * block)));
         (0..2).for_each(|rank| world.submit(rank, exchange(block, 2, dtype)));
         assert!(world.completions().iter().all(|done| (done.status, done.error) == (0, 0)));
-        assert_eq!(read(&world, 1, OUTPUT, block), input(0, 2 * block)[block..]);
+        assert_eq!(world.read_floats(1, OUTPUT, block), input(0, 2 * block)[block..]);
     }
 }
 
@@ -283,7 +260,7 @@ fn a_nan_and_an_infinity_come_through() {
         if rank == 1 {
             (values[17], values[8000]) = (f32::NAN, f32::NEG_INFINITY);
         }
-        write(&world, rank, 0, &values);
+        world.write_floats(rank, 0, &values);
     }
     (0..3).for_each(|rank| world.submit(rank, reduce(ReduceOp::Sum, count as u64, 0, OUTPUT)));
     for done in world.completions() {
@@ -291,7 +268,7 @@ fn a_nan_and_an_infinity_come_through() {
     }
     assert!((0..3).all(|engine| matches!(*saved(&world, engine), [(1.., 1, _)])));
     for rank in 0..3 {
-        let result = read(&world, rank, OUTPUT, count);
+        let result = world.read_floats(rank, OUTPUT, count);
         let odd: Vec<usize> = (0..count).filter(|at| !result[*at].is_finite()).collect();
         assert_eq!(odd, [17, 8000], "rank {rank}");
         assert!(result[17].is_nan() && result[8000] == f32::NEG_INFINITY);
@@ -322,7 +299,7 @@ fn the_codec_changes_in_the_midst_of_an_operation() {
     for (transports, to) in [(loopback as fn(usize) -> _, OUTPUT), (tcp, 0)] {
         let mut world = world(transports(4), &hosts(4), None);
         let count = 1 << 21;
-        (0..4).for_each(|rank| write(&world, rank, 0, &input(rank, count)));
+        (0..4).for_each(|rank| world.write_floats(rank, 0, &input(rank, count)));
         (0..4).for_each(|rank| world.submit(rank, reduce(ReduceOp::Sum, count as u64, 0, to)));
         for (epoch, next) in
             [coding("int8", Some(1e-3)), coding("rotated 4", Some(0.1)), None].into_iter().enumerate()

@@ -5,7 +5,7 @@
 mod common;
 mod counting;
 
-use common::{World, call, reduce};
+use common::{SMALL, World, call, reduce};
 use counting::Counting;
 use harmonaize_abi::{Collective, ReduceOp, Status};
 use harmonaize_engine::{Command, CommunicatorId, Notice};
@@ -14,17 +14,6 @@ use harmonaize_transport::Transport;
 use harmonaize_transport::loopback::Hub;
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use std::sync::atomic::Ordering;
-
-fn small() -> Tuning {
-    Tuning {
-        chunk_bytes: 4096,
-        segment_bytes: 16384,
-        message_bytes: 1024,
-        copy_bytes: 2048,
-        one_shot_bytes: 0,
-        two_shot_bytes: 0,
-    }
-}
 
 fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
     let hub = Hub::new();
@@ -108,21 +97,21 @@ fn broadcast(world: &mut World, n: usize, count: usize) {
 
 #[test]
 fn every_collective_is_right_in_process() {
-    everything_is_right(loopback, small());
+    everything_is_right(loopback, SMALL);
 }
 
 #[test]
 fn every_collective_is_right_over_tcp() {
-    everything_is_right(tcp, small());
+    everything_is_right(tcp, SMALL);
 }
 
 /// Of 200 elements in one shot, copied; of 50,000 in two; or all in one.
 #[test]
 fn every_collective_is_right_by_direct_exchange() {
     for transports in [loopback, tcp] {
-        everything_is_right(transports, Tuning { one_shot_bytes: 2000, two_shot_bytes: 500_000, ..small() });
+        everything_is_right(transports, Tuning { one_shot_bytes: 2000, two_shot_bytes: 500_000, ..SMALL });
     }
-    everything_is_right(loopback, Tuning { one_shot_bytes: 500_000, ..small() });
+    everything_is_right(loopback, Tuning { one_shot_bytes: 500_000, ..SMALL });
 }
 
 #[test]
@@ -137,7 +126,7 @@ fn one_shot_and_two_give_all_ranks_the_same_bits() {
     let mut results: Vec<Vec<u64>> = Vec::new();
     // Copied, and not; each in one shot, and in two.
     for (copy_bytes, one_shot_bytes, class) in [(65536, 65536, 7), (65536, 0, 8), (0, 65536, 7), (0, 0, 8)] {
-        let tuning = Tuning { copy_bytes, one_shot_bytes, two_shot_bytes: 65536, ..small() };
+        let tuning = Tuning { copy_bytes, one_shot_bytes, two_shot_bytes: 65536, ..SMALL };
         let mut world = World::new(loopback(ranks.len()), &ranks, tuning);
         for rank in 0..7 {
             let bits: Vec<u64> = values(rank).chunks_exact(2).map(|two| of_bits(two[0], two[1])).collect();
@@ -162,7 +151,7 @@ fn one_shot_and_two_give_all_ranks_the_same_bits() {
 /// A running operation changes its ring order midway and gives the same bits.
 #[test]
 fn a_running_operation_changes_its_plan() {
-    let mut world = World::new(tcp(4), &[vec![0], vec![1], vec![2], vec![3]], small());
+    let mut world = World::new(tcp(4), &[vec![0], vec![1], vec![2], vec![3]], SMALL);
     let count = 1 << 20;
     (0..4).for_each(|rank| world.write(rank, 0, &input(rank, count)));
     (0..4).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
@@ -206,7 +195,7 @@ fn a_running_operation_changes_its_plan() {
 /// Who has switched takes the next change at once, in the same operation.
 #[test]
 fn a_change_may_follow_as_soon_as_one_is_made() {
-    let mut world = World::new(tcp(4), &[vec![0], vec![1], vec![2], vec![3]], small());
+    let mut world = World::new(tcp(4), &[vec![0], vec![1], vec![2], vec![3]], SMALL);
     let count = 1 << 20;
     (0..4).for_each(|rank| world.write(rank, 0, &input(rank, count)));
     (0..4).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
@@ -231,7 +220,7 @@ fn a_change_may_follow_as_soon_as_one_is_made() {
 
 #[test]
 fn bad_calls_are_refused_and_hurt_nobody() {
-    let mut world = World::new(loopback(2), &[vec![0], vec![1]], small());
+    let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
     world.submit(0, call(Collective::AllReduce, u64::MAX / 16, 1, 0, 0, 0));
     let mut refused = None;
     world.until("refusal", |world| {
@@ -245,7 +234,7 @@ fn bad_calls_are_refused_and_hurt_nobody() {
 
 #[test]
 fn different_calls_end_the_communicator_at_both() {
-    let mut world = World::new(loopback(2), &[vec![0], vec![1]], small());
+    let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
     world.submit(0, call(Collective::AllReduce, 100, 1, 0, 4096, 0));
     world.submit(1, call(Collective::AllReduce, 101, 1, 0, 4096, 0));
     assert!(world.completions().iter().all(|c| c.status == Status::Mismatch.code()));
@@ -255,7 +244,7 @@ fn different_calls_end_the_communicator_at_both() {
 fn what_is_only_copied_lands_in_its_place() {
     for transports in [loopback, tcp] {
         let (counted, counts): (Vec<_>, Vec<_>) = transports(2).into_iter().map(Counting::around).unzip();
-        let mut world = World::new(counted, &[vec![0], vec![1]], small());
+        let mut world = World::new(counted, &[vec![0], vec![1]], SMALL);
         let elements = 50_000;
         for to in [16 << 20, 0] {
             let before: Vec<u64> = counts.iter().map(|count| count.posted.load(Ordering::Relaxed)).collect();

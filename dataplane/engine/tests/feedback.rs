@@ -5,12 +5,11 @@
 #[allow(dead_code, reason = "other tests need more of it")]
 mod common;
 
-use common::{World, reduce};
+use common::{SMALL, World, reduce};
 use harmonaize_abi::{ReduceOp, Region, Submission, flags};
 use harmonaize_codec::Codec;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
-use harmonaize_plan::{Coding, Participant, Tuning};
-use harmonaize_shm::TenantEnd;
+use harmonaize_plan::{Coding, Participant};
 use harmonaize_transport::Transport;
 use harmonaize_transport::loopback::Hub;
 use rand::{RngExt, SeedableRng};
@@ -28,26 +27,7 @@ fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
 fn world(ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
     let hub = Hub::new();
     let transport = |_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>;
-    let tuning = Tuning {
-        chunk_bytes: 4096,
-        segment_bytes: 16384,
-        message_bytes: 1024,
-        copy_bytes: 2048,
-        one_shot_bytes: 0,
-        two_shot_bytes: 0,
-    };
-    World::with_coding((0..ranks.len()).map(transport).collect(), ranks, tuning, common::ARENA, 2, coding)
-}
-
-fn write(world: &World, rank: usize, offset: u64, values: &[f32]) {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    world.tenants[rank].end.memory().write(offset, &bytes).unwrap();
-}
-
-fn read(world: &World, rank: usize, offset: u64, count: usize) -> Vec<f32> {
-    let mut bytes = vec![0; count * 4];
-    world.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
-    bytes.chunks_exact(4).map(|each| f32::from_le_bytes(each.try_into().unwrap())).collect()
+    World::with_coding((0..ranks.len()).map(transport).collect(), ranks, SMALL, common::ARENA, 2, coding)
 }
 
 /// Tensors of `count` elements, step after step.
@@ -65,7 +45,7 @@ impl Steps {
     fn new(world: World, count: usize, seed: u64) -> Self {
         let zeros = vec![0.0; count];
         for rank in 0..world.tenants.len() {
-            write(&world, rank, HALVES[0], &vec![0.0; count]);
+            world.write_floats(rank, HALVES[0], &vec![0.0; count]);
         }
         let random = ChaCha8Rng::seed_from_u64(seed);
         Self { world, count, random, half: 0, given: zeros.clone(), received: zeros }
@@ -79,7 +59,7 @@ impl Steps {
                 || self.random.random_range(-1.0..1.0_f32) / self.random.random_range(0.05..1.0_f32);
             let values: Vec<f32> = (0..count).map(|_| one()).collect();
             self.given.iter_mut().zip(&values).for_each(|(sum, value)| *sum += f64::from(*value));
-            write(&self.world, rank, 0, &values);
+            self.world.write_floats(rank, 0, &values);
             let region = |offset| Region { offset, bytes: count as u64 * 4 };
             let (owed, left_out) = (region(HALVES[self.half]), region(HALVES[1 - self.half]));
             let call = reduce(op, count as u64, 0, to);
@@ -92,7 +72,7 @@ impl Steps {
     fn receive(&mut self, scale: f64, to: u64) -> u8 {
         let completions = self.world.completions();
         assert!(completions.iter().all(|done| done.status == 0), "{completions:?}, {:?}", self.world.notices);
-        let found = read(&self.world, 0, to, self.count);
+        let found = self.world.read_floats(0, to, self.count);
         self.received.iter_mut().zip(&found).for_each(|(sum, value)| *sum += scale * f64::from(*value));
         self.half = 1 - self.half;
         completions[0].algorithm
@@ -102,7 +82,7 @@ impl Steps {
     fn owed(&self) -> Vec<f64> {
         let mut owed = vec![0.0; self.count];
         for rank in 0..self.world.tenants.len() {
-            let theirs = read(&self.world, rank, HALVES[self.half], self.count);
+            let theirs = self.world.read_floats(rank, HALVES[self.half], self.count);
             owed.iter_mut().zip(theirs).for_each(|(sum, value)| *sum += f64::from(value));
         }
         owed
@@ -145,11 +125,11 @@ fn what_is_received_is_what_was_given_less_what_is_owed() {
 fn what_is_not_coded_leaves_owed_what_was() {
     let mut steps = Steps::new(world(&[vec![0, 1], vec![2]], None), 4097, 9);
     let owed: Vec<Vec<f32>> = (0..3).map(|rank| (0..4097).map(|at| (rank * at) as f32).collect()).collect();
-    (0..3).for_each(|rank| write(&steps.world, rank, HALVES[0], &owed[rank]));
+    (0..3).for_each(|rank| steps.world.write_floats(rank, HALVES[0], &owed[rank]));
     let scale = steps.submit(ReduceOp::Sum, OUTPUT);
     assert_eq!(steps.receive(scale, OUTPUT), 2);
     for (rank, owed) in owed.iter().enumerate() {
-        assert_eq!(read(&steps.world, rank, HALVES[1], 4097), *owed, "rank {rank}");
+        assert_eq!(steps.world.read_floats(rank, HALVES[1], 4097), *owed, "rank {rank}");
     }
     for (at, (given, received)) in steps.given.iter().zip(&steps.received).enumerate() {
         assert!((given - received).abs() < 1e-4, "element {at}: {given} given, {received} received");

@@ -4,10 +4,9 @@
 #[allow(dead_code, reason = "other tests need more of it")]
 mod common;
 
-use common::{World, call};
+use common::{SMALL, World, call};
 use harmonaize_abi::Collective;
 use harmonaize_engine::{Command, CommunicatorId};
-use harmonaize_plan::Tuning;
 use harmonaize_transport::Transport;
 use harmonaize_transport::loopback::Hub;
 use std::time::{Duration, Instant};
@@ -25,15 +24,7 @@ fn operation(world: &mut World) -> Duration {
 fn the_next_operation_is_held_back_and_only_that() {
     let hub = Hub::new();
     let transports = (0..2).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect();
-    let tuning = Tuning {
-        chunk_bytes: 4096,
-        segment_bytes: 16384,
-        message_bytes: 1024,
-        copy_bytes: 2048,
-        one_shot_bytes: 0,
-        two_shot_bytes: 0,
-    };
-    let mut world = World::new(transports, &[vec![0], vec![1]], tuning);
+    let mut world = World::new(transports, &[vec![0], vec![1]], SMALL);
     operation(&mut world);
     let hold = Duration::from_millis(200);
     for span in [Duration::from_secs(3600), hold] {

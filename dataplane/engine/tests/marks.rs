@@ -4,27 +4,18 @@
 #[allow(dead_code, reason = "other tests need more of it")]
 mod common;
 
-use common::{MARKS, World, call};
+use common::{MARKS, SMALL, World, call};
 use harmonaize_abi::{Collective, Status};
 use harmonaize_engine::{Notice, marks};
 use harmonaize_events::{Mark, MarkKind};
-use harmonaize_plan::{Participant, Tuning};
+use harmonaize_plan::Participant;
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use harmonaize_transport::{Flow, Transport};
-
-const TUNING: Tuning = Tuning {
-    chunk_bytes: 4096,
-    segment_bytes: 16384,
-    message_bytes: 1024,
-    copy_bytes: 2048,
-    one_shot_bytes: 0,
-    two_shot_bytes: 0,
-};
 
 fn world(ranks: &[Vec<u32>]) -> World {
     let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
     let transports = ranks.iter().map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect();
-    World::new(transports, ranks, TUNING)
+    World::new(transports, ranks, SMALL)
 }
 
 /// What an engine has marked since it was last asked.

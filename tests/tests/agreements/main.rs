@@ -4,25 +4,14 @@
 
 mod tutorial;
 
-use harmonaize_client::{Access, Clause, Constraints, Error, Knobs, Negotiated, Priority, Rank};
-use harmonaize_tests::job::{Worker, deploy, options, sockets};
+use harmonaize_client::{Clause, Constraints, Error, Knobs, Negotiated, Priority, Rank};
+use harmonaize_tests::job::{deploy, joined, sockets};
 use harmonaize_tests::star;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long anything may take: a bound for machines that are busy with other things, and no figure.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn joined(sockets: &[PathBuf], name: &str) -> Vec<Worker> {
-    let ranks = sockets.len() as u32;
-    std::thread::scope(|scope| {
-        let join = |(rank, socket)| {
-            scope.spawn(move || Worker::join(socket, name, rank, ranks, options(Access::Mapped, 8)).unwrap())
-        };
-        let threads: Vec<_> = (0..ranks).zip(sockets).map(join).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
 
 /// Lines without what they begin with, and without empty ones.
 fn lines(text: &str) -> Vec<&str> {

@@ -18,6 +18,16 @@ pub(crate) const ARENA: u64 = 32 << 20;
 /// Marks that an engine's queue holds.
 pub(crate) const MARKS: usize = 1024;
 
+/// Sizes so small that little tensors take several segments, all along the ring.
+pub(crate) const SMALL: Tuning = Tuning {
+    chunk_bytes: 4096,
+    segment_bytes: 16384,
+    message_bytes: 1024,
+    copy_bytes: 2048,
+    one_shot_bytes: 0,
+    two_shot_bytes: 0,
+};
+
 /// One rank's end.
 pub(crate) struct Tenant {
     pub(crate) end: MappedTenant,
@@ -224,6 +234,17 @@ impl World {
             done.iter().all(Option::is_some)
         });
         done.into_iter().map(Option::unwrap).collect()
+    }
+
+    pub(crate) fn write_floats(&self, rank: usize, offset: u64, values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tenants[rank].end.memory().write(offset, &bytes).unwrap();
+    }
+
+    pub(crate) fn read_floats(&self, rank: usize, offset: u64, count: usize) -> Vec<f32> {
+        let mut bytes = vec![0; count * 4];
+        self.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
+        bytes.chunks_exact(4).map(|each| f32::from_le_bytes(each.try_into().unwrap())).collect()
     }
 
     pub(crate) fn write(&self, rank: usize, offset: u64, values: &[u64]) {
