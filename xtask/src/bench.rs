@@ -5,6 +5,7 @@ pub mod cluster;
 mod codec;
 pub mod compression;
 pub mod control;
+pub mod cooperation;
 mod figures;
 pub mod lab;
 pub mod launcher;
@@ -54,6 +55,8 @@ pub enum Suite {
     Aggregation,
     /// Eight hosts far apart: small AllReduces along the ring, in one shot, in two, and as control chooses
     Small,
+    /// Eight hosts, two racks, two spines: what tenants gain by being told, and what that tells them
+    Cooperation,
     /// One core: every codec's speed against memcpy, error and ratio, on synthetic tensors and float32 files of NumPy
     Codec,
 }
@@ -91,7 +94,7 @@ pub struct Args {
     /// Suite rdma: the file that describes the hosts
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suites rdma, telemetry, control, compression, aggregation, small and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
+    /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
     /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, busbw-shaped, processor,
@@ -99,7 +102,7 @@ pub struct Args {
     /// Suite compression: speed, slow, fast, convolutional, transformer. Suite aggregation: core, large, eight, small
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suites rdma, telemetry, control, compression, aggregation, small and codec: show that all programs run, in a short round; no bar is held against it
+    /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
@@ -148,6 +151,7 @@ pub fn run(args: &Args) -> Result<()> {
         Suite::Control => control::run(control_effort(args), binaries, stop),
         Suite::Compression => compression::run(compression_effort(args), binaries, stop),
         Suite::Aggregation => aggregation::run(aggregation_effort(args), binaries, stop),
+        Suite::Cooperation => cooperation::run(cooperation_effort(args), binaries, stop),
         Suite::Small => {
             let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
             let effort = if args.smoke { small::Effort::smoke() } else { small::Effort::new(rounds) };
@@ -175,6 +179,7 @@ fn star(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>
         | Suite::Compression
         | Suite::Aggregation
         | Suite::Small
+        | Suite::Cooperation
         | Suite::Codec => {
             bail!("this suite has other hosts")
         }
@@ -210,6 +215,12 @@ fn aggregation_effort(args: &Args) -> aggregation::Effort {
     let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
     let only = &args.only;
     if args.smoke { aggregation::Effort::smoke(only) } else { aggregation::Effort::new(rounds, only) }
+}
+
+fn cooperation_effort(args: &Args) -> cooperation::Effort {
+    let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
+    let only = &args.only;
+    if args.smoke { cooperation::Effort::smoke(only) } else { cooperation::Effort::new(rounds, only) }
 }
 
 /// The suite on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.
