@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A tenant's spaces, one a host, made once and used by one job after another.
@@ -128,10 +129,14 @@ impl Programs {
             let path = folder.join(name);
             path.metadata().with_context(|| format!("{} is not there", path.display()))?;
         }
+        let folder = folder.canonicalize().with_context(|| format!("cannot reach {}", folder.display()))?;
         if folder.ancestors().all(open_to_others) {
-            return Ok(Self { folder: folder.to_path_buf(), copied: false });
+            return Ok(Self { folder, copied: false });
         }
-        let copies = std::env::temp_dir().join(format!("harmonaize-programs-{}", std::process::id()));
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let copies = format!("harmonaize-programs-{}-{count}", std::process::id());
+        let copies = std::env::temp_dir().join(copies);
         std::fs::create_dir(&copies).with_context(|| format!("cannot make {}", copies.display()))?;
         let programs = Self { folder: copies, copied: true };
         std::fs::set_permissions(&programs.folder, std::fs::Permissions::from_mode(0o711))?;
@@ -184,8 +189,10 @@ mod tests {
         let programs = Programs::publish(folder.path(), &["p"]).unwrap();
         let path = programs.path("p");
         assert!(path != folder.path().join("p") && path.exists());
+        let again = Programs::publish(folder.path(), &["p"]).unwrap();
         drop(programs);
         assert!(!path.exists());
+        assert!(again.path("p").exists(), "two of one process, as two networks have");
         assert!(Programs::publish(folder.path(), &["missing"]).is_err());
     }
 }
