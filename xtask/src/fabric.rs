@@ -212,6 +212,29 @@ impl Fabric {
         Ok(())
     }
 
+    /// Has every host and aggregator lose what comes to it, so many frames of a million and each by itself: what is sent together is
+    /// cut before the wire. A program for traffic control draws a number for each, and has a device that is down take the unlucky.
+    pub fn set_loss(&self, of_a_million: u32) -> Result<()> {
+        let most = u64::from(of_a_million.min(1_000_000)) * u64::from(u32::MAX) / 1_000_000;
+        // Load a random number (SKF_AD_RANDOM of linux/filter.h); if it is above `most` there is no match, else there is.
+        let program = format!("4,32 0 0 4294963256,37 1 0 {most},6 0 0 4294967295,6 0 0 0");
+        for end in self.topology.ends() {
+            let mut devices = vec!["link add lost type ifb".to_owned()];
+            let mut filters = Vec::new();
+            for (_, own, _) in self.layout.ends_of(end) {
+                let device = &own.device;
+                devices.push(format!("link set {device} gso_max_segs 1"));
+                filters.push(format!("qdisc add dev {device} clsact"));
+                filters.push(format!(
+                    "filter add dev {device} ingress bpf bytecode \"{program}\" action mirred egress redirect dev lost"
+                ));
+            }
+            self.node(end).ip(&devices)?;
+            self.node(end).tc(&filters)?;
+        }
+        Ok(())
+    }
+
     /// Leaves the fabric up when this is dropped, until `down` removes it; returns its name.
     pub fn keep(mut self) -> Result<String> {
         File::create(self.folder.join("kept"))?;

@@ -6,8 +6,11 @@ use crate::round_trip::RoundTrip;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Sums of later chunks after which a chunk is taken for lost.
-const LATER: u8 = 3;
+/// How far above a chunk a sum is after which that chunk is taken for lost: what is less far out of order was overtaken.
+const LATER: u64 = 3;
+/// Windows between the lowest chunk without a sum and the highest that is sent. What is lost holds up nothing but itself for as long as
+/// it takes to ask for it and to send it again.
+pub const SPAN: u32 = 4;
 /// Questions over which losses are judged.
 const JUDGED: u32 = 64;
 
@@ -32,7 +35,7 @@ pub struct WorkerConfig {
     pub form: Form,
     /// Elements of a chunk.
     pub elements: u32,
-    /// Most chunks in flight, whatever the aggregator grants.
+    /// Most chunks that are sent and have no sum yet, whatever the aggregator grants.
     pub window: u16,
     /// Most segments that are submitted and not done.
     pub segments: usize,
@@ -117,8 +120,10 @@ struct Flight {
     sent: Duration,
     due: Duration,
     attempts: u32,
-    /// The aggregator has said that this part is in.
-    held: bool,
+    /// What the aggregator last said of this part: that it is in, or that it is not.
+    held: Option<bool>,
+    /// It was asked since the part was sent.
+    asked: bool,
     done: bool,
 }
 
@@ -144,8 +149,10 @@ pub struct Worker {
     /// The next chunk.
     next: u64,
     window: u64,
-    /// Sums of chunks above `had` since it moved.
-    later: u8,
+    /// Chunks that are made and have no sum.
+    open: u64,
+    /// Chunks below were looked at for losses.
+    judged: u64,
     sequence: u64,
     echoed: u64,
     begin_due: Duration,
@@ -176,11 +183,12 @@ impl Worker {
             state: State::Idle,
             session: 0,
             work: VecDeque::with_capacity(config.segments),
-            flights: vec![Flight::default(); usize::from(config.window.max(1))],
+            flights: vec![Flight::default(); usize::from(config.window.max(1)) * SPAN as usize],
             had: 0,
             next: 0,
             window: 1,
-            later: 0,
+            open: 0,
+            judged: 0,
             sequence: 0,
             echoed: 0,
             begin_due: Duration::ZERO,
@@ -201,7 +209,8 @@ impl Worker {
     pub fn begin(&mut self, now: Duration, session: u64) {
         self.work.clear();
         (self.state, self.session, self.ended) = (State::Beginning { incarnation: 0 }, session, None);
-        (self.had, self.next, self.window, self.later, self.told) = (0, 0, 1, 0, 0);
+        (self.had, self.next, self.window, self.told) = (0, 0, 1, 0);
+        (self.open, self.judged) = (0, 0);
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
         (self.unanswered, self.questions, self.answers) = (None, 0, 0);
     }
@@ -314,7 +323,8 @@ impl Worker {
     /// Makes the next chunk, if the window has room and there is work.
     fn make(&mut self) -> bool {
         let most = self.window.min(self.flights.len() as u64);
-        self.next < self.had + most && self.make_any()
+        let in_flight = self.open < u64::from(self.config.window.max(1));
+        in_flight && self.next < self.had + most && self.make_any()
     }
 
     fn make_any(&mut self) -> bool {
@@ -329,6 +339,7 @@ impl Worker {
         work.made += elements;
         self.set(self.next, flight);
         self.next += 1;
+        self.open += 1;
         true
     }
 
@@ -336,7 +347,7 @@ impl Worker {
         self.unanswered.get_or_insert(now);
         self.questions += 1;
         // A whole window is asked for at once where answers are late; what is under way is not lost.
-        let under_way = self.flights.len() as u32;
+        let under_way = u32::from(self.config.window.max(1));
         if self.questions > JUDGED + under_way {
             let unanswered = u64::from(self.questions.saturating_sub(self.answers + under_way));
             if unanswered * 1000 > u64::from(self.config.loss_most) * u64::from(self.questions) {
@@ -352,7 +363,7 @@ impl Worker {
         }
     }
 
-    /// Sends a chunk again, or only asks for its sum where the part is known to be in.
+    /// Asks for a chunk, or sends it again where the part is known to be missing. A question is short, and what is late is not lost.
     fn again(
         &mut self,
         now: Duration,
@@ -366,12 +377,13 @@ impl Worker {
             return None;
         }
         let mut flight = self.flight(chunk);
-        if !flight.held {
+        if flight.attempts == 0 || flight.held == Some(false) {
             self.counters.sent_again += u64::from(flight.attempts > 0);
             return self.part(now, incarnation, chunk, tensors, packet);
         }
         flight.due = now + self.round_trip.retry(flight.attempts);
         flight.attempts += 1;
+        flight.asked = true;
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);
         self.bare(Kind::Acknowledge, incarnation, chunk, 1, packet)
@@ -390,7 +402,7 @@ impl Worker {
         let packet = packet.get_mut(..HEADER_BYTES + bytes)?;
         let payload = packet.get_mut(HEADER_BYTES..)?;
         tensors.read(flight.segment, flight.offset, flight.elements, payload);
-        flight.sent = now;
+        (flight.sent, flight.held, flight.asked) = (now, None, false);
         flight.due = now + self.round_trip.retry(flight.attempts);
         flight.attempts += 1;
         self.set(chunk, flight);
@@ -492,9 +504,12 @@ impl Worker {
         if flight.done {
             return;
         }
-        // What waits for a slot, or for others, is no loss: the time-out begins anew.
-        flight.held = header.note == 1;
-        flight.due = now + self.round_trip.retry(flight.attempts.saturating_sub(1));
+        flight.held = Some(header.note == 1);
+        // A question follows the part on its way: where that has not come it is lost. What waits for a slot, or for others, is
+        // not, and its time-out begins anew.
+        let lost = header.note == 0 && flight.asked;
+        flight.due = if lost { now } else { now + self.round_trip.retry(flight.attempts.saturating_sub(1)) };
+        self.due = self.due.min(flight.due);
         self.set(header.chunk, flight);
     }
 
@@ -536,24 +551,25 @@ impl Worker {
         self.unanswered = None;
         flight.done = true;
         self.set(chunk, flight);
-        self.advance(now, chunk);
-    }
-
-    fn advance(&mut self, now: Duration, chunk: u64) {
-        if chunk > self.had {
-            self.later = self.later.saturating_add(1);
-            let mut hole = self.flight(self.had);
-            if self.later == LATER && hole.attempts == 1 {
-                hole.due = now;
-                self.set(self.had, hole);
-                self.due = now;
-            }
-            return;
-        }
+        self.open = self.open.saturating_sub(1);
         while self.had < self.next && self.flight(self.had).done {
             self.had += 1;
         }
-        self.later = 0;
+        self.judge(now, chunk);
+    }
+
+    /// Has what is so far below a sum, and was sent once, asked for at once. Cost: each chunk is looked at once.
+    fn judge(&mut self, now: Duration, summed: u64) {
+        self.judged = self.judged.max(self.had);
+        while self.judged + LATER <= summed {
+            let mut hole = self.flight(self.judged);
+            if !hole.done && hole.attempts == 1 {
+                hole.due = now;
+                self.set(self.judged, hole);
+                self.due = now;
+            }
+            self.judged += 1;
+        }
     }
 
     /// What was sent, taken and dropped.

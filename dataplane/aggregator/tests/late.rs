@@ -1,7 +1,9 @@
-//! Answers that are late are not lost: a whole window is asked for again, and the session goes on.
+//! Answers that are late are not lost: a whole window is asked for again, and the session goes on. What is lost is found and sent again
+//! without waiting for time-outs, and nothing else is.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::packet::{HEADER_BYTES, Kind, Sealed};
 use harmonaize_aggregator::{
     Aggregator, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
 };
@@ -9,6 +11,8 @@ use std::time::Duration;
 
 const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 const WINDOW: u16 = 256;
+const COMMUNICATOR: u64 = 5;
+const SECRET: [u8; 32] = [1; 32];
 
 struct Zeros;
 
@@ -19,73 +23,132 @@ impl Tensors for Zeros {
     fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
 }
 
-/// All that the worker sends now.
-fn sent(worker: &mut Worker, now: Duration) -> Vec<Vec<u8>> {
-    let (mut packet, mut packets) = ([0; 512], Vec::new());
-    while let Some(bytes) = worker.poll_transmit(now, &Zeros, &mut packet) {
-        packets.push(packet[..bytes].to_vec());
-    }
-    packets
+/// An aggregator and its only worker.
+struct Ends {
+    aggregator: Aggregator,
+    worker: Worker,
 }
 
-#[test]
-fn a_window_that_is_answered_late_ends_no_session() {
-    let (communicator, secret) = (5, [1; 32]);
-    let mut aggregator = Aggregator::new(1, Pool::new(2 * u32::from(WINDOW), 64));
-    let most = 2 * u32::from(WINDOW);
-    let share = Share { tenant: 1, weight: 1, guaranteed: most, most };
-    aggregator
-        .grant(Grant {
-            communicator,
-            secret,
+impl Ends {
+    /// In a session, of which a short chunk has told the worker how fast sums usually come.
+    fn in_session(now: Duration) -> Self {
+        let most = 2 * u32::from(WINDOW);
+        let mut aggregator = Aggregator::new(1, Pool::new(most, 64));
+        let grant = Grant {
+            communicator: COMMUNICATOR,
+            secret: SECRET,
             workers: 1,
             form: FORM,
             elements: 4,
             ordered: false,
             partial: None,
-            share,
+            share: Share { tenant: 1, weight: 1, guaranteed: most, most },
             parent: None,
-        })
-        .unwrap();
-    let mut worker = Worker::new(WorkerConfig {
-        communicator,
-        worker: 0,
-        key: Key::derive(&secret, communicator, 0),
-        form: FORM,
-        elements: 4,
-        window: WINDOW,
-        segments: 1,
-        hosts: 1,
-        partial: false,
-        patience: Duration::from_millis(150),
-        retry_least: Duration::from_millis(4),
-        retry_most: Duration::from_millis(40),
-        loss_most: 500,
-    });
-    let answer = |aggregator: &mut Aggregator, worker: &mut Worker, now: Duration, packets: &[Vec<u8>]| {
+        };
+        aggregator.grant(grant).unwrap();
+        let worker = Worker::new(WorkerConfig {
+            communicator: COMMUNICATOR,
+            worker: 0,
+            key: Key::derive(&SECRET, COMMUNICATOR, 0),
+            form: FORM,
+            elements: 4,
+            window: WINDOW,
+            segments: 1,
+            hosts: 1,
+            partial: false,
+            patience: Duration::from_millis(150),
+            retry_least: Duration::from_millis(4),
+            retry_most: Duration::from_millis(40),
+            loss_most: 500,
+        });
+        let mut ends = Self { aggregator, worker };
+        ends.worker.begin(now, 1);
+        let begin = ends.sent(now);
+        ends.answer(now, &begin);
+        assert!(ends.worker.submit(0, 4));
+        let quick = ends.sent(now);
+        ends.answer(now, &quick);
+        assert_eq!(ends.worker.poll_event(), Some(Event::Done { segment: 0, hosts: 1 }));
+        ends
+    }
+
+    /// All that the worker sends now.
+    fn sent(&mut self, now: Duration) -> Vec<Vec<u8>> {
+        let (mut packet, mut packets) = ([0; 512], Vec::new());
+        while let Some(bytes) = self.worker.poll_transmit(now, &Zeros, &mut packet) {
+            packets.push(packet[..bytes].to_vec());
+        }
+        packets
+    }
+
+    /// The aggregator gets these, and the worker its answers.
+    fn answer(&mut self, now: Duration, packets: &[Vec<u8>]) {
         let mut answers = Vec::new();
         for packet in packets {
-            aggregator.receive(now, packet, &mut |_: To, packet: &[u8]| answers.push(packet.to_vec()));
+            self.aggregator.receive(now, packet, &mut |_: To, packet: &[u8]| answers.push(packet.to_vec()));
         }
-        answers.iter().for_each(|packet| worker.receive(now, packet, &mut Zeros));
-    };
+        answers.iter().for_each(|packet| self.worker.receive(now, packet, &mut Zeros));
+    }
+}
+
+fn kinds(packets: &[Vec<u8>]) -> Vec<Kind> {
+    packets.iter().map(|packet| Sealed::read(packet).unwrap().kind()).collect()
+}
+
+#[test]
+fn a_window_that_is_answered_late_ends_no_session() {
     let mut now = Duration::from_millis(1);
-    worker.begin(now, 1);
-    let begin = sent(&mut worker, now);
-    answer(&mut aggregator, &mut worker, now, &begin);
-    // A short chunk tells the worker how fast sums usually come.
-    assert!(worker.submit(0, 4));
-    let quick = sent(&mut worker, now);
-    answer(&mut aggregator, &mut worker, now, &quick);
-    assert_eq!(worker.poll_event(), Some(Event::Done { segment: 0, hosts: 1 }));
-    assert!(worker.submit(1, 4 * u64::from(WINDOW)));
-    let mut late = sent(&mut worker, now);
+    let mut ends = Ends::in_session(now);
+    assert!(ends.worker.submit(1, 4 * u64::from(WINDOW)));
+    let mut late = ends.sent(now);
     assert!(late.len() >= usize::from(WINDOW));
     now += Duration::from_millis(30);
-    let again = sent(&mut worker, now);
-    assert_eq!(again.len(), usize::from(WINDOW), "all are asked for again");
+    let again = ends.sent(now);
+    assert_eq!(again.len(), usize::from(WINDOW), "all are asked for");
+    assert!(again.iter().all(|packet| packet.len() == HEADER_BYTES), "and none is sent again");
     late.extend(again);
-    assert_eq!(worker.poll_event(), None, "the session has ended");
-    answer(&mut aggregator, &mut worker, now, &late);
-    assert_eq!(worker.poll_event(), Some(Event::Done { segment: 1, hosts: 1 }));
+    assert_eq!(ends.worker.poll_event(), None, "the session has ended");
+    ends.answer(now, &late);
+    assert_eq!(ends.worker.poll_event(), Some(Event::Done { segment: 1, hosts: 1 }));
+}
+
+#[test]
+fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
+    let now = Duration::from_millis(1);
+    let mut ends = Ends::in_session(now);
+    assert!(ends.worker.submit(1, 4 * 16));
+    let mut parts = ends.sent(now);
+    parts.retain(|packet| packet.len() > HEADER_BYTES);
+    assert_eq!(parts.len(), 16);
+    // Two are lost, far from each other; of the last ones nothing comes after them that would tell.
+    parts.remove(9);
+    parts.remove(2);
+    ends.answer(now, &parts);
+    let questions = ends.sent(now);
+    assert_eq!(kinds(&questions), [Kind::Acknowledge; 2], "no time has passed");
+    ends.answer(now, &questions);
+    let missing = ends.sent(now);
+    assert_eq!(kinds(&missing), [Kind::Contribution; 2]);
+    assert_eq!(ends.worker.counters().sent_again, 2);
+    ends.answer(now, &missing);
+    assert_eq!(ends.worker.poll_event(), Some(Event::Done { segment: 1, hosts: 1 }));
+}
+
+#[test]
+fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
+    let now = Duration::from_millis(1);
+    let mut ends = Ends::in_session(now);
+    assert!(ends.worker.submit(1, 4 * 8));
+    let parts = ends.sent(now);
+    let mut sums = Vec::new();
+    for packet in &parts {
+        ends.aggregator.receive(now, packet, &mut |_: To, packet: &[u8]| sums.push(packet.to_vec()));
+    }
+    sums.remove(1);
+    sums.iter().for_each(|packet| ends.worker.receive(now, packet, &mut Zeros));
+    let questions = ends.sent(now);
+    assert_eq!(kinds(&questions), [Kind::Acknowledge]);
+    ends.answer(now, &questions);
+    assert_eq!(ends.worker.counters().sent_again, 0);
+    assert_eq!(ends.worker.poll_event(), Some(Event::Done { segment: 1, hosts: 1 }));
 }

@@ -24,7 +24,7 @@ pub struct Effort {
     pub turn: u64,
     /// Bytes of a large operation.
     pub large: u64,
-    /// Parts alone: core, large, eight, small; all if empty.
+    /// Parts alone: core, large, eight, lossy, small; all if empty.
     pub only: Vec<String>,
 }
 
@@ -46,7 +46,8 @@ struct Suite {
     stop: Arc<AtomicBool>,
 }
 
-const PARTS: &[Part<Suite>] = &[("core", core), ("large", large), ("eight", eight), ("small", small)];
+const PARTS: &[Part<Suite>] =
+    &[("core", core), ("large", large), ("eight", eight), ("lossy", lossy), ("small", small)];
 
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
@@ -108,6 +109,8 @@ struct Star {
     delay: &'static str,
     /// What a frame carries.
     mtu: u32,
+    /// Of a million frames, how many are lost at each end; none: they go in large buffers, of which nothing is lost.
+    loss: Option<u32>,
 }
 
 /// What frames carry between hosts that move tensors, and what they carry elsewhere.
@@ -121,7 +124,7 @@ const BUSY: f64 = 0.6;
 fn large(suite: &Suite) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for mtu in [JUMBO, PLAIN] {
-        let star = Star { hosts: 4, rate: RATES[0], delay: "0us", mtu };
+        let star = Star { hosts: 4, rate: RATES[0], delay: "0us", mtu, loss: None };
         rows.extend(suite.against_hosts(star, &[(suite.effort.large, 1.42)])?.0);
     }
     Ok(rows)
@@ -131,7 +134,7 @@ fn large(suite: &Suite) -> Result<Vec<Row>> {
 fn eight(suite: &Suite) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for rate in RATES {
-        let star = Star { hosts: 8, rate, delay: "0us", mtu: JUMBO };
+        let star = Star { hosts: 8, rate, delay: "0us", mtu: JUMBO, loss: None };
         let busy;
         (rows, busy) = suite.against_hosts(star, &[(suite.effort.large, 1.6)])?;
         if busy < BUSY {
@@ -143,8 +146,27 @@ fn eight(suite: &Suite) -> Result<Vec<Row>> {
 
 /// 8 hosts at 1 Gbit/s, half a millisecond on each host's link and none at the aggregator.
 fn small(suite: &Suite) -> Result<Vec<Row>> {
-    let star = Star { hosts: 8, rate: RATES[0], delay: "500us", mtu: PLAIN };
+    let star = Star { hosts: 8, rate: RATES[0], delay: "500us", mtu: PLAIN, loss: None };
     Ok(suite.against_hosts(star, &[(24 << 10, 1.4), (4 << 10, 1.0)])?.0)
+}
+
+/// 4 hosts where each end loses one frame in a hundred, against the same where none is lost. So many frames that each goes by itself
+/// leave a machine of two cores time to spare at a quarter of the rate.
+fn lossy(suite: &Suite) -> Result<Vec<Row>> {
+    let star = |loss| Star { hosts: 4, rate: 250, delay: "0us", mtu: JUMBO, loss: Some(loss) };
+    let sizes = [(suite.effort.large, 0.7)];
+    let topology = star_with_aggregator(4, 250, "0us");
+    let times = |loss| suite.times(&topology, star(loss), &sizes, true)?.of(suite.effort.large);
+    let (with, without) = (times(10_000)?, times(0)?);
+    let case = Case {
+        suite: "aggregation",
+        case: "allreduce f32, 4 hosts, 250 Mbit/s, 1% of frames lost at each end: us".to_owned(),
+        size: suite.effort.large,
+        ranks: 4,
+        better: Better::Less,
+        bar: 1.0 / 0.7,
+    };
+    Ok(vec![case.compare(&with, &without, "the same without losses")])
 }
 
 /// Operations' times, and what of the processors they took at most.
@@ -174,7 +196,7 @@ impl Suite {
     /// Operations of these sizes where there is an aggregator, against the same hosts without; each size with its bar. And what of
     /// the processors they took with it.
     fn against_hosts(&self, star: Star, sizes: &[(u64, f64)]) -> Result<(Vec<Row>, f64)> {
-        let Star { hosts, rate, delay, mtu } = star;
+        let Star { hosts, rate, delay, mtu, .. } = star;
         let topology = star_with_aggregator(hosts, rate, delay);
         let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
         let by_aggregator = self.times(&topology, star, sizes, true)?;
@@ -195,11 +217,13 @@ impl Suite {
                 better: Better::Less,
                 bar: 1.0 / bar,
             };
-            rows.push(case.compare(
-                &by_aggregator.of(*size)?,
-                &by_hosts.of(*size)?,
-                "the same by the hosts alone",
-            ));
+            let (ours, theirs) = (by_aggregator.of(*size)?, by_hosts.of(*size)?);
+            let row = case.compare(&ours, &theirs, "the same by the hosts alone");
+            eprintln!(
+                "{name}, {size} bytes: {:.2} times as fast by the aggregator",
+                row.ratio.unwrap_or_default()
+            );
+            rows.push(row);
         }
         Ok((rows, by_aggregator.busy))
     }
@@ -208,6 +232,9 @@ impl Suite {
     fn times(&self, topology: &str, star: Star, sizes: &[(u64, f64)], aggregated: bool) -> Result<Timed> {
         let topology = Topology { mtu: star.mtu, ..Topology::parse(topology)? };
         let mut lab = Lab::on(topology, self.binaries.clone(), Arc::clone(&self.stop), |setup| setup)?;
+        if let Some(loss) = star.loss {
+            lab.fabric().set_loss(loss)?;
+        }
         let list = sizes.iter().map(|(size, _)| size.to_string()).collect::<Vec<_>>().join(",");
         let (warmup, iterations) = (2, 4 * self.effort.rounds);
         let counts = [warmup.to_string(), iterations.to_string()];

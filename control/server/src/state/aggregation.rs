@@ -9,7 +9,7 @@ use super::decisions::{Changed, Trigger};
 use super::replan::{Planned, changed};
 use super::{Fact, SessionId, State};
 use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
-use harmonaize_aggregator::worker_key;
+use harmonaize_aggregator::{SPAN, worker_key};
 use harmonaize_api::v1::{self, RefusedKind, aggregation_form, from_agent, to_agent};
 use harmonaize_api::{PROTOCOL_VERSION, SECRET_BYTES};
 use harmonaize_codec::Codec;
@@ -339,7 +339,7 @@ impl State {
         let round = Duration::from_nanos(best.delay.0.saturating_mul(2)).saturating_add(TURN);
         let held = best.rate.bytes_in(Nanos(u64::try_from(round.as_nanos()).unwrap_or(u64::MAX))).0;
         let window = held.div_ceil(u64::from(unit)).clamp(*WINDOWS.start(), *WINDOWS.end()) as u32;
-        let most = (2 * window).min(units);
+        let most = (2 * SPAN * window).min(units);
         let guaranteed = (units / PARTS).clamp(2, most.max(2)).min(free);
         let mut secret = [0; SECRET_BYTES];
         self.random.fill_bytes(&mut secret);
