@@ -26,6 +26,10 @@ pub struct Offer {
     pub aggregator: AggregatorId,
     /// Payload of a packet.
     pub payload: Bytes,
+    /// Bytes of a tensor that it stands for: more than its payload where tensors go in codes.
+    pub carries: Bytes,
+    /// Of a tensor, what a host's codes allow in a second; 0 where there are none.
+    pub coder: Rate,
     /// Packets in, and as many out, that it does in a second; 0 where that is not known.
     pub packets_per_second: u64,
     /// Communicators that it serves beside this one.
@@ -37,6 +41,8 @@ pub struct Offer {
 pub struct Aggregated {
     /// Which.
     pub aggregator: AggregatorId,
+    /// Whether tensors go in codes.
+    pub coded: bool,
     /// Payload that each host can send, and receive, in a second.
     pub rate: Rate,
     /// One way between the farthest host and it.
@@ -54,13 +60,13 @@ pub struct Aggregation {
     pub reason: String,
 }
 
-/// Decides for a group of hosts whose ring carries `ring` from each to the next, and where operations have `operation` bytes (0: not
-/// known). Cost: the hosts times the switches for each offer.
+/// Decides for a group of hosts whose ring carries `ring` from each to the next, who can have so much of a tensor summed in a second by
+/// codes of their own (`coded`; 0: they have none), and where operations have `operation` bytes (0: not known). Cost: the hosts times the switches for each offer.
 pub fn aggregation(
     topology: &Topology,
     conditions: &Conditions,
     hosts: &[HostId],
-    ring: Rate,
+    (ring, coded): (Rate, Rate),
     operation: Bytes,
     offers: &[Offer],
 ) -> Aggregation {
@@ -85,14 +91,17 @@ pub fn aggregation(
             refused.push(format!("not all hosts reach {name} over open links"));
             continue;
         };
-        let by_hosts = Hosts { count: hosts.len() as f64, rate: bytes(ring), delay: way.between };
+        let (count, rate, coded) = (hosts.len() as f64, bytes(ring), bytes(coded));
+        let by_hosts = Hosts { count, rate, coded, delay: way.between };
         let (here, there) = (way.time(size as f64), by_hosts.time(size as f64));
         let pays = |size: u64| way.time(size as f64) < GAIN * by_hosts.time(size as f64);
         // From the largest size down, as far as it pays.
         let least = SIZES.rev().map(|power| 1_u64 << power).take_while(|size| pays(*size)).last();
+        let coded = offer.carries > offer.payload;
         let took = format!(
-            "{} in {} by {name}, {} by the hosts",
+            "{}{} in {} by {name}, {} by the hosts",
             Bytes(size),
+            if coded { " in codes that add" } else { "" },
             Nanos((here * 1e9) as u64),
             Nanos((there * 1e9) as u64)
         );
@@ -101,7 +110,7 @@ pub fn aggregation(
                 let rate = Rate((way.rate * 8.0) as u64);
                 let delay = Nanos((way.delay * 1e9) as u64);
                 let aggregated =
-                    Aggregated { aggregator: offer.aggregator, rate, delay, least: Bytes(least) };
+                    Aggregated { aggregator: offer.aggregator, coded, rate, delay, least: Bytes(least) };
                 best = Some((here, aggregated, format!("{took}; from {} on", Bytes(least))));
             }
             Some(_) => {}
@@ -130,19 +139,22 @@ fn seconds(delay: Nanos) -> f64 {
 struct Hosts {
     count: f64,
     rate: f64,
+    /// Of a tensor, by codes of their own; 0 where they have none.
+    coded: f64,
     /// One way between two of them.
     delay: f64,
 }
 
 impl Hosts {
-    /// The fastest of a ring, and of sending directly in two steps or in one.
+    /// The fastest of a ring, of sending directly in two steps or in one, and of their codes.
     fn time(&self, size: f64) -> f64 {
-        let Self { count, rate, delay } = *self;
+        let Self { count, rate, coded, delay } = *self;
         let shared = 2.0 * (count - 1.0) / count * size / rate;
         let ring = shared + 2.0 * (count - 1.0) * delay;
         let two = shared + 2.0 * delay;
         let one = (count - 1.0) * size / rate + delay;
-        ring.min(two).min(one)
+        let coded = if coded > 0.0 { size / coded + 2.0 * delay } else { f64::INFINITY };
+        ring.min(two).min(one).min(coded)
     }
 }
 
@@ -150,6 +162,8 @@ impl Hosts {
 struct Way {
     /// Payload a second and host.
     rate: f64,
+    /// Of a tensor, what a host brings through in a second.
+    tensor: f64,
     delay: f64,
     /// One way between the two hosts that are farthest from each other, at most.
     between: f64,
@@ -180,11 +194,13 @@ impl Way {
         };
         let rate = links.fold(link.min(core), f64::min);
         let delay = farthest + seconds(aggregator.delay);
-        (rate > 1.0).then_some(Self { rate, delay, between: 2.0 * farthest })
+        let coder = if offer.coder.0 == 0 { f64::INFINITY } else { bytes(offer.coder) };
+        let tensor = (rate * offer.carries.0 as f64 / payload).min(coder);
+        (rate > 1.0).then_some(Self { rate, tensor, delay, between: 2.0 * farthest })
     }
 
     fn time(&self, size: f64) -> f64 {
-        size / self.rate + 2.0 * self.delay
+        size / self.tensor + 2.0 * self.delay
     }
 }
 
@@ -287,12 +303,13 @@ mod tests {
     }
 
     fn offer(packets_per_second: u64) -> Offer {
-        Offer { aggregator: AggregatorId(0), payload: Bytes(8192), packets_per_second, others: 0 }
+        let (payload, coder) = (Bytes(8192), Rate(0));
+        Offer { aggregator: AggregatorId(0), payload, carries: payload, coder, packets_per_second, others: 0 }
     }
 
     fn decide(topology: &Topology, conditions: &Conditions, offer: Offer) -> Aggregation {
         let hosts: Vec<HostId> = (0..topology.hosts().len()).map(HostId).collect();
-        aggregation(topology, conditions, &hosts, Rate(1_000_000_000), Bytes(0), &[offer])
+        aggregation(topology, conditions, &hosts, (Rate(1_000_000_000), Rate(0)), Bytes(0), &[offer])
     }
 
     #[test]
@@ -304,7 +321,7 @@ mod tests {
             let goes = 8192.0 / (8192.0 + HEADERS);
             assert!((chosen.rate.0 as f64 / 1e9 - goes).abs() < 1e-3, "{chosen:?}");
             assert_eq!(chosen.delay, Nanos(50_000));
-            let by_hosts = Hosts { count: hosts as f64, rate: 125e6, delay: 1e-4 };
+            let by_hosts = Hosts { count: hosts as f64, rate: 125e6, coded: 0.0, delay: 1e-4 };
             let least = chosen.least.0 as f64;
             let here = |size: f64| size / bytes(chosen.rate) + 1e-4;
             assert!(here(least) < GAIN * by_hosts.time(least));
@@ -336,7 +353,7 @@ mod tests {
         assert_eq!(decided.reason, "not all hosts reach agg0 at s0 over open links");
         let hosts = [HostId(0), HostId(1), HostId(3)];
         let all = |hosts: &[HostId], offers: &[Offer]| {
-            aggregation(&topology, &conditions, hosts, Rate(1_000_000_000), Bytes(0), offers)
+            aggregation(&topology, &conditions, hosts, (Rate(1_000_000_000), Rate(0)), Bytes(0), offers)
         };
         assert!(all(&hosts, &[offer(0)]).chosen.is_some(), "who is not there counts for nothing");
         assert_eq!(all(&hosts, &[]).reason, "no aggregator is there");

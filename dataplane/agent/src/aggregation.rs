@@ -35,18 +35,25 @@ pub(crate) fn read(
         return Err(of(&format!("participant {} is told to be worker {}", me.0, told.worker)));
     }
     let key: [u8; 32] = told.key.as_slice().try_into().map_err(|_| of("key of another length"))?;
-    let (dtype, reduce) = tensor(told.form.as_ref()).map_err(|what| of(&what))?;
-    let form = Form::Tensor { dtype, op: reduce };
-    let bytes = form.part_bytes(told.chunk_elements as usize).filter(|_| form.is_possible());
-    if !bytes.is_some_and(|bytes| (1..=MAX_PAYLOAD).contains(&bytes)) {
-        return Err(of(&format!("chunks of {} elements {dtype}, {reduce}", told.chunk_elements)));
+    let form = form(told.form.as_ref()).map_err(|what| of(&what))?;
+    let chunk = told.chunk_elements as usize;
+    let bytes = form.sum_bytes(chunk).filter(|_| form.is_possible() && form.are_whole(chunk));
+    if !bytes.is_some_and(|bytes| (1..=MAX_PAYLOAD).contains(&bytes)) || chunk == 0 {
+        return Err(of(&format!("chunks of {chunk} elements, {form:?}")));
     }
+    let codes = matches!(form, Form::Shared { .. });
+    let all = !matches!(form, Form::Shared { ranks, .. } if u32::from(ranks) != participants);
+    if !all || (codes && told.partial) {
+        return Err(of(&format!("codes of others than {participants} workers")));
+    }
+    let most = codes.then_some(told.most_error).filter(|most| *most > 0.0);
     let window = u16::try_from(told.window.min(MOST_WINDOW)).unwrap_or(0);
     if window == 0 {
         return Err(of("a window of 0"));
     }
     let [hold, most_hold] = HOLDS;
-    let rules = Aggregation { dtype, reduce, least_bytes: told.least_bytes, hold, most_hold };
+    let averages = told.averages;
+    let rules = Aggregation { form, averages, least_bytes: told.least_bytes, hold, most_hold };
     let aggregator = Aggregator {
         address,
         communicator: told.communicator,
@@ -54,21 +61,39 @@ pub(crate) fn read(
         chunk_elements: told.chunk_elements,
         window,
         partial: told.partial,
+        most,
     };
     Ok((rules, aggregator))
 }
 
 /// What payloads are: sums of f32 where nothing is said.
-fn tensor(told: Option<&v1::AggregationForm>) -> Result<(Dtype, ReduceOp), String> {
-    let Some(form) = told else { return Ok((Dtype::F32, ReduceOp::Sum)) };
-    let short = |text: &str| text.chars().take(64).collect::<String>();
-    match &form.form {
-        Some(aggregation_form::Form::Tensor(v1::TensorForm { dtype, op })) => {
+fn form(told: Option<&v1::AggregationForm>) -> Result<Form, String> {
+    let Some(form) = told else { return Ok(Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum }) };
+    form.form.as_ref().map_or(Err("no form".into()), read_form)
+}
+
+/// What payloads are, in this version's words.
+///
+/// # Errors
+/// What is not known here.
+pub(crate) fn read_form(told: &aggregation_form::Form) -> Result<Form, String> {
+    match told {
+        aggregation_form::Form::Tensor(v1::TensorForm { dtype, op }) => {
+            let short = |text: &str| text.chars().take(64).collect::<String>();
             let known = dtype.parse().ok().zip(op.parse().ok());
-            known.ok_or_else(|| format!("{} by {} is not known here", short(dtype), short(op)))
+            let (dtype, op) = known
+                .ok_or_else(|| format!("no sums of {} by {} are known here", short(dtype), short(op)))?;
+            Ok(Form::Tensor { dtype, op })
         }
-        Some(aggregation_form::Form::Shared(_)) => Err("codes are not summed here".into()),
-        None => Err("no form".into()),
+        aggregation_form::Form::Shared(v1::SharedForm { bits, block, ranks }) => {
+            let numbers = (u8::try_from(*bits), u16::try_from(*block), u16::try_from(*ranks));
+            let (Ok(bits), Ok(block), Ok(ranks)) = numbers else {
+                return Err(format!(
+                    "codes of {bits} bits in blocks of {block} for {ranks} are not known here"
+                ));
+            };
+            Ok(Form::Shared { bits, block, ranks })
+        }
     }
 }
 
@@ -90,6 +115,11 @@ mod tests {
         }
     }
 
+    fn shared(bits: u32, block: u32, ranks: u32) -> Option<v1::AggregationForm> {
+        let form = v1::SharedForm { bits, block, ranks };
+        Some(v1::AggregationForm { form: Some(aggregation_form::Form::Shared(form)) })
+    }
+
     fn form(dtype: &str, op: &str) -> Option<v1::AggregationForm> {
         let form = v1::TensorForm { dtype: dtype.into(), op: op.into() };
         Some(v1::AggregationForm { form: Some(aggregation_form::Form::Tensor(form)) })
@@ -98,17 +128,22 @@ mod tests {
     #[test]
     fn what_control_tells_is_taken_over() {
         let (rules, aggregator) = read(&told(), 4, Participant(1)).unwrap();
-        assert_eq!((rules.dtype, rules.reduce, rules.least_bytes), (Dtype::F32, ReduceOp::Sum, 65_536));
+        let sums = |dtype, op| Form::Tensor { dtype, op };
+        assert_eq!((rules.form, rules.least_bytes), (sums(Dtype::F32, ReduceOp::Sum), 65_536));
         assert_eq!((aggregator.communicator, aggregator.chunk_elements, aggregator.window), (5, 256, 64));
-        let told = v1::Aggregation { form: form("i64", "max"), ..told() };
-        let (rules, _) = read(&told, 4, Participant(1)).unwrap();
-        assert_eq!((rules.dtype, rules.reduce), (Dtype::I64, ReduceOp::Max));
+        let of_integers = v1::Aggregation { form: form("i64", "max"), ..told() };
+        let (rules, _) = read(&of_integers, 4, Participant(1)).unwrap();
+        assert_eq!((rules.form, rules.averages), (sums(Dtype::I64, ReduceOp::Max), false));
+        let codes = v1::Aggregation { form: shared(4, 256, 4), most_error: 0.03, averages: true, ..told() };
+        let (rules, aggregator) = read(&codes, 4, Participant(1)).unwrap();
+        assert_eq!(rules.form, Form::Shared { bits: 4, block: 256, ranks: 4 });
+        assert_eq!((rules.averages, aggregator.most), (true, Some(0.03)));
     }
 
     #[test]
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut v1::Aggregation));
-        let damaged: [Damage; 14] = [
+        let damaged: [Damage; 19] = [
             ("address", |told| told.address = "somewhere".into()),
             ("address", |told| told.address = "10.0.0.9:0".into()),
             ("address", |told| told.address = "0.0.0.0:7300".into()),
@@ -122,6 +157,11 @@ mod tests {
             ("chunks of 256", |told| told.form = form("f16", "sum")),
             ("chunks of 256", |told| told.form = form("f32", "average")),
             ("f33", |told| told.form = form("f33", "sum")),
+            ("codes of 300 bits", |told| told.form = shared(300, 256, 4)),
+            ("chunks of 256", |told| told.form = shared(5, 256, 4)),
+            ("chunks of 256", |told| told.form = shared(4, 512, 4)),
+            ("codes of others", |told| told.form = shared(4, 256, 5)),
+            ("codes of others", |told| (told.form, told.partial) = (shared(4, 256, 4), true)),
             ("no form", |told| told.form = Some(v1::AggregationForm { form: None })),
         ];
         for (what, damage) in damaged {

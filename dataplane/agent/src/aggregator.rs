@@ -61,6 +61,7 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
         unit_bytes: u32::try_from(unit).unwrap_or(u32::MAX),
         packets_per_second: rate,
         granted: Vec::new(),
+        codes: true,
     };
     let settings = Settings::new(config.control, config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });

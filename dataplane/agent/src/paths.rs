@@ -76,6 +76,7 @@ impl Paths {
             missing: self.missing.clone(),
             codecs: Vec::new(),
             aggregation: false,
+            aggregated_codes: true,
         }
     }
 

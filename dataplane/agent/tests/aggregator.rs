@@ -7,7 +7,7 @@ use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_agent::aggregator::{self, AggregatorConfig};
 use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Event as Done, Form, Key, Tensors, Worker, WorkerConfig};
+use harmonaize_aggregator::{Codes, Event as Done, Form, Key, Tensors, Worker, WorkerConfig};
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_server::{Config, Server, state};
@@ -117,6 +117,7 @@ fn sum(recipes: &[v1::Recipe], session: u64) {
                 elements: told.chunk_elements,
                 window: told.window as u16,
                 segments: 4,
+                codes: Codes::default(),
                 hosts: told.workers as u16,
                 partial: told.partial,
                 patience: LIMIT,

@@ -87,7 +87,7 @@ pub enum GrantError {
     /// No workers, or more than [`MAX_WORKERS`].
     #[error("{0} workers, where 1 to {MAX_WORKERS} can be")]
     Workers(u16),
-    /// The form has no sums, or none that add again under a parent, or not for so many workers.
+    /// The form has no sums, or none that add again under a parent or may leave workers out, or not for so many workers.
     #[error("there are no such sums of {0:?}")]
     Form(Form),
     /// A chunk is empty, not whole blocks, or does not fit a unit.
@@ -176,7 +176,8 @@ impl Aggregator {
         if !(1..=MAX_WORKERS).contains(&grant.workers) {
             return Err(GrantError::Workers(grant.workers));
         }
-        let enough = !matches!(grant.form, Form::Shared { ranks, .. } if ranks < grant.workers);
+        // A sum of codes is decoded as one of all workers'.
+        let enough = !matches!(grant.form, Form::Shared { ranks, .. } if ranks < grant.workers || grant.partial.is_some());
         if !grant.form.is_possible() || !enough || (grant.parent.is_some() && !grant.form.adds_sums()) {
             return Err(GrantError::Form(grant.form));
         }

@@ -1,9 +1,9 @@
 //! One communicator at an aggregator: its session, its workers, and the chunks between their first part and the word of
 //! all workers that they have the sum.
 
-use crate::Pool;
 use crate::aggregator::{Counters, Grant, Outbox, To};
-use crate::packet::{HEADER_BYTES, Header, Key, Kind, seal};
+use crate::packet::{HEADER_BYTES, Header, Key, Kind, RANGES, seal};
+use crate::{Form, Pool};
 use std::time::Duration;
 
 mod parent;
@@ -30,6 +30,8 @@ enum Stage {
 struct Entry {
     stage: Stage,
     chunk: u64,
+    /// What its parts are: the grant's form, or ranges of its codes.
+    form: Form,
     elements: usize,
     /// Bytes of a part.
     bytes: usize,
@@ -45,6 +47,7 @@ struct Entry {
 const FREE: Entry = Entry {
     stage: Stage::Free,
     chunk: 0,
+    form: Form::RANGES,
     elements: 0,
     bytes: 0,
     seen: 0,
@@ -364,11 +367,14 @@ impl Communicator {
             self.counters.stale += 1;
             return;
         }
-        let Some(mut entry) = self.entry(chunk).or_else(|| self.open(now, chunk, payload.len(), pool)) else {
+        let ranges = header.note == RANGES && matches!(self.grant.form, Form::Shared { .. });
+        let form = if ranges { Form::RANGES } else { self.grant.form };
+        let known = self.entry(chunk);
+        let Some(mut entry) = known.or_else(|| self.open(now, chunk, form, payload.len(), pool)) else {
             self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
             return;
         };
-        if payload.len() != entry.bytes {
+        if payload.len() != entry.bytes || form != entry.form {
             // Workers that differ would wait for ever; the host algorithm tells who is wrong.
             self.counters.size += 1;
             self.lose(pool);
@@ -384,7 +390,6 @@ impl Communicator {
             self.counters.late += 1;
             return self.asked(now, incarnation, header, pool, out);
         }
-        let form = self.grant.form;
         let added = if self.grant.ordered {
             let unit = pool.unit_mut(self.unit_of(chunk, usize::from(worker)));
             let to = unit.get_mut(HEADER_BYTES..HEADER_BYTES + entry.bytes);
@@ -405,11 +410,22 @@ impl Communicator {
     }
 
     /// An entry for a chunk that has none, if there is room.
-    fn open(&mut self, now: Duration, chunk: u64, bytes: usize, pool: &mut Pool) -> Option<Entry> {
-        let elements = self.grant.form.elements(bytes, self.grant.elements as usize);
-        let Some(elements) =
-            elements.filter(|elements| (1..=self.grant.elements as usize).contains(elements))
-        else {
+    fn open(
+        &mut self,
+        now: Duration,
+        chunk: u64,
+        form: Form,
+        bytes: usize,
+        pool: &mut Pool,
+    ) -> Option<Entry> {
+        let whole = self.grant.elements as usize;
+        let most = if form == self.grant.form {
+            whole
+        } else {
+            self.grant.form.ranges_bytes(self.grant.form.ranged(whole)) / size_of::<f32>()
+        };
+        let elements = form.elements(bytes, most).filter(|elements| (1..=most).contains(elements));
+        let Some(elements) = elements else {
             self.counters.size += 1;
             return None;
         };
@@ -433,7 +449,7 @@ impl Communicator {
         let place = self.place(chunk) * self.words;
         self.bits.iter_mut().skip(place).take(self.words).for_each(|word| *word = 0);
         self.top = self.top.max(chunk + 1);
-        let entry = Entry { stage: Stage::Filling, chunk, elements, bytes, since: now, ..FREE };
+        let entry = Entry { stage: Stage::Filling, chunk, form, elements, bytes, since: now, ..FREE };
         self.set(entry);
         Some(entry)
     }
@@ -499,7 +515,7 @@ impl Communicator {
         pool: &mut Pool,
         out: &mut impl Outbox,
     ) {
-        let bytes = self.grant.form.sum_bytes(entry.elements).unwrap_or_default();
+        let bytes = entry.form.sum_bytes(entry.elements).unwrap_or_default();
         let window = self.window(pool);
         let header = Header {
             kind: Kind::Result,
@@ -512,7 +528,7 @@ impl Communicator {
             chunk: entry.chunk,
             had: self.base,
             window,
-            note: 0,
+            note: if entry.form == self.grant.form { 0 } else { RANGES },
         };
         let unit = pool.unit_mut(self.unit_of(entry.chunk, 0));
         let Some(key) = self.key(worker) else { return };

@@ -20,6 +20,9 @@ pub const MAX_PAYLOAD: usize = 8192;
 /// Most workers of a communicator.
 pub const MAX_WORKERS: u16 = 1024;
 
+/// The note of a Contribution or a Result of ranges of shared codes.
+pub(crate) const RANGES: u8 = 1;
+
 const MAGIC: U16 = U16::from_bytes(*b"hA");
 /// Bytes of a tag: the first half of an HMAC-SHA256.
 const TAG: usize = 16;

@@ -14,7 +14,8 @@ pub enum Form {
         /// What is done with them.
         op: ReduceOp,
     },
-    /// [`Code::Shared`] of f32 elements: parts of `bits` bits an element, sums of 8 or 16. Whole blocks a chunk, but for the last.
+    /// [`Code::Shared`] of f32 elements: parts of `bits` bits an element, sums of 6, 8 or 16; after them, as f32, the squares of what was
+    /// lost and of the elements. Whole blocks a chunk, but for the last. Before them go their ranges ([`Form::RANGES`]).
     Shared {
         /// Bits of one worker's element, 1 to 4.
         bits: u8,
@@ -25,7 +26,13 @@ pub enum Form {
     },
 }
 
+/// Bytes of the two squares after codes.
+pub(crate) const SQUARES: usize = 8;
+
 impl Form {
+    /// What ranges of shared codes are: a norm a block, of which the greatest counts.
+    pub const RANGES: Self = Self::Tensor { dtype: Dtype::F32, op: ReduceOp::Max };
+
     /// Whether there are sums of this form.
     pub fn is_possible(self) -> bool {
         match self {
@@ -52,13 +59,32 @@ impl Form {
         }
     }
 
+    /// Elements whose ranges go before codes in chunks of their own, as many as fit the sum of a chunk of `elements` elements; 0
+    /// where there are none.
+    pub fn ranged(self, elements: usize) -> usize {
+        let Self::Shared { block, .. } = self else { return 0 };
+        self.sum_bytes(elements).map_or(0, |bytes| bytes / size_of::<f32>() * usize::from(block))
+    }
+
+    /// Bytes of the ranges of `elements` elements.
+    pub fn ranges_bytes(self, elements: usize) -> usize {
+        let Self::Shared { block, .. } = self else { return 0 };
+        elements.div_ceil(usize::from(block).max(1)) * size_of::<f32>()
+    }
+
+    /// Bytes that a worker sends of so many elements, about: chunks are taken for one.
+    pub fn sent(self, elements: u64) -> u64 {
+        let bytes = |elements| Some(self.part_bytes(elements)? + self.ranges_bytes(elements));
+        usize::try_from(elements).ok().and_then(bytes).map_or(u64::MAX, |bytes| bytes as u64)
+    }
+
     /// Whether sums may be added again, as aggregators of aggregators do.
     pub const fn adds_sums(self) -> bool {
         matches!(self, Self::Tensor { .. })
     }
 
     /// Whether so many elements make a chunk that another follows.
-    pub(crate) fn are_whole(self, elements: usize) -> bool {
+    pub fn are_whole(self, elements: usize) -> bool {
         match self {
             Self::Tensor { .. } => true,
             Self::Shared { block, .. } => elements.is_multiple_of(usize::from(block)),
@@ -67,7 +93,7 @@ impl Form {
 
     fn coded(self, ranks: usize, elements: usize) -> Option<usize> {
         let Self::Shared { bits, block, .. } = self else { return None };
-        Code::Shared { bits: bits.into(), block: block.into(), ranks }.bytes(elements)
+        Code::Shared { bits: bits.into(), block: block.into(), ranks }.bytes(elements)?.checked_add(SQUARES)
     }
 
     /// Elements of a part of so many bytes, of which a chunk's part has `most`; `None` if no number has.
@@ -94,16 +120,17 @@ impl Form {
     ///
     /// Cost: of a tensor, two reads and one write of the part, all in cache.
     pub(crate) fn add(self, elements: usize, begin: bool, part: &[u8], sum: &mut [u8]) -> bool {
-        let to = ViewMut::from(sum);
-        let done = match self {
-            Self::Tensor { .. } if begin => copy(View::from(part), &[to]),
-            Self::Tensor { dtype, op } => reduce(op, dtype, &[to.as_view(), View::from(part)], &[to], None),
+        match self {
+            Self::Tensor { dtype, op } => add_elements(dtype, op, begin, part, sum),
             Self::Shared { bits, block, ranks } => {
+                let (part, sum) = (split(part), sum.split_at_mut_checked(sum.len().saturating_sub(SQUARES)));
+                let (Some((codes, squares)), Some((sum, all))) = (part, sum) else { return false };
                 let (bits, block, ranks) = (bits.into(), block.into(), ranks.into());
-                add_shared(Isa::detect(), bits, block, ranks, elements, View::from(part), begin, to)
+                let (codes, to) = (View::from(codes), ViewMut::from(sum));
+                add_shared(Isa::detect(), bits, block, ranks, elements, codes, begin, to).is_ok()
+                    && add_elements(Dtype::F32, ReduceOp::Sum, begin, squares, all)
             }
-        };
-        done.is_ok()
+        }
     }
 
     /// Adds `parts` in their order to what is in `sum`, several in one pass. Of tensors only.
@@ -123,4 +150,15 @@ impl Form {
             }
         }
     }
+}
+
+fn add_elements(dtype: Dtype, op: ReduceOp, begin: bool, part: &[u8], sum: &mut [u8]) -> bool {
+    let (part, to) = (View::from(part), ViewMut::from(sum));
+    let done = if begin { copy(part, &[to]) } else { reduce(op, dtype, &[to.as_view(), part], &[to], None) };
+    done.is_ok()
+}
+
+/// Codes and the squares after them.
+pub(crate) fn split(payload: &[u8]) -> Option<(&[u8], &[u8])> {
+    payload.split_at_checked(payload.len().checked_sub(SQUARES)?)
 }

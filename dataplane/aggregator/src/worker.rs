@@ -1,10 +1,18 @@
 //! The worker: a host's side. Segments in; packets out and in; sums written, and at the end of a session the reason why.
 
 use crate::Form;
-use crate::packet::{HEADER_BYTES, Header, Key, Kind, Sealed, seal};
+use crate::packet::{HEADER_BYTES, Header, Kind, RANGES, Sealed, seal};
 use crate::round_trip::RoundTrip;
+use crate::sum::{SQUARES, split};
+use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
 use std::time::Duration;
+
+mod config;
+mod work;
+
+pub use config::{Codes, Event, Reason, Tensors, WorkerConfig, WorkerCounters};
+use work::{Flight, Work};
 
 /// How far above a chunk a sum is after which that chunk is taken for lost: what is less far out of order was overtaken.
 const LATER: u64 = 3;
@@ -13,91 +21,6 @@ const LATER: u64 = 3;
 pub const SPAN: u32 = 4;
 /// Questions over which losses are judged.
 const JUDGED: u32 = 64;
-
-/// The memory behind segments; offsets and lengths in elements of the tensor, of which `bytes` hold the form's.
-pub trait Tensors {
-    /// Copies this host's part of `elements` elements from `offset` of a segment to `bytes`.
-    fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]);
-    /// Takes their sum. It is called once for each, in any order, and never after the session's end.
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]);
-}
-
-/// What a worker is told when the communicator forms.
-#[derive(Clone, Debug)]
-pub struct WorkerConfig {
-    /// The communicator.
-    pub communicator: u64,
-    /// Which of the aggregator's workers this is.
-    pub worker: u16,
-    /// The key of this worker.
-    pub key: Key,
-    /// What payloads are.
-    pub form: Form,
-    /// Elements of a chunk.
-    pub elements: u32,
-    /// Most chunks that are sent and have no sum yet, whatever the aggregator grants.
-    pub window: u16,
-    /// Most segments that are submitted and not done.
-    pub segments: usize,
-    /// Hosts of the whole communicator: a sum of fewer is taken only if `partial`.
-    pub hosts: u16,
-    /// Whether sums may leave hosts out.
-    pub partial: bool,
-    /// For how long questions may go unanswered.
-    pub patience: Duration,
-    /// The shortest time after which a chunk is sent again.
-    pub retry_least: Duration,
-    /// The longest; well below the patience.
-    pub retry_most: Duration,
-    /// Unanswered questions of a thousand above which a session is left: 900 is one answer in ten.
-    pub loss_most: u32,
-}
-
-/// Why a session has ended. Agreement among the workers follows ([`crate::Leader`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// The aggregator does not answer.
-    Silent,
-    /// It has no such session: it restarted, its parent is gone, or workers' lengths differ.
-    Lost,
-    /// Too many packets are lost on the way.
-    Losses,
-}
-
-/// What a worker tells its caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// All sums of a segment have been written; of each, at least this many hosts' parts are in it.
-    Done {
-        /// The segment; they are done in order.
-        segment: u64,
-        /// Fewest hosts in one of its sums.
-        hosts: u16,
-    },
-    /// The session has ended here: nothing is sent or written any more.
-    Ended(Reason),
-}
-
-/// What was sent, taken, and dropped. All are packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkerCounters {
-    /// Sent, of all kinds.
-    pub sent: u64,
-    /// Of these, parts that had been sent before.
-    pub sent_again: u64,
-    /// Sums taken.
-    pub sums: u64,
-    /// Sums that were there already, or were not asked for.
-    pub duplicates: u64,
-    /// Of another session or incarnation.
-    pub stale: u64,
-    /// Of no shape, another communicator, worker or direction.
-    pub strange: u64,
-    /// Wrong tags.
-    pub tag: u64,
-    /// Sums of a wrong length, or of too few hosts.
-    pub wrong: u64,
-}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -112,31 +35,6 @@ enum State {
     Ended,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Flight {
-    segment: u64,
-    offset: u64,
-    elements: usize,
-    sent: Duration,
-    due: Duration,
-    attempts: u32,
-    /// What the aggregator last said of this part: that it is in, or that it is not.
-    held: Option<bool>,
-    /// It was asked since the part was sent.
-    asked: bool,
-    done: bool,
-}
-
-struct Work {
-    segment: u64,
-    elements: u64,
-    /// Elements of which chunks have been made.
-    made: u64,
-    /// Elements whose sums are there.
-    summed: u64,
-    hosts: u16,
-}
-
 /// A worker.
 pub struct Worker {
     config: WorkerConfig,
@@ -144,10 +42,16 @@ pub struct Worker {
     session: u64,
     work: VecDeque<Work>,
     flights: Vec<Flight>,
+    /// Ranges of all hosts, segment after segment in turn; each has room for as many.
+    ranges: Vec<u8>,
+    /// Elements of a chunk of ranges.
+    ranges_chunk: u64,
     /// All sums below this chunk are there.
     had: u64,
-    /// The next chunk.
+    /// No chunk from here on has been made.
     next: u64,
+    /// The first chunk of the segment that is submitted next.
+    end: u64,
     window: u64,
     /// Chunks that are made and have no sum.
     open: u64,
@@ -179,7 +83,11 @@ impl Worker {
     /// A worker without a session. All that it will ever need is allocated here.
     pub fn new(config: WorkerConfig) -> Self {
         let round_trip = RoundTrip::new(config.retry_least, config.retry_most);
+        let most = usize::try_from(config.codes.segment_elements).unwrap_or(usize::MAX);
         Self {
+            ranges: vec![0; config.segments * config.form.ranges_bytes(most)],
+            ranges_chunk: config.form.ranged(config.elements as usize) as u64,
+            end: 0,
             state: State::Idle,
             session: 0,
             work: VecDeque::with_capacity(config.segments),
@@ -209,7 +117,8 @@ impl Worker {
     pub fn begin(&mut self, now: Duration, session: u64) {
         self.work.clear();
         (self.state, self.session, self.ended) = (State::Beginning { incarnation: 0 }, session, None);
-        (self.had, self.next, self.window, self.told) = (0, 0, 1, 0);
+        (self.had, self.next, self.end, self.window, self.told) = (0, 0, 0, 1, 0);
+        self.flights.fill(Flight::default());
         (self.open, self.judged) = (0, 0);
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
         (self.unanswered, self.questions, self.answers) = (None, 0, 0);
@@ -224,9 +133,23 @@ impl Worker {
     pub fn submit(&mut self, segment: u64, elements: u64) -> bool {
         let follows = self.work.back().is_none_or(|last| last.segment + 1 == segment);
         let running = matches!(self.state, State::Beginning { .. } | State::Running { .. });
-        let fits = running && follows && elements > 0 && self.work.len() < self.config.segments;
+        let coded = self.ranges_chunk > 0;
+        let short = !coded || elements <= self.config.codes.segment_elements;
+        let fits = running && follows && short && elements > 0 && self.work.len() < self.config.segments;
         if fits {
-            self.work.push_back(Work { segment, elements, made: 0, summed: 0, hosts: u16::MAX });
+            let ranged = if coded { 0 } else { elements };
+            self.work.push_back(Work {
+                segment,
+                elements,
+                first: self.end,
+                ranges_made: ranged,
+                ranged,
+                made: 0,
+                summed: 0,
+                hosts: u16::MAX,
+                squares: Squares::default(),
+            });
+            self.end += self.chunks_of_ranges(elements) + elements.div_ceil(self.chunk());
         }
         fits
     }
@@ -239,7 +162,16 @@ impl Worker {
         let done =
             self.state != State::Ended && self.work.front().is_some_and(|work| work.summed == work.elements);
         let work = if done { self.work.pop_front() } else { None };
-        work.map(|work| Event::Done { segment: work.segment, hosts: work.hosts })
+        work.map(|Work { segment, hosts, squares, .. }| Event::Done { segment, hosts, squares })
+    }
+
+    fn chunk(&self) -> u64 {
+        u64::from(self.config.elements.max(1))
+    }
+
+    /// Chunks of ranges of a segment.
+    fn chunks_of_ranges(&self, elements: u64) -> u64 {
+        if self.ranges_chunk == 0 { 0 } else { elements.div_ceil(self.ranges_chunk) }
     }
 
     /// When [`Worker::poll_transmit`] is to be called at the latest.
@@ -280,8 +212,8 @@ impl Worker {
                 if let Some(chunk) = self.overdue(now) {
                     return self.again(now, incarnation, chunk, tensors, packet);
                 }
-                if self.make() {
-                    return self.part(now, incarnation, self.next - 1, tensors, packet);
+                if let Some(chunk) = self.make() {
+                    return self.part(now, incarnation, chunk, tensors, packet);
                 }
                 let finished = self.had == self.next && self.told < self.had;
                 if finished { self.bare(Kind::Acknowledge, incarnation, self.had, 0, packet) } else { None }
@@ -309,10 +241,11 @@ impl Worker {
         let mut least = Duration::MAX;
         for chunk in self.had..self.next {
             let flight = self.flight(chunk);
-            if !flight.done && flight.due <= now {
+            let open = flight.made && !flight.done;
+            if open && flight.due <= now {
                 return Some(chunk);
             }
-            if !flight.done {
+            if open {
                 least = least.min(flight.due);
             }
         }
@@ -321,26 +254,51 @@ impl Worker {
     }
 
     /// Makes the next chunk, if the window has room and there is work.
-    fn make(&mut self) -> bool {
+    fn make(&mut self) -> Option<u64> {
         let most = self.window.min(self.flights.len() as u64);
         let in_flight = self.open < u64::from(self.config.window.max(1));
-        in_flight && self.next < self.had + most && self.make_any()
+        if in_flight { self.make_below(self.had + most) } else { None }
     }
 
-    fn make_any(&mut self) -> bool {
-        let Some(work) = self.work.iter_mut().find(|work| work.made < work.elements) else { return false };
-        let elements = (work.elements - work.made).min(u64::from(self.config.elements));
-        let flight = Flight {
-            segment: work.segment,
-            offset: work.made,
-            elements: elements as usize,
-            ..Flight::default()
-        };
-        work.made += elements;
-        self.set(self.next, flight);
-        self.next += 1;
+    /// Makes the next chunk if it is below `limit`. Ranges go first, those of segments to come too: so they are there when the
+    /// turn is on their codes. Cost: a look at each segment that is submitted.
+    fn make_below(&mut self, limit: u64) -> Option<u64> {
+        let (chunk, of_ranges) = (self.chunk(), self.ranges_chunk);
+        let below = |at: u64| (at < limit).then_some(at);
+        let ahead = self.work.iter_mut().find(|work| work.ranges_made < work.elements);
+        let ranges = ahead.and_then(|work| {
+            let at = below(work.first + work.ranges_made / of_ranges.max(1))?;
+            let elements = (work.elements - work.ranges_made).min(of_ranges);
+            let offset = work.ranges_made;
+            work.ranges_made += elements;
+            Some((
+                at,
+                Flight {
+                    segment: work.segment,
+                    offset,
+                    elements: elements as usize,
+                    ranges: true,
+                    ..Flight::default()
+                },
+            ))
+        });
+        let (at, flight) = ranges.or_else(|| {
+            let work = self.work.iter_mut().find(|work| work.made < work.elements)?;
+            let ahead = if of_ranges == 0 { 0 } else { work.elements.div_ceil(of_ranges) };
+            let at =
+                below(work.first + ahead + work.made / chunk).filter(|_| work.ranged == work.elements)?;
+            let elements = (work.elements - work.made).min(chunk);
+            let offset = work.made;
+            work.made += elements;
+            Some((
+                at,
+                Flight { segment: work.segment, offset, elements: elements as usize, ..Flight::default() },
+            ))
+        })?;
+        self.set(at, Flight { made: true, ..flight });
+        self.next = self.next.max(at + 1);
         self.open += 1;
-        true
+        Some(at)
     }
 
     fn ask(&mut self, now: Duration) {
@@ -398,17 +356,39 @@ impl Worker {
         packet: &mut [u8],
     ) -> Option<usize> {
         let mut flight = self.flight(chunk);
-        let bytes = self.config.form.part_bytes(flight.elements)?;
+        let Flight { segment, offset, elements, ranges, .. } = flight;
+        let form = self.config.form;
+        let bytes = if ranges { form.ranges_bytes(elements) } else { form.part_bytes(elements)? };
         let packet = packet.get_mut(..HEADER_BYTES + bytes)?;
         let payload = packet.get_mut(HEADER_BYTES..)?;
-        tensors.read(flight.segment, flight.offset, flight.elements, payload);
+        match form {
+            Form::Tensor { .. } => tensors.read(segment, offset, elements, payload),
+            Form::Shared { .. } if ranges => tensors.ranges(segment, offset, elements, payload),
+            Form::Shared { .. } => {
+                let (codes, squares) = payload.split_at_mut_checked(bytes.checked_sub(SQUARES)?)?;
+                let of_all = self.ranges.get(self.ranges_at(segment, offset, elements))?;
+                let Squares { error, signal } = tensors.encode(segment, offset, elements, of_all, codes);
+                for (to, square) in squares.chunks_exact_mut(size_of::<f32>()).zip([error, signal]) {
+                    to.copy_from_slice(&(square as f32).to_le_bytes());
+                }
+            }
+        }
         (flight.sent, flight.held, flight.asked) = (now, None, false);
         flight.due = now + self.round_trip.retry(flight.attempts);
         flight.attempts += 1;
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);
-        self.seal(Kind::Contribution, incarnation, chunk, 0, packet);
+        self.seal(Kind::Contribution, incarnation, chunk, if ranges { RANGES } else { 0 }, packet);
         Some(HEADER_BYTES + bytes)
+    }
+
+    /// Where the ranges of these elements lie.
+    fn ranges_at(&self, segment: u64, offset: u64, elements: usize) -> std::ops::Range<usize> {
+        let form = self.config.form;
+        let of = |elements: u64| form.ranges_bytes(usize::try_from(elements).unwrap_or(usize::MAX));
+        let turn = (segment % self.config.segments.max(1) as u64) as usize;
+        let at = turn * of(self.config.codes.segment_elements) + of(offset);
+        at..at + form.ranges_bytes(elements)
     }
 
     fn bare(
@@ -501,7 +481,7 @@ impl Worker {
             return;
         }
         let mut flight = self.flight(header.chunk);
-        if flight.done {
+        if flight.done || !flight.made {
             return;
         }
         flight.held = Some(header.note == 1);
@@ -522,24 +502,41 @@ impl Worker {
             return;
         }
         // A sum without this host's part may come before it was sent: the part is made, and sent as late.
-        while few && self.next <= chunk && chunk < self.had + self.flights.len() as u64 && self.make_any() {
-            self.set(self.next - 1, Flight { due: now, ..self.flight(self.next - 1) });
+        let limit = self.had + self.flights.len() as u64;
+        while few && self.next <= chunk && chunk < limit {
+            let Some(made) = self.make_below(limit) else { break };
+            self.set(made, Flight { due: now, ..self.flight(made) });
             self.due = now;
         }
-        if chunk < self.had || chunk >= self.next || self.flight(chunk).done {
+        let mut flight = self.flight(chunk);
+        if chunk < self.had || chunk >= self.next || !flight.made || flight.done {
             self.counters.duplicates += 1;
             return;
         }
-        let mut flight = self.flight(chunk);
-        if self.config.form.sum_bytes(flight.elements) != Some(payload.len()) {
+        let Flight { segment, offset, elements, ranges, .. } = flight;
+        let form = self.config.form;
+        let bytes = if ranges { Some(form.ranges_bytes(elements)) } else { form.sum_bytes(elements) };
+        let of_ranges = header.note == RANGES && matches!(form, Form::Shared { .. });
+        if bytes != Some(payload.len()) || ranges != of_ranges {
             self.counters.wrong += 1;
             return;
         }
+        let coded = matches!(form, Form::Shared { .. }) && !ranges;
+        let sum = if coded { self.judged_sum(payload) } else { Some((payload, Squares::default())) };
+        let Some((sum, lost)) = sum else { return self.end(Reason::Bound) };
+        let of_all = self.ranges_at(segment, offset, elements);
         let front = self.work.front().map_or(0, |work| work.segment);
         let at = flight.segment.checked_sub(front).and_then(|at| usize::try_from(at).ok());
         let Some(work) = at.and_then(|at| self.work.get_mut(at)) else { return };
-        tensors.write(flight.segment, flight.offset, flight.elements, payload);
-        work.summed += flight.elements as u64;
+        if ranges {
+            let Some(to) = self.ranges.get_mut(of_all) else { return };
+            to.copy_from_slice(payload);
+            work.ranged += elements as u64;
+        } else {
+            tensors.write(segment, offset, elements, sum);
+            work.summed += elements as u64;
+            work.squares = work.squares.and(lost);
+        }
         work.hosts = work.hosts.min(header.count);
         self.counters.sums += 1;
         if flight.attempts == 1 {
@@ -553,9 +550,22 @@ impl Worker {
         self.set(chunk, flight);
         self.open = self.open.saturating_sub(1);
         while self.had < self.next && self.flight(self.had).done {
+            self.set(self.had, Flight::default());
             self.had += 1;
         }
-        self.judge(now, chunk);
+        if !ranges {
+            self.judge(now, chunk);
+        }
+    }
+
+    /// A sum of codes and what it says that it lost; `None` if that is more than it may be.
+    fn judged_sum<'a>(&self, payload: &'a [u8]) -> Option<(&'a [u8], Squares)> {
+        let (codes, squares) = split(payload)?;
+        let (error, signal) = squares.split_first_chunk()?;
+        let of = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes));
+        let Codes { most, spread, .. } = self.config.codes;
+        let lost = Squares { error: of(error) * spread, signal: of(signal.first_chunk()?) };
+        (lost.error == 0.0 || lost.error <= most * lost.signal).then_some((codes, lost))
     }
 
     /// Has what is so far below a sum, and was sent once, asked for at once. Cost: each chunk is looked at once.
@@ -563,7 +573,7 @@ impl Worker {
         self.judged = self.judged.max(self.had);
         while self.judged + LATER <= summed {
             let mut hole = self.flight(self.judged);
-            if !hole.done && hole.attempts == 1 {
+            if hole.made && !hole.done && hole.attempts == 1 {
                 hole.due = now;
                 self.set(self.judged, hole);
                 self.due = now;

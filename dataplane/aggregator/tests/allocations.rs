@@ -8,7 +8,7 @@ use counting::Counting;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
 };
 use std::time::Duration;
 
@@ -92,6 +92,7 @@ fn nothing_is_allocated_for_a_packet() {
                     elements,
                     window: 32,
                     segments: 4,
+                    codes: Codes::default(),
                     hosts: workers,
                     partial: false,
                     patience: Duration::from_secs(10),

@@ -4,7 +4,9 @@
 
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Aggregator, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig};
+use harmonaize_aggregator::{
+    Aggregator, Codes, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -50,6 +52,7 @@ fn sums(units: u32, shares: &[(Share, Duration)], from: Duration, until: Duratio
                 elements: 1,
                 window: 512,
                 segments: 2,
+                codes: Codes::default(),
                 hosts: WORKERS,
                 partial: false,
                 patience: Duration::from_secs(1),

@@ -5,8 +5,9 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Kind, Sealed};
 use harmonaize_aggregator::{
-    Aggregator, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
 };
+use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
 const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
@@ -21,6 +22,10 @@ impl Tensors for Zeros {
         bytes.fill(0);
     }
     fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+}
+
+fn done(segment: u64) -> Option<Event> {
+    Some(Event::Done { segment, hosts: 1, squares: Squares::default() })
 }
 
 /// An aggregator and its only worker.
@@ -54,6 +59,7 @@ impl Ends {
             elements: 4,
             window: WINDOW,
             segments: 1,
+            codes: Codes::default(),
             hosts: 1,
             partial: false,
             patience: Duration::from_millis(150),
@@ -68,7 +74,7 @@ impl Ends {
         assert!(ends.worker.submit(0, 4));
         let quick = ends.sent(now);
         ends.answer(now, &quick);
-        assert_eq!(ends.worker.poll_event(), Some(Event::Done { segment: 0, hosts: 1 }));
+        assert_eq!(ends.worker.poll_event(), done(0));
         ends
     }
 
@@ -109,7 +115,7 @@ fn a_window_that_is_answered_late_ends_no_session() {
     late.extend(again);
     assert_eq!(ends.worker.poll_event(), None, "the session has ended");
     ends.answer(now, &late);
-    assert_eq!(ends.worker.poll_event(), Some(Event::Done { segment: 1, hosts: 1 }));
+    assert_eq!(ends.worker.poll_event(), done(1));
 }
 
 #[test]
@@ -131,7 +137,7 @@ fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
     assert_eq!(kinds(&missing), [Kind::Contribution; 2]);
     assert_eq!(ends.worker.counters().sent_again, 2);
     ends.answer(now, &missing);
-    assert_eq!(ends.worker.poll_event(), Some(Event::Done { segment: 1, hosts: 1 }));
+    assert_eq!(ends.worker.poll_event(), done(1));
 }
 
 #[test]
@@ -150,5 +156,5 @@ fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
     assert_eq!(kinds(&questions), [Kind::Acknowledge]);
     ends.answer(now, &questions);
     assert_eq!(ends.worker.counters().sent_again, 0);
-    assert_eq!(ends.worker.poll_event(), Some(Event::Done { segment: 1, hosts: 1 }));
+    assert_eq!(ends.worker.poll_event(), done(1));
 }

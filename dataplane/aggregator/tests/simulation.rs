@@ -3,6 +3,8 @@
 //! `HARMONAIZE_SEED=x` or `HARMONAIZE_SEEDS=a..b` chooses seeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+#[path = "simulation/coded.rs"]
+mod coded;
 #[path = "simulation/hostile.rs"]
 mod hostile;
 #[path = "simulation/node.rs"]
@@ -105,6 +107,32 @@ fn stragglers() {
 #[test]
 fn squeezed() {
     let sum = family("squeezed", 300, |seed| Scenario::new(seed).rough().squeezed(), |_| ());
+    assert!(sum.by_hosts * 1000 < sum.by_aggregator, "{sum:?}");
+}
+
+/// Sums of codes, whose ranges all agree on first: the same bits everywhere, whatever happens.
+#[test]
+fn coded() {
+    let sum = family(
+        "coded",
+        200,
+        |seed| Scenario::new(seed).coded(),
+        |world| {
+            assert_eq!(world.statistics.by_hosts, 0, "hosts had to help\n{world:?}");
+            for counters in world.counters() {
+                assert_eq!((counters.no_slot, counters.tag, counters.lost), (0, 0, 0), "{world:?}");
+            }
+        },
+    );
+    assert!(sum.by_aggregator > 0 && sum.again == 0, "{sum:?}");
+    let sum = family("coded", 300, |seed| Scenario::new(seed).coded().rough(), |_| ());
+    assert!(sum.by_hosts * 1000 < sum.by_aggregator, "losses alone drive nobody away: {sum:?}");
+    let sum = family("coded", 300, |seed| Scenario::new(seed).coded().rough().restarting(), |_| ());
+    assert!(sum.by_aggregator > 0 && sum.sessions > 0);
+    let sum = family("coded", 300, |seed| Scenario::new(seed).coded().rough().killing(), |_| ());
+    assert!(sum.by_hosts > 0);
+    let sum =
+        family("coded", 200, |seed| Scenario::new(seed).coded().rough().squeezed().straggling(), |_| ());
     assert!(sum.by_hosts * 1000 < sum.by_aggregator, "{sum:?}");
 }
 

@@ -31,7 +31,7 @@ pub enum BudgetError {
     #[error("{0} codecs are allowed; a list has 1 to {MOST_NAMED}")]
     Count(usize),
     /// No codec of that name.
-    #[error("no codec is called \"{name}\"; there are {known}", known = names(Codec::NAMED.iter().map(|(name, _)| *name)))]
+    #[error("no codec is called \"{name}\"; there are {known}", known = names(Codec::all().map(|(name, _)| name)))]
     Unknown {
         /// As said, the first characters.
         name: String,
@@ -54,7 +54,7 @@ impl TryFrom<&Said> for Budget {
                 let codec = |name: &String| Codec::named(name).ok_or_else(|| unknown(name));
                 let mut codecs = named.iter().map(codec).collect::<Result<Vec<_>, _>>()?;
                 // In whichever order and however often they are named, it is the same budget.
-                let place = |codec: &Codec| Codec::NAMED.iter().position(|(_, known)| known == codec);
+                let place = |codec: &Codec| Codec::all().position(|(_, known)| known == *codec);
                 codecs.sort_by_key(place);
                 codecs.dedup();
                 Ok(Self::Codecs(codecs))
@@ -134,6 +134,7 @@ mod tests {
             (Said::Vnmse(1e-3), "vNMSE at most 0.001"),
             (Said::Vnmse(1.0), "vNMSE at most 1"),
             (list(&["int8", "bf16", "int8"]), "bf16, int8"),
+            (list(&["shared 4", "bf16"]), "bf16, shared 4"),
             (Said::MatchBf16, "as bf16"),
         ];
         for (said, shown) in cases {

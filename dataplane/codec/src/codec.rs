@@ -55,14 +55,22 @@ impl Codec {
         ("top 1/64, bf16", Self::largest(6, true)),
     ];
 
+    /// Codes of 4 bits that aggregators add undecoded: no chunk has them, but budgets name them.
+    pub const SHARED4: Self = Self::Fixed(Code::Shared { bits: 4, block: 1024, ranks: 1 });
+
+    /// Every name: of chunks' codecs, then of those that are for aggregators alone.
+    pub(crate) fn all() -> impl Iterator<Item = (&'static str, Self)> {
+        Self::NAMED.iter().copied().chain([("shared 4", Self::SHARED4)])
+    }
+
     /// The codec of that name.
     pub fn named(name: &str) -> Option<Self> {
-        Self::NAMED.iter().find(|(known, _)| *known == name).map(|(_, codec)| *codec)
+        Self::all().find(|(known, _)| *known == name).map(|(_, codec)| codec)
     }
 
     /// The name that people read; "unnamed" for other sizes than the named ones.
     pub fn name(self) -> &'static str {
-        Self::NAMED.iter().find(|(_, codec)| *codec == self).map_or("unnamed", |(name, _)| name)
+        Self::all().find(|(_, codec)| *codec == self).map_or("unnamed", |(name, _)| name)
     }
 
     /// What it is thought to lose of a tensor with heavy tails, as [`crate::Squares::relative`], until it is measured.

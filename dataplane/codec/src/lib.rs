@@ -24,4 +24,4 @@ pub use error::CodecError;
 pub use feedback::Account;
 pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Sparse, Squares, Store};
 pub use header::{HEADER_BYTES, Header, VERSION};
-pub use reduction::{Coded, Sums, Terms};
+pub use reduction::{Coded, Sums, Terms, shared_spread};

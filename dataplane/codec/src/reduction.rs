@@ -193,6 +193,14 @@ impl Terms {
     }
 }
 
+/// How many times the sum of `workers` workers' squared errors the squared error of their sum is reckoned to be, where each sent shared
+/// codes of `bits` bits. Rounding is independent between them; the cut at the grid's end is alike where elements are, and of 4 bits
+/// it is less than a quarter of what a worker loses.
+pub fn shared_spread(bits: u8, workers: u32) -> f64 {
+    let cut = if bits == 4 { 0.25 } else { 1.0 };
+    chance(usize::MAX).max(1.0 + cut * f64::from(workers.saturating_sub(1)))
+}
+
 impl Sums {
     fn add(&mut self, error: f64) {
         let error = error * ROUNDING;

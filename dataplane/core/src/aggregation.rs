@@ -12,21 +12,21 @@
 
 use crate::Nanos;
 use crate::channel::Segment;
-use crate::communicator::{Action, Communicator};
+use crate::communicator::{Action, Coded, Communicator};
 use crate::epoch::Epoch;
 use crate::message::{Control, Header, Kind, Message};
 use harmonaize_abi::{Collective, Dtype, ReduceOp, Signature};
-use harmonaize_aggregator::{Agreement, Audience, Leader, Way};
+use harmonaize_aggregator::{Agreement, Audience, Form, Leader, Way};
 use harmonaize_plan::{Participant, Retention};
 use std::time::Duration;
 
 /// Which operations an epoch's aggregator sums. All participants are its workers, each by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aggregation {
-    /// Of these elements.
-    pub dtype: Dtype,
-    /// With this reduction.
-    pub reduce: ReduceOp,
+    /// Of these elements with this reduction, or f32 in codes.
+    pub form: Form,
+    /// Whether averages are summed, too, where sums are: their sum is divided here.
+    pub averages: bool,
     /// AllReduces of at least so many bytes.
     pub least_bytes: u64,
     /// For how long hosts sum after a session with the aggregator failed; twice as long each time,
@@ -90,11 +90,23 @@ impl State {
 
     /// Whether operations like this are aggregated. Depends only on what all participants share.
     pub(crate) fn takes(&self, signature: &Signature) -> bool {
-        let Aggregation { dtype, reduce, least_bytes, .. } = self.rules;
+        let Aggregation { form, averages, least_bytes, .. } = self.rules;
+        let (dtype, reduce) = match form {
+            Form::Tensor { dtype, op } => (dtype, op),
+            Form::Shared { .. } => (Dtype::F32, ReduceOp::Sum),
+        };
+        let average = averages && reduce == ReduceOp::Sum && signature.reduce == ReduceOp::Average;
+        let reduces = average || signature.reduce == reduce;
         let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
         signature.collective == Collective::AllReduce
-            && (signature.dtype, signature.reduce) == (dtype, reduce)
+            && signature.dtype == dtype
+            && reduces
             && bytes >= least_bytes.max(1)
+    }
+
+    /// Bytes that this participant sends of so many elements.
+    pub(crate) fn bytes(&self, elements: u64) -> u64 {
+        self.rules.form.sent(elements)
     }
 
     /// Whether what is done must stay as it was told.
@@ -294,8 +306,9 @@ impl Communicator {
         this.next()
     }
 
-    /// All sums of a session's segment `index` have been written, each of at least `hosts` participants' parts.
-    pub fn aggregated(&mut self, now: Nanos, epoch: u32, index: u64, hosts: u16) {
+    /// All sums of a session's segment `index` have been written, each of at least `hosts` participants' parts; of codes, with what
+    /// they lost, which stays in the receipt if hosts do the segment again.
+    pub fn aggregated(&mut self, now: Nanos, epoch: u32, index: u64, hosts: u16, coded: Option<&Coded>) {
         let ended = self.failure.is_some();
         let state = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_ref());
         if ended || state.is_none_or(|state| state.stopped) {
@@ -304,6 +317,9 @@ impl Communicator {
         let summed = self.channels.iter_mut().find_map(|channel| channel.sum(epoch, index));
         if let Some(operation) = summed.and_then(|operation| self.operations.get_mut(operation)) {
             operation.least = operation.least.min(hosts);
+        }
+        if let Some((operation, coded)) = summed.zip(coded) {
+            self.coded(operation, coded);
         }
         self.moved(now);
     }

@@ -93,7 +93,7 @@ impl Communicator {
         let all_begun = run.begun == run.cut.segments;
         if aggregated.is_some() {
             operation.given += 1;
-            operation.wire_bytes += (hi - lo) * signature.dtype.size() as u64;
+            operation.wire_bytes += epoch.aggregation.as_ref().map_or(0, |state| state.bytes(hi - lo));
             self.actions.push_back(Action::Aggregate { channel: channel as u16 });
         }
         if let Some(channel) = self.channels.get_mut(channel) {

@@ -1,6 +1,7 @@
 //! Segments that an aggregator sums: the worker of an epoch, its datagrams, and the tensors behind both.
 
 use crate::attachment::Attachment;
+use crate::coded::mix;
 use crate::command::Aggregator;
 use crate::engine::{Engine, watch};
 use crate::execute::Context;
@@ -8,14 +9,18 @@ use crate::feedback;
 use crate::member::Member;
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Rank, Signature, View, ViewMut};
+use harmonaize_abi::{Rank, ReduceOp, Signature, View, ViewMut};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Event, Form, Tensors, Worker, WorkerConfig};
-use harmonaize_core::{Action, EpochPlan, Nanos, Segment};
+use harmonaize_aggregator::{Codes, Event, Form, Tensors, Worker, WorkerConfig};
+use harmonaize_codec::shared_spread;
+use harmonaize_core::{Action, Coded, EpochPlan, Nanos, Segment};
 use harmonaize_events::MarkKind;
+use harmonaize_kernels::Isa;
+use harmonaize_kernels::codes::{Code, Squares, Store, decode, encode_shared, ranges, signal};
 use harmonaize_plan::{MAX_SOURCES, Participant};
 use harmonaize_shm::Memory;
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams, MAX_DATAGRAM};
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -39,6 +44,15 @@ pub(crate) struct Path {
     address: SocketAddr,
     worker: Worker,
     datagrams: Datagrams,
+    coder: Coder,
+}
+
+/// What a host makes codes by.
+#[derive(Debug)]
+struct Coder {
+    form: Form,
+    /// Where the elements of several ranks are added up: as many as a chunk has.
+    sum: RefCell<Box<[f32]>>,
 }
 
 impl Path {
@@ -53,7 +67,7 @@ impl Path {
     ) -> Result<Option<Box<Self>>, String> {
         let (Some(aggregator), Some(rules)) = (aggregator, plan.aggregation) else { return Ok(None) };
         let hosts = plan.plan.group().participants();
-        let form = Form::Tensor { dtype: rules.dtype, op: rules.reduce };
+        let form = rules.form;
         let ranks = plan.plan.group().local(me).len();
         if !mapped || ranks > MAX_SOURCES {
             tracing::warn!(
@@ -63,8 +77,18 @@ impl Path {
             );
             return Ok(None);
         }
-        let payload =
-            form.part_bytes(aggregator.chunk_elements as usize).ok_or("a chunk that is too long")?;
+        let chunk = aggregator.chunk_elements as usize;
+        // Sums are longer than parts, and ranges no longer.
+        let payload = form.sum_bytes(chunk).ok_or("a chunk that is too long")?;
+        let (codes, sum) = match form {
+            Form::Tensor { .. } => (Codes::default(), 0),
+            Form::Shared { bits, .. } => {
+                let segment_elements = u64::from(plan.tuning.segment_bytes) / size_of::<f32>() as u64;
+                let (most, spread) = (aggregator.most.unwrap_or(f64::INFINITY), shared_spread(bits, hosts));
+                (Codes { segment_elements, most, spread }, if ranks > 1 { chunk } else { 0 })
+            }
+        };
+        let coder = Coder { form, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
         let config = WorkerConfig {
             communicator: aggregator.communicator,
             worker: u16::try_from(me.0).map_err(|error| error.to_string())?,
@@ -73,6 +97,7 @@ impl Path {
             elements: aggregator.chunk_elements,
             window: aggregator.window,
             segments: usize::from(plan.channels),
+            codes,
             hosts: u16::try_from(hosts).map_err(|error| error.to_string())?,
             partial: aggregator.partial,
             patience: PATIENCE,
@@ -87,14 +112,14 @@ impl Path {
             .and_then(|datagrams| watch(wake, datagrams.wake_fd()).map(|()| datagrams))
             .map_err(|error| format!("no socket for the aggregator: {error}"))?;
         let (address, worker) = (aggregator.address, Worker::new(config));
-        Ok(Some(Box::new(Self { epoch: plan.epoch, address, worker, datagrams })))
+        Ok(Some(Box::new(Self { epoch: plan.epoch, address, worker, datagrams, coder })))
     }
 
     /// Packets in, what they say to the communicator, packets out. How much was done.
     fn progress(&mut self, now: Nanos, member: &mut Member, attachments: &Table<Attachment>) -> usize {
         let time = Duration::from_nanos(now.0);
-        let Self { epoch, address, worker, datagrams } = self;
-        let mut reach = Reach { member, attachments, epoch: *epoch };
+        let Self { epoch, address, worker, datagrams, coder } = self;
+        let mut reach = Reach { member, attachments, epoch: *epoch, coder: Some(coder) };
         let mut worked = 0;
         for _ in 0..CALLS {
             let received = datagrams.receive(&mut |from, bytes| {
@@ -108,7 +133,7 @@ impl Path {
             worked += received;
         }
         worked += tell(now, *epoch, worker, member);
-        let reach = Reach { member, attachments, epoch: *epoch };
+        let reach = Reach { member, attachments, epoch: *epoch, coder: Some(coder) };
         let write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
         let mut write = write;
         while worked < 2 * BATCH && datagrams.push(&mut write) {
@@ -135,7 +160,12 @@ fn tell(now: Nanos, epoch: u32, worker: &mut Worker, member: &mut Member) -> usi
     while let Some(event) = worker.poll_event() {
         told += 1;
         match event {
-            Event::Done { segment, hosts } => member.core.aggregated(now, epoch, segment, hosts),
+            Event::Done { segment, hosts, squares } => {
+                let coded = squares != Squares::default();
+                let Squares { error, signal } = squares;
+                let coded = coded.then(|| Coded { error, signal, ..Coded::default() });
+                member.core.aggregated(now, epoch, segment, hosts, coded.as_ref());
+            }
             Event::Ended(reason) => {
                 let (communicator, counters) = (member.id.0, worker.counters());
                 tracing::info!(
@@ -157,6 +187,7 @@ struct Reach<'a> {
     member: &'a Member,
     attachments: &'a Table<Attachment>,
     epoch: u32,
+    coder: Option<&'a Coder>,
 }
 
 impl<'a> Reach<'a> {
@@ -196,32 +227,127 @@ impl<'a> Reach<'a> {
         Some(views)
     }
 
-    fn add_up(&self, index: u64, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
-        let (_, segment, signature) = self.segment(index)?;
+    fn inputs(
+        &self,
+        segment: &Segment,
+        signature: &Signature,
+        at: u64,
+        elements: usize,
+    ) -> Option<ArrayVec<View<'a>, MAX_SOURCES>> {
         let bytes = (elements * signature.dtype.size()) as u64;
-        let mut parts = ArrayVec::<View<'_>, MAX_SOURCES>::new();
+        let mut parts = ArrayVec::new();
         for local in &self.member.locals {
-            let (memory, at) = self.tensor(segment, &signature, local.rank, false, segment.lo + offset)?;
+            let (memory, at) = self.tensor(segment, signature, local.rank, false, at)?;
             parts.try_push(memory.view(at, bytes).ok()?).ok()?;
         }
-        match parts.as_slice() {
-            [only] => harmonaize_kernels::copy(*only, &[to.into()]).ok(),
+        Some(parts)
+    }
+
+    fn add_up(&self, index: u64, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
+        let (_, segment, signature) = self.segment(index)?;
+        let parts = self.inputs(segment, &signature, segment.lo + offset, elements)?;
+        self.reduce(&signature, &parts, to.into())
+    }
+
+    fn reduce(&self, signature: &Signature, parts: &[View<'_>], to: ViewMut<'_>) -> Option<()> {
+        match parts {
+            [only] => harmonaize_kernels::copy(*only, &[to]).ok(),
             several => {
                 let (op, dtype) = (signature.reduce, signature.dtype);
-                harmonaize_kernels::reduce(op, dtype, several, &[to.into()], None).ok()
+                harmonaize_kernels::reduce(op, dtype, several, &[to], None).ok()
             }
         }
     }
 
-    fn bring(&self, index: u64, offset: u64, sum: &[u8]) -> Option<()> {
-        let (channel, segment, signature) = self.segment(index)?;
-        if segment.holds() {
-            let at = offset * signature.dtype.size() as u64;
-            let staging = self.member.staging_of(channel)?.view_mut(at, sum.len() as u64).ok()?;
-            return harmonaize_kernels::copy(sum.into(), &[staging]).ok();
+    /// Has `work` look at this host's elements: its only rank's, or the sum of several, of at most a chunk.
+    fn of_host<T>(
+        &self,
+        index: u64,
+        offset: u64,
+        elements: usize,
+        work: impl FnOnce(View<'_>, u64) -> Option<T>,
+    ) -> Option<T> {
+        let (_, segment, signature) = self.segment(index)?;
+        let parts = self.inputs(segment, &signature, segment.lo + offset, elements)?;
+        let seed = self.seed(segment, offset);
+        if let [only] = parts.as_slice() {
+            return work(*only, seed);
         }
-        let outputs = self.outputs(segment, &signature, segment.lo + offset, sum.len() as u64)?;
-        harmonaize_kernels::copy(sum.into(), &outputs).ok()
+        let mut sum = self.coder?.sum.try_borrow_mut().ok()?;
+        let to = ViewMut::from(sum.get_mut(..elements)?);
+        self.reduce(&signature, &parts, to)?;
+        work(to.as_view(), seed)
+    }
+
+    /// What a chunk is rotated by: the same at all hosts.
+    fn seed(&self, segment: &Segment, offset: u64) -> u64 {
+        let words = [self.member.id.0, segment.operation, segment.number, offset];
+        words.into_iter().fold(0x6861_726d_6f6e_6169, |seed, word| mix(seed ^ word))
+    }
+
+    fn norms(&self, index: u64, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
+        let Form::Shared { block, .. } = self.coder?.form else { return None };
+        let block = usize::from(block);
+        let several = self.member.locals.len() > 1;
+        let piece = if several { self.coder?.sum.try_borrow().ok()?.len() } else { elements }.max(1);
+        let norms_bytes = piece.div_ceil(block) * size_of::<f32>();
+        for (at, to) in (0..elements).step_by(piece).zip(to.chunks_mut(norms_bytes)) {
+            let elements = piece.min(elements - at);
+            let norms = |from: View<'_>, _| ranges(Isa::detect(), block, from, to.into()).ok();
+            self.of_host(index, offset + at as u64, elements, norms)?;
+        }
+        Some(())
+    }
+
+    fn code(
+        &self,
+        index: u64,
+        offset: u64,
+        elements: usize,
+        of_all: &[u8],
+        to: &mut [u8],
+    ) -> Option<Squares> {
+        let Form::Shared { bits, block, .. } = self.coder?.form else { return None };
+        let me = u64::from(self.member.core.me().0);
+        let encoded = self.of_host(index, offset, elements, |from, seed| {
+            let (bits, block, noise) = (bits.into(), block.into(), mix(seed ^ (me + 1)));
+            encode_shared(Isa::detect(), bits, block, seed, noise, of_all.into(), from, to.into()).ok()
+        })?;
+        let (_, segment, signature) = self.segment(index)?;
+        let parts = self.inputs(segment, &signature, segment.lo + offset, elements)?;
+        if let [_] = parts.as_slice() {
+            return Some(encoded);
+        }
+        let squares = parts.iter().map(|part| signal(Isa::detect(), *part).ok());
+        Some(Squares { signal: squares.sum::<Option<f64>>()?, ..encoded })
+    }
+
+    fn bring(&self, index: u64, offset: u64, elements: usize, sum: &[u8]) -> Option<()> {
+        let (channel, segment, signature) = self.segment(index)?;
+        let size = signature.dtype.size() as u64;
+        let bytes = elements as u64 * size;
+        let outputs = if segment.holds() {
+            let staging = self.member.staging_of(channel)?.view_mut(offset * size, bytes).ok()?;
+            ArrayVec::from_iter([staging])
+        } else {
+            self.outputs(segment, &signature, segment.lo + offset, bytes)?
+        };
+        let (first, others) = outputs.split_first()?;
+        let average = signature.reduce == ReduceOp::Average;
+        match self.coder?.form {
+            Form::Tensor { .. } if !average => return harmonaize_kernels::copy(sum.into(), &outputs).ok(),
+            Form::Tensor { .. } => harmonaize_kernels::copy(sum.into(), &[*first]).ok()?,
+            Form::Shared { bits, block, ranks } => {
+                let code = Code::Shared { bits: bits.into(), block: block.into(), ranks: ranks.into() };
+                let seed = self.seed(segment, offset);
+                decode(Isa::detect(), code, seed, sum.into(), Store::Set, *first).ok()?;
+            }
+        }
+        if average {
+            let (op, dtype, of) = (signature.reduce, signature.dtype, Some(self.member.ranks));
+            harmonaize_kernels::reduce(op, dtype, &[first.as_view()], &[*first], of).ok()?;
+        }
+        if others.is_empty() { Some(()) } else { harmonaize_kernels::copy(first.as_view(), others).ok() }
     }
 
     /// Copies a sum that was held to where it belongs.
@@ -244,8 +370,22 @@ impl Tensors for Reach<'_> {
         }
     }
 
-    fn write(&mut self, segment: u64, offset: u64, _: usize, bytes: &[u8]) {
-        let _ = self.bring(segment, offset, bytes);
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+        let _ = self.bring(segment, offset, elements, bytes);
+    }
+
+    fn ranges(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+        if self.norms(segment, offset, elements, bytes).is_none() {
+            bytes.fill(0);
+        }
+    }
+
+    fn encode(&self, segment: u64, offset: u64, elements: usize, ranges: &[u8], bytes: &mut [u8]) -> Squares {
+        let lost = self.code(segment, offset, elements, ranges, bytes);
+        lost.unwrap_or_else(|| {
+            bytes.fill(0);
+            Squares::default()
+        })
     }
 }
 
@@ -278,18 +418,18 @@ impl Engine {
                     return member.break_off(&error.to_string());
                 }
                 let segment = member.segment_and_size(channel);
-                let given = segment.and_then(|(segment, size)| {
-                    let elements = segment.hi - segment.lo;
-                    Some((segment.epoch, segment.aggregated?, elements, elements * size))
+                let given = segment.and_then(|(segment, _)| {
+                    Some((segment.epoch, segment.aggregated?, segment.hi - segment.lo))
                 });
-                let Some((epoch, index, elements, bytes)) = given else { return };
+                let Some((epoch, index, elements)) = given else { return };
+                let bytes = member.path(epoch).map_or(0, |path| path.coder.form.sent(elements));
                 member.bytes_sent += bytes;
                 if !member.path(epoch).is_some_and(|path| path.worker.submit(index, elements)) {
                     member.core.aggregation_ended(now, epoch);
                 }
             }
             Action::Settle { channel } => {
-                let reach = Reach { member, attachments: &self.attachments, epoch: 0 };
+                let reach = Reach { member, attachments: &self.attachments, epoch: 0, coder: None };
                 if reach.settle(channel).is_none() {
                     member.break_off("a sum that was held cannot be brought to its tensors");
                 }

@@ -201,7 +201,7 @@ impl<'a> Coder<'a, '_> {
 }
 
 /// SplitMix64's next number (Steele, Lea and Flood, OOPSLA 2014).
-fn mix(seed: u64) -> u64 {
+pub(crate) fn mix(seed: u64) -> u64 {
     let seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let seed = (seed ^ seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let seed = (seed ^ seed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

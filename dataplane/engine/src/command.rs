@@ -51,6 +51,8 @@ pub struct Aggregator {
     pub window: u16,
     /// Whether sums may leave hosts out.
     pub partial: bool,
+    /// Where it sums codes: the most that the squared error of a sum may be, over the squares of all ranks' elements.
+    pub most: Option<f64>,
 }
 
 /// Everything that a communicator needs at this agent.

@@ -60,6 +60,10 @@ impl Outbox for Out<'_> {
 impl Served {
     /// `lost`: of so many packets in either direction one is dropped; 0: none.
     fn start(at: SocketAddr, incarnation: u64, workers: u16, lost: u64) -> Self {
+        Self::of(FORM, at, incarnation, workers, lost)
+    }
+
+    fn of(form: Form, at: SocketAddr, incarnation: u64, workers: u16, lost: u64) -> Self {
         let config = DatagramConfig { bytes: 4096, ..DatagramConfig::default() };
         let mut datagrams = Datagrams::bind(at, config).unwrap();
         let address = datagrams.local_address();
@@ -73,7 +77,7 @@ impl Served {
                     communicator: COMMUNICATOR,
                     secret: SECRET,
                     workers,
-                    form: FORM,
+                    form,
                     elements: CHUNK,
                     share,
                     ordered: false,
@@ -120,6 +124,7 @@ impl Served {
             chunk_elements: CHUNK,
             window: 64,
             partial: false,
+            most: None,
         };
         (0..participants).map(aggregator).collect()
     }
@@ -137,10 +142,10 @@ fn any() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-fn rules() -> Aggregation {
+fn rules(form: Form) -> Aggregation {
     Aggregation {
-        dtype: Dtype::F32,
-        reduce: ReduceOp::Sum,
+        form,
+        averages: true,
         least_bytes: 1024,
         hold: Nanos(50_000_000),
         most_hold: Nanos(200_000_000),
@@ -148,12 +153,16 @@ fn rules() -> Aggregation {
 }
 
 fn world(ranks: &[Vec<u32>], aggregators: Vec<Aggregator>) -> World {
+    world_of(FORM, ranks, aggregators)
+}
+
+fn world_of(form: Form, ranks: &[Vec<u32>], aggregators: Vec<Aggregator>) -> World {
     let transport =
         |_| Box::new(TcpTransport::bind(Config::new(any())).unwrap()) as Box<dyn Transport + Send>;
     let transports = (0..ranks.len()).map(transport).collect();
     let tuning =
         Tuning { chunk_bytes: 16 << 10, segment_bytes: 64 << 10, copy_bytes: 4096, ..Tuning::default() };
-    World::with_aggregation(transports, ranks, tuning, (rules(), aggregators))
+    World::with_aggregation(transports, ranks, tuning, (rules(form), aggregators))
 }
 
 fn input(rank: usize, count: usize) -> Vec<f32> {
@@ -334,4 +343,120 @@ fn what_the_aggregator_does_not_sum_goes_by_the_hosts() {
         assert!(completions.iter().all(|completion| completion.status == 0 && completion.algorithm != 9));
     }
     assert_eq!(served.sums(), 0);
+}
+
+fn codes(hosts: usize) -> Form {
+    Form::Shared { bits: 4, block: 64, ranks: hosts as u16 }
+}
+
+/// Values of either sign over three powers of ten.
+fn ordinary(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|at| ((at * (rank + 7)) as f32 * 0.37).sin() * (1 + at % 1000) as f32).collect()
+}
+
+/// One AllReduce; what it lost, vNMSE, and its completions. All ranks have the same bits.
+fn coded(world: &mut World, op: ReduceOp, inputs: &[Vec<f32>], in_place: bool) -> (f64, Vec<Completion>) {
+    let (ranks, count) = (inputs.len(), inputs[0].len());
+    let output = if in_place { 0 } else { 16 << 20 };
+    inputs.iter().enumerate().for_each(|(rank, input)| world.write_floats(rank, 0, input));
+    (0..ranks).for_each(|rank| world.submit(rank, reduce(op, count as u64, 0, output)));
+    let completions = world.completions();
+    assert!(completions.iter().all(|completion| completion.status == 0), "{completions:?}");
+    let found = world.read_floats(0, output, count);
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    for rank in 1..ranks {
+        assert!(bits(&world.read_floats(rank, output, count)) == bits(&found), "rank {rank} has other bits");
+    }
+    let scale = if op == ReduceOp::Average { ranks as f64 } else { 1.0 };
+    let (mut error, mut signal) = (0.0, 0.0);
+    for at in 0..count {
+        let of_ranks = inputs.iter().map(|input| f64::from(input[at]));
+        signal += of_ranks.clone().map(|value| value * value).sum::<f64>();
+        error += (f64::from(found[at]) * scale - of_ranks.sum::<f64>()).powi(2);
+    }
+    (error / signal, completions)
+}
+
+fn whole_by(completions: &[Completion]) -> bool {
+    completions.iter().all(|completion| (completion.algorithm, completion.fallback) == (9, 0))
+}
+
+/// Sums of codes: the same bits at all ranks, within what receipts say, which is within what 4 bits lose; averages, too.
+#[test]
+fn codes_are_summed_undecoded() {
+    let _turn = my_turn();
+    for ranks in [vec![vec![0], vec![1], vec![2], vec![3]], vec![vec![0, 2], vec![1], vec![3, 4, 5]]] {
+        let (hosts, all) = (ranks.len(), ranks.iter().map(Vec::len).sum::<usize>());
+        let served = Served::of(codes(hosts), any(), 7, hosts as u16, 0);
+        let mut world = world_of(codes(hosts), &ranks, served.reached_by(hosts as u32));
+        for (count, in_place, op) in [
+            (300, false, ReduceOp::Sum),
+            (100_000, true, ReduceOp::Sum),
+            (100_001, false, ReduceOp::Average),
+            (777, true, ReduceOp::Average),
+        ] {
+            let inputs: Vec<Vec<f32>> = (0..all).map(|rank| ordinary(rank, count)).collect();
+            let deadline = Instant::now() + Duration::from_secs(120);
+            loop {
+                let (measured, completions) = coded(&mut world, op, &inputs, in_place);
+                let claimed = f64::from(f32::from_bits(completions[0].error));
+                assert!(measured <= claimed.max(1e-9), "{measured} lost, and {claimed} told");
+                if whole_by(&completions) {
+                    assert!(claimed > 0.0 && claimed < 0.15, "{count}: {claimed}");
+                    let bits = completions[0].wire_bytes as f64 * 8.0 / count as f64;
+                    assert!(bits < 6.0, "{bits} bits an element");
+                    break;
+                }
+                assert!(Instant::now() < deadline, "the aggregator is never used: {completions:?}");
+            }
+        }
+    }
+}
+
+/// What would lose more than it may goes by the hosts, and so does what has an element that is no number; nobody has a part of such a sum.
+#[test]
+fn codes_that_would_lose_too_much_are_left_to_the_hosts() {
+    let _turn = my_turn();
+    let ranks = [vec![0], vec![1], vec![2]];
+    let served = Served::of(codes(3), any(), 7, 3, 0);
+    let mut reached = served.reached_by(3);
+    reached.iter_mut().for_each(|aggregator| aggregator.most = Some(1e-3));
+    let mut world = world_of(codes(3), &ranks, reached);
+    let inputs: Vec<Vec<f32>> = (0..3).map(|rank| ordinary(rank, 20_000)).collect();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while served.sums() == 0 {
+        let (measured, completions) = coded(&mut world, ReduceOp::Sum, &inputs, true);
+        assert!(measured < 1e-12 && !whole_by(&completions), "{measured} {completions:?}");
+        assert!(Instant::now() < deadline, "the aggregator is never tried: {completions:?}");
+    }
+    drop(world);
+    let served = Served::of(codes(3), any(), 7, 3, 0);
+    let mut world = world_of(codes(3), &ranks, served.reached_by(3));
+    let mut inputs: Vec<Vec<f32>> = (0..3).map(|rank| input(rank, 20_000)).collect();
+    inputs[1][9_999] = f32::NAN;
+    while served.sums() == 0 {
+        let (_, completions) = coded(&mut world, ReduceOp::Sum, &inputs, false);
+        assert!(!whole_by(&completions));
+        let found = world.read_floats(2, 16 << 20, 20_000);
+        assert_eq!(found.iter().filter(|value| value.is_nan()).count(), 1, "by the hosts, exactly");
+        assert!(Instant::now() < deadline, "the aggregator is never tried: {completions:?}");
+    }
+}
+
+/// Lost packets, and a death in the midst of an operation: what was summed in codes and what hosts did again are one result everywhere.
+#[test]
+fn codes_survive_losses_and_a_death() {
+    let _turn = my_turn();
+    let ranks = [vec![0], vec![1, 4], vec![2], vec![3]];
+    let served = Served::of(codes(4), any(), 1, 4, 20);
+    let mut world = world_of(codes(4), &ranks, served.reached_by(4));
+    let inputs: Vec<Vec<f32>> = (0..5).map(|rank| ordinary(rank, 400_000)).collect();
+    for in_place in [false, true, false] {
+        let (measured, _) = coded(&mut world, ReduceOp::Sum, &inputs, in_place);
+        assert!(measured < 0.08, "{measured}");
+    }
+    assert!(served.sums() > 0);
+    drop(served);
+    let (measured, completions) = coded(&mut world, ReduceOp::Average, &inputs, true);
+    assert!(measured < 1e-9 && !whole_by(&completions), "{measured} by the hosts alone");
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -24,7 +25,7 @@ pub struct Effort {
     pub turn: u64,
     /// Bytes of a large operation.
     pub large: u64,
-    /// Parts alone: core, large, eight, lossy, small; all if empty.
+    /// Parts alone: core, large, codes, eight, lossy, small; all if empty.
     pub only: Vec<String>,
 }
 
@@ -46,8 +47,14 @@ struct Suite {
     stop: Arc<AtomicBool>,
 }
 
-const PARTS: &[Part<Suite>] =
-    &[("core", core), ("large", large), ("eight", eight), ("lossy", lossy), ("small", small)];
+const PARTS: &[Part<Suite>] = &[
+    ("core", core),
+    ("large", large),
+    ("codes", codes),
+    ("eight", eight),
+    ("lossy", lossy),
+    ("small", small),
+];
 
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
@@ -119,6 +126,10 @@ const PLAIN: u32 = 1500;
 /// Hosts' rates that are tried, Mbit/s, and what of the processors an operation may take at the one that counts.
 const RATES: [u64; 4] = [1000, 500, 250, 125];
 const BUSY: f64 = 0.6;
+/// The budget of codes that add.
+const SHARED: &str = "shared 4";
+/// For how long a job of codes may last.
+const LIMIT: Duration = Duration::from_secs(150);
 
 /// 4 hosts at 1 Gbit/s, a large operation; with frames of both sizes.
 fn large(suite: &Suite) -> Result<Vec<Row>> {
@@ -126,6 +137,56 @@ fn large(suite: &Suite) -> Result<Vec<Row>> {
     for mtu in [JUMBO, PLAIN] {
         let star = Star { hosts: 4, rate: RATES[0], delay: "0us", mtu, loss: None };
         rows.extend(suite.against_hosts(star, &[(suite.effort.large, 1.42)])?.0);
+    }
+    Ok(rows)
+}
+
+/// What `coded` prints for a budget.
+#[derive(Debug, Deserialize)]
+struct Coded {
+    budget: String,
+    times_us: Vec<f64>,
+    algorithm: String,
+    fallback: bool,
+    claimed: f64,
+    measured: f64,
+}
+
+/// 4 hosts, a large operation summed in codes that add, against the same exact by the hosts alone: at 1 Gbit/s, and at rates at which
+/// processors have time to spare. Sums of 4 hosts' 4-bit codes have 6 bits.
+fn codes(suite: &Suite) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for rate in RATES {
+        let topology = star_with_aggregator(4, rate, "0us");
+        let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
+        let before = busy()?;
+        let (by_aggregator, took) = suite.coded(&topology, &[SHARED, "exact", "rotated 4"])?;
+        let busy = (busy()? - before) / took;
+        let (by_hosts, _) = suite.coded(alone, &["exact"])?;
+        let of = |figures: &[Coded], name: &str| {
+            let found = figures.iter().find(|found| found.budget == name);
+            found.map(|found| (found.times_us.clone(), found.measured, found.claimed))
+        };
+        let ring = of(&by_hosts, "exact").context("no figures of the ring")?;
+        let (ours, measured, claimed) = of(&by_aggregator, SHARED).context("no figures of codes")?;
+        let case = |case: &str, better, bar| Case {
+            suite: "aggregation",
+            case: format!("allreduce f32 in codes that add, 4 hosts, {rate} Mbit/s: {case}"),
+            size: suite.effort.large,
+            ranks: 4,
+            better,
+            bar,
+        };
+        rows.push(case("us", Better::Less, 1.0 / 7.0).compare(&ours, &ring.0, "exact by the hosts alone"));
+        if let Some((chunks, ..)) = of(&by_aggregator, "rotated 4") {
+            rows.push(case("us", Better::Less, 1.0).compare(&ours, &chunks, "in 4 bits by the hosts alone"));
+        }
+        rows.push(case("vNMSE", Better::Less, 1.0).limit(&[measured], 0.021));
+        rows.push(case("vNMSE", Better::Less, 1.0).compare(&[measured], &[claimed], "the receipt"));
+        eprintln!("{rate} Mbit/s: processors busy for {:.0}% of the time with the aggregator", 100.0 * busy);
+        if busy < BUSY {
+            break;
+        }
     }
     Ok(rows)
 }
@@ -226,6 +287,27 @@ impl Suite {
             rows.push(row);
         }
         Ok((rows, by_aggregator.busy))
+    }
+
+    /// Budgets in turn on a fabric; and the processors' time of the whole.
+    fn coded(&self, topology: &str, budgets: &[&str]) -> Result<(Vec<Coded>, f64)> {
+        let topology = Topology { mtu: JUMBO, ..Topology::parse(topology)? };
+        let mut lab = Lab::on(topology, self.binaries.clone(), Arc::clone(&self.stop), |setup| setup)?;
+        let (bytes, budgets) = (self.effort.large.to_string(), budgets.join(","));
+        let rounds = (4 * self.effort.rounds).to_string();
+        let arguments = ["--bytes", &bytes, "--budgets", &budgets, "--warmup", "2", "--iterations", &rounds];
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let begun = std::time::Instant::now();
+        let figures: Vec<Coded> = lab.figures("coded", &[0, 1, 2, 3], &arguments, LIMIT)?;
+        for Coded { budget, times_us, algorithm, fallback, claimed, measured } in &figures {
+            eprintln!(
+                "{budget}: {:.1} ms, {algorithm}, vNMSE {claimed:.3e} claimed and {measured:.3e} measured{}",
+                median(times_us).unwrap_or_default() / 1e3,
+                if *fallback { ", in part by the hosts" } else { "" }
+            );
+        }
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
+        Ok((figures, begun.elapsed().as_secs_f64() * cores))
     }
 
     /// Times of operations on a fabric; an error where an aggregator that is there has summed nothing.

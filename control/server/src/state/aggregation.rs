@@ -4,20 +4,26 @@
 //! workers alone. It is withdrawn a while after the epoch, for segments may be under way still. A session that ends takes no grant
 //! along: the aggregator may serve on, and where it does not, hosts sum for themselves.
 
+use super::coding;
 use super::communicator::Communicator;
 use super::decisions::{Changed, Trigger};
 use super::replan::{Planned, changed};
 use super::{Fact, SessionId, State};
+use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
-use harmonaize_aggregator::{SPAN, worker_key};
+use harmonaize_aggregator::{Form, SPAN, worker_key};
 use harmonaize_api::v1::{self, RefusedKind, aggregation_form, from_agent, to_agent};
 use harmonaize_api::{PROTOCOL_VERSION, SECRET_BYTES};
 use harmonaize_codec::Codec;
-use harmonaize_planner::{AggregatorId, Bytes, HostId, Nanos, Offer, aggregation, line_rate};
+use harmonaize_planner::{AggregatorId, Bytes, HostId, Nanos, Offer, Rate, aggregation, line_rate};
 use rand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
+
+mod codes;
+
+use codes::Shape;
 
 /// How long an epoch's grant outlives it.
 const LINGER: Duration = Duration::from_secs(5);
@@ -60,6 +66,8 @@ struct There {
     units: u32,
     unit_bytes: u32,
     packets_per_second: u64,
+    /// Whether it sums codes.
+    codes: bool,
     report: Option<v1::AggregatorReport>,
 }
 
@@ -103,6 +111,12 @@ impl Chosen {
         let grant = recipe.aggregation.as_ref().map(|told| told.communicator);
         let reason = if grant.is_some() { "as before control restarted".to_owned() } else { String::new() };
         Self { grant, reason, ..Self::default() }
+    }
+
+    /// Whether tensors go in codes.
+    pub(super) fn is_coded(&self) -> bool {
+        let form = self.told.as_ref().and_then(|told| told.form.as_ref()?.form.as_ref());
+        matches!(form, Some(aggregation_form::Form::Shared(_)))
     }
 
     /// For the recipe of a worker.
@@ -160,6 +174,7 @@ impl State {
             units: told.units,
             unit_bytes: told.unit_bytes,
             packets_per_second: told.packets_per_second,
+            codes: told.codes,
             report: None,
         };
         self.aggregators.there.insert(id, there);
@@ -258,7 +273,7 @@ impl State {
         &self,
         known: &Communicator,
         id: u64,
-        codec: Codec,
+        coding: &coding::Chosen,
         planned: Option<&Planned>,
     ) -> Weighed {
         let by_hosts = |reason: &str| Weighed { best: None, reason: reason.to_owned() };
@@ -280,28 +295,43 @@ impl State {
         if !able {
             return by_hosts("not all agents can");
         }
-        if codec != Codec::EXACT {
-            return by_hosts("tensors travel in fewer bits");
-        }
         if members > usize::from(MAX_WORKERS) {
             return by_hosts("too many hosts");
+        }
+        let (exact, coder) = (coding.codec == Codec::EXACT, self.codes_allowed(known, coding));
+        if !exact && coder.is_none() {
+            return by_hosts("tensors travel in fewer bits");
         }
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
         let there = self.aggregators.there.iter().filter(|(at, _)| !known.refused.contains(at));
         let offers: Vec<Offer> = there
             .filter(|(at, there)| self.free_units(**at, there) >= 2)
-            .map(|(at, there)| Offer {
-                aggregator: *at,
-                payload: Bytes(u64::from(there.unit_bytes)),
-                packets_per_second: there.packets_per_second,
-                others: self.served_beside(*at, id),
+            .flat_map(|(at, there)| {
+                let payload = Bytes(u64::from(there.unit_bytes));
+                let offer = Offer {
+                    aggregator: *at,
+                    payload,
+                    carries: payload,
+                    coder: Rate(0),
+                    packets_per_second: there.packets_per_second,
+                    others: self.served_beside(*at, id),
+                };
+                let shape = coder.filter(|_| there.codes).zip(Shape::of_codes(there.unit_bytes, members));
+                let coded = shape.map(|(coder, Shape { elements, bytes, .. })| Offer {
+                    payload: Bytes(u64::from(bytes)),
+                    carries: Bytes(u64::from(elements) * u64::from(ELEMENT)),
+                    coder,
+                    ..offer.clone()
+                });
+                exact.then_some(offer).into_iter().chain(coded)
             })
             .collect();
         let conditions = self.estimates.conditions(topology, self.withdrawn());
         let share = planned.map(|planned| planned.share).filter(|share| share.0 > 0);
         let ring = share.unwrap_or_else(|| line_rate(topology, &hosts));
         let told = self.rhythms.get(&id).map_or(0, super::rhythms::Operations::bytes);
-        let decided = aggregation(topology, &conditions, &hosts, ring, Bytes(told), &offers);
+        let decided =
+            aggregation(topology, &conditions, &hosts, (ring, Rate(coding.speed)), Bytes(told), &offers);
         Weighed { best: decided.chosen, reason: decided.reason }
     }
 
@@ -327,18 +357,31 @@ impl State {
     }
 
     /// Decides how the next epoch has large operations summed, and grants it. The aggregator is told before any agent is.
-    pub(super) fn choose_aggregation(&mut self, id: u64, codec: Codec, planned: Option<&Planned>) -> Chosen {
+    pub(super) fn choose_aggregation(
+        &mut self,
+        id: u64,
+        coding: &coding::Chosen,
+        planned: Option<&Planned>,
+    ) -> Chosen {
         let Some(known) = self.communicators.get(&id) else { return Chosen::default() };
-        let Weighed { best, reason } = self.weigh_aggregation(known, id, codec, planned);
+        let Weighed { best, reason } = self.weigh_aggregation(known, id, coding, planned);
         let none = |reason: String| Chosen { reason, ..Chosen::default() };
         let Some(best) = best else { return none(reason) };
         let Some(there) = self.aggregators.there.get(&best.aggregator) else { return none(reason) };
         let (workers, tenant) = (known.members.len() as u32, known.tenant.clone());
         let (address, session, units, unit) = (there.address, there.session, there.units, there.unit_bytes);
         let free = self.free_units(best.aggregator, there);
+        let all_take = known.members.iter().all(|member| {
+            let session = member.session.and_then(|session| self.sessions.get(&session));
+            session.is_some_and(|session| session.abilities.aggregated_codes)
+        });
+        let form = Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
+        let exact = Shape { form, elements: unit / ELEMENT, bytes: unit };
+        let shape = if best.coded { Shape::of_codes(unit, workers as usize) } else { Some(exact) };
+        let Some(Shape { form, elements: chunk_elements, bytes }) = shape else { return none(reason) };
         let round = Duration::from_nanos(best.delay.0.saturating_mul(2)).saturating_add(TURN);
         let held = best.rate.bytes_in(Nanos(u64::try_from(round.as_nanos()).unwrap_or(u64::MAX))).0;
-        let window = held.div_ceil(u64::from(unit)).clamp(*WINDOWS.start(), *WINDOWS.end()) as u32;
+        let window = held.div_ceil(u64::from(bytes.max(1))).clamp(*WINDOWS.start(), *WINDOWS.end()) as u32;
         let most = (2 * SPAN * window).min(units);
         let guaranteed = (units / PARTS).clamp(2, most.max(2)).min(free);
         let mut secret = [0; SECRET_BYTES];
@@ -347,9 +390,7 @@ impl State {
         let grants = &self.aggregators.grants;
         let number = number.take(16).find(|number| *number != 0 && !grants.contains_key(number));
         let Some(number) = number else { return none(reason) };
-        let form = v1::TensorForm { dtype: "f32".to_owned(), op: "sum".to_owned() };
-        let form = Some(v1::AggregationForm { form: Some(aggregation_form::Form::Tensor(form)) });
-        let chunk_elements = unit / ELEMENT;
+        let form = Some(v1::AggregationForm { form: Some(said(form)) });
         let grant = v1::GrantAggregation {
             communicator: number,
             secret: secret.to_vec(),
@@ -379,6 +420,8 @@ impl State {
             window,
             least_bytes: best.least.0,
             form,
+            most_error: if best.coded { coding.budget.most().unwrap_or(0.0) } else { 0.0 },
+            averages: all_take,
             ..v1::Aggregation::default()
         };
         Chosen { grant: Some(number), aggregator: Some(best.aggregator), reason, told: Some(told), secret }
@@ -439,7 +482,7 @@ impl State {
             {
                 continue;
             }
-            let weighed = self.weigh_aggregation(known, *id, known.coding.current.codec, known.plan.as_ref());
+            let weighed = self.weigh_aggregation(known, *id, &known.coding.current, known.plan.as_ref());
             found.extend(weighed.best.map(|_| (*id, weighed.reason)));
         }
         for (id, reason) in found {
@@ -487,4 +530,17 @@ impl State {
 struct Weighed {
     best: Option<harmonaize_planner::Aggregated>,
     reason: String,
+}
+
+/// A form as messages have it.
+fn said(form: Form) -> aggregation_form::Form {
+    match form {
+        Form::Tensor { dtype, op } => {
+            aggregation_form::Form::Tensor(v1::TensorForm { dtype: dtype.to_string(), op: op.to_string() })
+        }
+        Form::Shared { bits, block, ranks } => {
+            let (bits, block, ranks) = (bits.into(), block.into(), ranks.into());
+            aggregation_form::Form::Shared(v1::SharedForm { bits, block, ranks })
+        }
+    }
 }

@@ -35,6 +35,8 @@ pub(super) struct Chosen {
     exchanges: bool,
     /// What it was chosen by, where there was something to choose.
     outlook: Option<Outlook>,
+    /// How much of a tensor is summed by it in a second, bits; 0 where it is exact, or not known.
+    pub speed: u64,
 }
 
 impl Chosen {
@@ -46,6 +48,7 @@ impl Chosen {
             reason: String::new(),
             exchanges: false,
             outlook: None,
+            speed: 0,
         }
     }
 
@@ -79,6 +82,7 @@ impl Chosen {
             reason: "as before control restarted".to_owned(),
             exchanges: recipe.coding.as_ref().is_some_and(|coding| coding.exchanges),
             outlook: None,
+            speed: 0,
         }
     }
 }
@@ -95,7 +99,9 @@ pub(super) fn budget(said: Option<&v1::Budget>) -> Result<Budget, BudgetError> {
 pub(super) fn levels(told: &[v1::CodecSpeed]) -> Vec<Level> {
     let mut levels: Vec<Level> = Vec::new();
     for told in told.iter().take(MOST_CODECS) {
-        let Some(codec) = Codec::named(&told.codec).filter(|codec| *codec != Codec::EXACT) else { continue };
+        // Aggregators' codes are no chunk's.
+        let of_chunks = |codec: &Codec| *codec != Codec::EXACT && *codec != Codec::SHARED4;
+        let Some(codec) = Codec::named(&told.codec).filter(of_chunks) else { continue };
         let typical = Level::typical(codec);
         let speed = |told: u64, typical: f64| if told == 0 { typical } else { told as f64 };
         let (encode, decode) = (speed(told.encode, typical.encode), speed(told.decode, typical.decode));
@@ -237,7 +243,7 @@ impl State {
         let Some(known) = self.communicators.get(&id) else { return Chosen::exact() };
         let budget = known.coding.agreed.clone();
         let exact = |reason: &str| (Codec::EXACT, reason.to_owned(), None);
-        let (codec, reason, outlook) = if budget == Budget::Exact {
+        let (codec, reason, chosen) = if budget == Budget::Exact {
             exact("")
         } else if !self.settings.compression {
             exact("compression is switched off")
@@ -252,7 +258,9 @@ impl State {
             let session = member.session.and_then(|session| self.sessions.get(&session));
             session.is_some_and(|session| session.abilities.coded_exchanges)
         });
-        Chosen { codec, budget, reason, exchanges: all && codec != Codec::EXACT, outlook }
+        let (outlook, speed) = chosen.unzip();
+        let speed = speed.filter(|_| codec != Codec::EXACT).unwrap_or(0);
+        Chosen { codec, budget, reason, exchanges: all && codec != Codec::EXACT, outlook, speed }
     }
 
     fn fastest(
@@ -261,7 +269,7 @@ impl State {
         id: u64,
         known: &Communicator,
         planned: Option<&Planned>,
-    ) -> (Codec, String, Option<Outlook>) {
+    ) -> (Codec, String, Option<(Outlook, u64)>) {
         let coding = &known.coding;
         let told = self.rhythms.get(&id).map_or(0, super::rhythms::Operations::bulk);
         if told > 0 && told <= known.tuning.copy.0 {
@@ -292,12 +300,13 @@ impl State {
         };
         let current = coding.current.codec;
         let choice = coding.controller.choose(now, &coding.agreed, current, &levels, &outlook);
-        (choice.codec, words(choice, bytes), Some(outlook))
+        let speed = (8.0 * bytes / choice.time.max(1e-9)) as u64;
+        (choice.codec, words(choice, bytes), Some((outlook, speed)))
     }
 
     /// What all agents of a communicator take, each as slow as at the slowest; what an operation loses by it, in which each element
     /// is encoded twice, and where errors of several ranks may be alike.
-    fn common_levels(&self, known: &Communicator) -> Vec<Level> {
+    pub(super) fn common_levels(&self, known: &Communicator) -> Vec<Level> {
         let session = |session: Option<SessionId>| self.sessions.get(&session?);
         let mut agents = known.members.iter().map(|member| session(member.session));
         let Some(first) = agents.next().flatten() else { return Vec::new() };
@@ -327,8 +336,11 @@ impl State {
         let of = known.members.len() as f64;
         let exact = 2.0 * (of - 1.0) / of * told.bytes as f64;
         let current = known.coding.current.codec;
-        // What ran by several epochs was coded by several codecs.
-        if (told.first_epoch, told.last_epoch) != (known.epoch, known.epoch) || exact < 1.0 {
+        // What ran by several epochs was coded by several codecs; sums of an aggregator's codes say nothing of the hosts'.
+        if (told.first_epoch, told.last_epoch) != (known.epoch, known.epoch)
+            || exact < 1.0
+            || known.aggregation.is_coded()
+        {
             return;
         }
         let levels = self.common_levels(known);

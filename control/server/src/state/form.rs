@@ -182,7 +182,7 @@ impl State {
         let by = planned.as_ref();
         let (coding, shots) = (self.choose_coding(now, id, by), self.choose_shots(id, &order, by));
         let tuning = self.tuning_message(communicator.tuning, shots.sizes);
-        let aggregation = self.choose_aggregation(id, coding.codec, by);
+        let aggregation = self.choose_aggregation(id, &coding, by);
         let Some(communicator) = self.communicators.get(&id) else { return 0 };
         let mut recipes = Vec::new();
         for ((index, member), peers) in communicator.members.iter().enumerate().zip(links) {

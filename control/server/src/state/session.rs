@@ -42,6 +42,7 @@ pub(super) struct Abilities {
     pub direct: bool,
     pub coded_exchanges: bool,
     pub aggregation: bool,
+    pub aggregated_codes: bool,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
     /// What is missing and why.
@@ -64,6 +65,7 @@ impl Abilities {
             direct: said.direct,
             coded_exchanges: said.coded_exchanges,
             aggregation: said.aggregation,
+            aggregated_codes: said.aggregated_codes,
             codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }

@@ -1,8 +1,8 @@
 //! A grant as control tells it, read with care.
 
-use harmonaize_abi::{Dtype, ReduceOp};
-use harmonaize_aggregator::{Form, Grant, Partial, Share};
-use harmonaize_api::v1::{self, aggregation_form};
+use crate::aggregation::read_form;
+use harmonaize_aggregator::{Grant, Partial, Share};
+use harmonaize_api::v1;
 use std::time::Duration;
 
 /// A grant, and whose it is.
@@ -39,29 +39,12 @@ pub(super) fn read(told: &v1::GrantAggregation) -> Result<Told, String> {
     Ok(Told { grant, tenant: told.tenant.chars().take(64).collect() })
 }
 
-fn read_form(told: &aggregation_form::Form) -> Result<Form, String> {
-    match told {
-        aggregation_form::Form::Tensor(v1::TensorForm { dtype, op }) => {
-            let unknown = || format!("no sums of {dtype} by {op} are known here");
-            let dtype: Dtype = dtype.parse().map_err(|()| unknown())?;
-            let op: ReduceOp = op.parse().map_err(|()| unknown())?;
-            Ok(Form::Tensor { dtype, op })
-        }
-        aggregation_form::Form::Shared(v1::SharedForm { bits, block, ranks }) => {
-            let wrong =
-                || format!("codes of {bits} bits in blocks of {block} for {ranks} are not known here");
-            Ok(Form::Shared {
-                bits: u8::try_from(*bits).map_err(|_| wrong())?,
-                block: u16::try_from(*block).map_err(|_| wrong())?,
-                ranks: u16::try_from(*ranks).map_err(|_| wrong())?,
-            })
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_abi::{Dtype, ReduceOp};
+    use harmonaize_aggregator::Form;
+    use harmonaize_api::v1::aggregation_form;
 
     fn told() -> v1::GrantAggregation {
         let form = v1::TensorForm { dtype: "f32".into(), op: "sum".into() };

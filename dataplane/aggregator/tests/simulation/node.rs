@@ -1,7 +1,9 @@
 //! A host in the simulation: its worker, its memory, and what it knows of the others.
 
-use super::scenario::{FORM, PATIENCE, RETRY_MOST, Scenario};
-use harmonaize_aggregator::{Key, Tensors, Way, Worker, WorkerConfig};
+use super::coded;
+use super::scenario::{PATIENCE, RETRY_MOST, Scenario};
+use harmonaize_aggregator::{Codes, Key, Tensors, Way, Worker, WorkerConfig};
+use harmonaize_kernels::codes::Squares;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -13,6 +15,9 @@ pub(crate) struct Memory {
     /// Where the current session has written.
     pub(crate) written: BTreeSet<(u64, u64)>,
     pub(crate) partial: bool,
+    /// Which host this is, and where payloads are codes their sums.
+    pub(crate) host: usize,
+    pub(crate) codes: Option<coded::Sums>,
 }
 
 impl Tensors for Memory {
@@ -24,6 +29,14 @@ impl Tensors for Memory {
     }
 
     fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+        if let Some(codes) = &self.codes {
+            assert!(bytes == codes[&(segment, offset)], "segment {segment} at {offset}: other codes");
+            assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");
+            let expected = &self.expected[segment as usize][offset as usize..][..elements];
+            let outputs = &mut self.outputs[segment as usize][offset as usize..][..elements];
+            outputs.iter_mut().zip(expected).for_each(|(to, value)| *to = Some(*value));
+            return;
+        }
         assert_eq!(bytes.len(), 4 * elements);
         assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");
         for (index, value) in bytes.chunks_exact(4).enumerate() {
@@ -34,6 +47,15 @@ impl Tensors for Memory {
             }
             self.outputs[segment as usize][at] = Some(value);
         }
+    }
+
+    fn ranges(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+        coded::norms(&self.inputs[segment as usize][offset as usize..][..elements], bytes);
+    }
+
+    fn encode(&self, segment: u64, offset: u64, elements: usize, ranges: &[u8], bytes: &mut [u8]) -> Squares {
+        let words = &self.inputs[segment as usize][offset as usize..][..elements];
+        coded::encode(self.host, segment, offset, words, ranges, bytes)
     }
 }
 
@@ -64,10 +86,11 @@ pub(crate) fn worker(scenario: &Scenario, worker: u16, key: Key) -> Worker {
         communicator: super::world::COMMUNICATOR,
         worker,
         key,
-        form: FORM,
+        form: scenario.form(),
         elements: scenario.elements,
         window: 64,
         segments: 3,
+        codes: Codes { segment_elements: 12 * u64::from(scenario.elements), ..Codes::default() },
         hosts: scenario.workers as u16,
         partial: scenario.partial,
         patience: PATIENCE,

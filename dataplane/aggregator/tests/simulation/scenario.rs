@@ -9,7 +9,6 @@ use std::time::Duration;
 pub(crate) const MICROSECOND: Duration = Duration::from_micros(1);
 pub(crate) const PATIENCE: Duration = Duration::from_millis(20);
 pub(crate) const RETRY_MOST: Duration = Duration::from_millis(4);
-pub(crate) const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 
 /// What goes wrong, once so many packets have been delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +40,8 @@ pub(crate) struct Scenario {
     pub(crate) straggler: Option<(usize, u64, Duration)>,
     pub(crate) ordered: bool,
     pub(crate) partial: bool,
+    /// Whether payloads are codes.
+    pub(crate) coded: bool,
     /// Whether somebody repeats what a dead aggregator has sent.
     pub(crate) replaying: bool,
     /// A worker that messages reach late.
@@ -79,9 +80,15 @@ impl Scenario {
             straggler: None,
             ordered,
             partial: false,
+            coded: false,
             replaying: false,
             remote: None,
         }
+    }
+
+    pub(crate) fn form(&self) -> Form {
+        let words = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+        if self.coded { super::coded::form(self.workers) } else { words }
     }
 
     /// A network that loses, repeats, mixes and damages packets, and one who sends what nobody should believe.

@@ -1,7 +1,8 @@
 //! The simulated world: virtual time, a network, hosts, aggregators, and the invariants that are looked at as it goes.
 
+use super::coded;
 use super::node::{Memory, Node, worker};
-use super::scenario::{FORM, Incident, MICROSECOND, Scenario};
+use super::scenario::{Incident, MICROSECOND, Scenario};
 use harmonaize_aggregator::packet::Kind;
 use harmonaize_aggregator::{
     Aggregator, Agreement, Audience, Event, Grant, Key, Leader, Parent, Partial, Pool, Share, To, Way,
@@ -93,6 +94,7 @@ impl World {
         let expected: Vec<Vec<i32>> = (scenario.segments.iter().enumerate())
             .map(|(segment, elements)| (0..*elements as usize).map(|element| sum(segment, element)).collect())
             .collect();
+        let (expected, codes) = if scenario.coded { coded::of(&scenario, &inputs) } else { (expected, None) };
         let nodes = inputs.into_iter().enumerate().map(|(index, inputs)| Node {
             incarnation: 1,
             worker: new_worker(&scenario, index),
@@ -102,6 +104,8 @@ impl World {
                 expected: expected.clone(),
                 written: BTreeSet::new(),
                 partial: scenario.partial,
+                host: index,
+                codes: codes.clone(),
             },
             session: 0,
             way: None,
@@ -311,7 +315,7 @@ impl World {
         self.submit(index);
         let place =
             Place::Aggregator(if self.scenario.leaves == 0 { 0 } else { 1 + index % self.scenario.leaves });
-        let mut packet = [0; 256];
+        let mut packet = [0; 1024];
         loop {
             let node = &mut self.nodes[index];
             if let Some(bytes) = node.worker.poll_transmit(self.now, &node.memory, &mut packet) {
@@ -320,7 +324,10 @@ impl World {
             }
             let Some(event) = node.worker.poll_event() else { break };
             match event {
-                Event::Done { segment, hosts } => {
+                Event::Done { segment, hosts, squares } => {
+                    assert_eq!(squares.signal > 0.0, self.scenario.coded);
+                    // Of 4 bits: what a host loses, and no more where all lose alike.
+                    assert!(squares.error <= 0.1 * squares.signal, "{squares:?}");
                     assert_eq!(segment, node.whole, "segments are done in order");
                     assert!(usize::from(hosts) == self.scenario.workers || self.scenario.partial);
                     self.statistics.partial += u64::from(usize::from(hosts) < self.scenario.workers);
@@ -565,7 +572,7 @@ fn grant(scenario: &Scenario, index: usize) -> Grant {
         communicator: COMMUNICATOR,
         secret,
         workers: workers as u16,
-        form: FORM,
+        form: scenario.form(),
         elements: scenario.elements,
         ordered: scenario.ordered,
         partial: scenario.partial.then_some(Partial { least: 1, after: Duration::from_micros(200) }),
@@ -575,8 +582,8 @@ fn grant(scenario: &Scenario, index: usize) -> Grant {
 }
 
 fn aggregator(scenario: &Scenario, index: usize, incarnation: u64) -> Aggregator {
-    let mut aggregator =
-        Aggregator::new(incarnation, Pool::new(scenario.units.max(4), 4 * scenario.elements as usize));
+    let unit = scenario.form().sum_bytes(scenario.elements as usize).unwrap();
+    let mut aggregator = Aggregator::new(incarnation, Pool::new(scenario.units.max(4), unit));
     aggregator.grant(grant(scenario, index)).unwrap();
     aggregator
 }

@@ -162,7 +162,7 @@ impl World {
             "segments differ: {signatures:?}"
         );
         let contents: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
-        let sum = memory::reduce(&signature, &contents, None);
+        let sum = memory::reduce(&signature, &contents, Some(self.scenario.group.ranks()));
         for (p, channel) in parts {
             let wait = self.scenario.weather.wait(&mut self.rng);
             let joined = self.nodes[p.0 as usize].joined.get_mut(&of.epoch).unwrap();
@@ -215,7 +215,7 @@ impl World {
         else {
             return;
         };
-        node.core.aggregated(Nanos(self.now), of.epoch, of.index, all);
+        node.core.aggregated(Nanos(self.now), of.epoch, of.index, all, None);
         node.tracks.get_mut(&number).unwrap().uncommitted = 0;
         self.advance(p);
     }

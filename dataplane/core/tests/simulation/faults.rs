@@ -2,6 +2,7 @@
 
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, another_plan, any_signature, generator};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_aggregator::Form;
 use harmonaize_core::{Aggregation, Nanos, Timeouts};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -34,9 +35,10 @@ impl Scenario {
     pub(crate) fn aggregating(mut self, faulty: bool) -> Self {
         let mut rng = generator(self.seed, 31);
         let dtype = [Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..3)];
+        let averages = rng.random_bool(0.5);
         let aggregation = |rng: &mut ChaCha8Rng| Aggregation {
-            dtype,
-            reduce: ReduceOp::Sum,
+            form: Form::Tensor { dtype, op: ReduceOp::Sum },
+            averages,
             least_bytes: [0, 0, 200][rng.random_range(0..3)],
             hold: Nanos([100, 2000][rng.random_range(0..2)] * MICROSECOND),
             most_hold: Nanos(20 * MILLISECOND),
@@ -49,10 +51,11 @@ impl Scenario {
         }
         for at in 0..self.scripts[0].acts.len() {
             let taken = rng.random_bool(0.7);
+            let reduce = if rng.random_bool(0.3) { ReduceOp::Average } else { ReduceOp::Sum };
             for script in &mut self.scripts {
                 let Some(act) = script.acts.get_mut(at).filter(|_| taken) else { continue };
                 let bytes = act.signature.count * act.signature.dtype.size() as u64;
-                (act.signature.collective, act.signature.reduce) = (Collective::AllReduce, ReduceOp::Sum);
+                (act.signature.collective, act.signature.reduce) = (Collective::AllReduce, reduce);
                 (act.signature.dtype, act.signature.root) = (dtype, Rank(0));
                 act.signature.count = (bytes / dtype.size() as u64).min(600);
             }

@@ -88,7 +88,8 @@ pub enum Code {
         block: usize,
     },
     /// Rotated as above, then rounded at random to a uniform grid whose range all ranks share, so that codes add: a range in f32
-    /// and codes in rows, of `bits` bits (1 to 4) of one rank, of 8 bits or, where they can exceed 255, 16 bits of several.
+    /// and codes in rows, of `bits` bits (1 to 4) of one rank, of several of 6 bits or, where they can exceed 63, of 8, or 255, of 16.
+    /// A row of 6-bit codes holds the lower 4 bits of each in 8 bytes, then the upper 2 in 4.
     /// Encoded by [`encode_shared`], added by [`add_shared`]. Rounding is unbiased, and independent between ranks; what lies beyond
     /// the grid's end is cut, alike on ranks that hold the same.
     Shared {

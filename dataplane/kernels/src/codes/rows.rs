@@ -109,11 +109,17 @@ fn unpack(row: u128, bits: usize) -> [u8; LANES] {
     bytes.to_le_bytes()
 }
 
-/// Writes a row of codes that have no bit above theirs, but where they are 8.
+/// Writes a row of codes that have no bit above theirs, but where they are 8. Of 6-bit codes the lower 4 come first, then the upper 2,
+/// each as such codes are.
 #[inline(always)]
 pub(super) fn put_row<S: Simd>(simd: S, target: Target<'_>, to: usize, codes: S::Words, bits: usize) {
     match bits {
         8 => target.put(to, simd.narrow(codes)),
+        6 => {
+            let upper = u64::from_le_bytes(simd.fold(simd.shr(codes, 4)));
+            target.put(to, simd.fold(simd.and(codes, simd.splat_word(15))));
+            target.put(to + LANES / 2, ((upper as u32) | ((upper >> 32) as u32) << 2).to_le_bytes());
+        }
         4 => target.put(to, simd.fold(codes)),
         _ => put(target, to, simd.narrow(codes), bits),
     }
@@ -124,6 +130,11 @@ pub(super) fn put_row<S: Simd>(simd: S, target: Target<'_>, to: usize, codes: S:
 pub(super) fn get_row<S: Simd>(simd: S, source: Source<'_>, at: usize, bits: usize) -> S::Words {
     match bits {
         8 => simd.widen(source.get(at)),
+        6 => {
+            let upper = u32::from_le_bytes(source.get(at + LANES / 2));
+            let upper = u64::from(upper & 0x3333_3333) | u64::from(upper & 0xcccc_cccc) << 30;
+            simd.plus(simd.unfold(source.get(at)), simd.shl(simd.unfold(upper.to_le_bytes()), 4))
+        }
         4 => simd.unfold(source.get(at)),
         _ => simd.widen(get(source, at, bits)),
     }

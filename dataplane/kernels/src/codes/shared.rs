@@ -22,10 +22,11 @@ impl Form {
         (1 << self.bits) - 1
     }
 
-    /// Bits of a code, or of a sum: 8 or 16.
+    /// Bits of a code, or of a sum: 6, 8 or 16.
     pub(super) const fn width(self) -> usize {
         match (self.ranks, self.most() * self.ranks) {
             (1, _) => self.bits,
+            (_, ..=63) => 6,
             (_, ..=255) => 8,
             _ => 16,
         }
@@ -174,8 +175,8 @@ pub(super) fn add<S: Simd>(
                     if begin { codes } else { simd.plus(codes, simd.widen_halves(to.source().get(at))) };
                 to.put(at, simd.narrow_halves(sum));
             } else {
-                let sum = if begin { codes } else { simd.plus(codes, simd.widen(to.source().get(at))) };
-                to.put(at, simd.narrow(sum));
+                let sum = if begin { codes } else { simd.plus(codes, get_row(simd, to.source(), at, width)) };
+                put_row(simd, to, at, sum, width);
             }
         }
         (from_at, to_at) = (from_at + rows * row_bytes(bits), to_at + rows * row_bytes(width));

@@ -162,7 +162,7 @@ fn grids_give_the_nearest_of_their_values() {
 #[test]
 fn shared_codes_add_alike_everywhere() {
     for (bits, block, ranks, count) in
-        [(4, 64, 3, 1000), (4, 1024, 20, 2500), (1, 256, 255, 300), (3, 64, 2, 17)]
+        [(4, 64, 4, 1000), (4, 1024, 17, 2500), (4, 1024, 20, 2500), (1, 256, 255, 300), (3, 64, 2, 17)]
     {
         let inputs: Vec<_> = (0..ranks).map(|rank| Memory::new(0, &ordinary(count, rank as u64))).collect();
         let run = |isa| {
@@ -285,5 +285,7 @@ fn a_code_without_such_blocks_is_refused() {
     assert_eq!(Code::Bf16.bytes(usize::MAX), None);
     assert_eq!(blocks(256).bytes(257), Some(4 + 256 + 4 + 16));
     assert_eq!(Code::Rotated { bits: 3, block: 64 }.bytes(64 + 17), Some(4 + 24 + 4 + 12));
-    assert_eq!(Code::Shared { bits: 4, block: 64, ranks: 18 }.bytes(64), Some(4 + 128));
+    for (ranks, row) in [(1, 8), (4, 12), (5, 16), (17, 16), (18, 32)] {
+        assert_eq!(Code::Shared { bits: 4, block: 64, ranks }.bytes(64), Some(4 + 4 * row), "{ranks} ranks");
+    }
 }

@@ -25,6 +25,7 @@ fn aggregator(granted: &[u64]) -> v1::Hello {
         unit_bytes: 1392,
         packets_per_second: 0,
         granted: granted.to_vec(),
+        codes: true,
     };
     v1::Hello {
         protocol_version: PROTOCOL_VERSION,
@@ -279,4 +280,92 @@ fn hellos_without_sense_and_words_of_others_are_refused() {
     let agent = world.agent(0);
     answer(&mut world, agent, 1, "");
     assert!(world.ended.contains(&agent));
+}
+
+/// The four join within a budget; their recipes.
+fn join_within(world: &mut World, sessions: &[SessionId], budget: v1::budget::Lets) -> Vec<v1::Recipe> {
+    let budget = Some(v1::Budget { lets: Some(budget) });
+    for (rank, session) in sessions.iter().enumerate() {
+        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+        let (request, rank, budget) = (rank as u64 + 1, rank as u32, budget.clone());
+        let join = v1::Join { request, tenant, communicator, rank, ranks: 4, budget, ..v1::Join::default() };
+        world.say(*session, from_agent::Message::Join(join));
+    }
+    sessions.iter().map(|session| world.recipe(*session)).collect()
+}
+
+#[test]
+fn codes_are_summed_where_the_budget_lets_them_and_all_can() {
+    use v1::budget::Lets;
+    let named = |name: &str| Lets::Codecs(v1::CodecNames { names: vec![name.to_owned()] });
+    // The budget; whether all agents, and the aggregator, can; whether hosts have codes of their own. What comes of it.
+    let cases = [
+        (Lets::Vnmse(0.05), true, true, false, Some(0.05)),
+        (named("shared 4"), true, true, true, Some(0.0)),
+        (Lets::Vnmse(0.02), true, true, false, None),
+        (named("int8"), true, true, false, None),
+        (Lets::Vnmse(0.05), false, true, false, None),
+        (Lets::Vnmse(0.05), true, false, false, None),
+    ];
+    for (budget, agents, sums, own, most) in cases {
+        let mut world = World::new(settings(), 5);
+        let mut hello = aggregator(&[]);
+        hello.aggregator.as_mut().unwrap().codes = sums;
+        let agg = world.hello(hello);
+        let sessions: Vec<SessionId> = (0..4)
+            .map(|host| {
+                let mut hello = able(host, vec![]);
+                let abilities = hello.abilities.as_mut().unwrap();
+                abilities.aggregated_codes = agents || host != 2;
+                if own {
+                    abilities.codecs =
+                        vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
+                }
+                world.hello(hello)
+            })
+            .collect();
+        sessions.iter().for_each(|session| drop(world.heard(*session)));
+        let recipes = join_within(&mut world, &sessions, budget.clone());
+        let [grant] = grants(&mut world, agg).try_into().unwrap();
+        for recipe in &recipes {
+            let told = recipe.aggregation.clone().unwrap();
+            assert_eq!((&told.form, told.chunk_elements), (&grant.form, grant.chunk_elements), "{budget:?}");
+            let shared = match told.form.unwrap().form.unwrap() {
+                v1::aggregation_form::Form::Shared(shared) => Some((shared.bits, shared.block, shared.ranks)),
+                v1::aggregation_form::Form::Tensor(_) => None,
+            };
+            assert_eq!(shared.is_some(), most.is_some(), "{budget:?}");
+            assert_eq!((told.most_error, told.averages), (most.unwrap_or(0.0), agents), "{budget:?}");
+            assert!(shared.is_none_or(|shared| shared == (4, 256, 4) && told.chunk_elements == 7 * 256));
+            assert!(recipe.coding.is_none(), "hosts do exactly what the aggregator does not");
+        }
+        let id = recipes[0].communicator;
+        world.prepare(&sessions, id, 1);
+        let why = plan(&world, id).aggregation_reason;
+        assert_eq!(why.contains("in codes that add"), most.is_some(), "{why}");
+    }
+}
+
+/// Four bits by the hosts' own codes take as long: then nobody else is needed.
+#[test]
+fn an_aggregator_of_codes_must_be_faster_than_the_hosts_codes() {
+    let mut world = World::new(settings(), 5);
+    let agg = world.hello(aggregator(&[]));
+    let sessions: Vec<SessionId> = (0..4)
+        .map(|host| {
+            let mut hello = able(host, vec![]);
+            let abilities = hello.abilities.as_mut().unwrap();
+            abilities.aggregated_codes = true;
+            abilities.codecs = vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
+            world.hello(hello)
+        })
+        .collect();
+    sessions.iter().for_each(|session| drop(world.heard(*session)));
+    let recipes = join_within(&mut world, &sessions, v1::budget::Lets::Vnmse(0.05));
+    assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none() && recipe.coding.is_some()));
+    assert!(grants(&mut world, agg).is_empty());
+    let id = recipes[0].communicator;
+    world.prepare(&sessions, id, 1);
+    let why = plan(&world, id).aggregation_reason;
+    assert!(why.contains("in codes that add") && why.contains("by the hosts"), "{why}");
 }

@@ -3,7 +3,7 @@
 use super::*;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Event, Form, Grant, Key, Pool, Share, Tensors, Worker, WorkerConfig};
+use harmonaize_aggregator::{Codes, Event, Form, Grant, Key, Pool, Share, Tensors, Worker, WorkerConfig};
 use harmonaize_transport::datagram::DatagramConfig;
 
 const WORKERS: u16 = 4;
@@ -71,6 +71,7 @@ fn host(communicator: u64, worker: u16, secret: u8) -> Host {
         elements: ELEMENTS,
         window: 16,
         segments: 4,
+        codes: Codes::default(),
         hosts: WORKERS,
         partial: false,
         patience: Duration::from_secs(60),

@@ -1,0 +1,132 @@
+//! What a worker is told, what it tells, and the memory that it reads and writes.
+
+use crate::{Form, Key};
+use harmonaize_kernels::codes::Squares;
+use std::time::Duration;
+
+/// The memory behind segments; offsets and lengths in elements of the tensor, of which `bytes` hold the form's.
+pub trait Tensors {
+    /// Copies this host's part of `elements` elements from `offset` of a segment to `bytes`.
+    fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]);
+    /// Takes their sum. It is called once for each, in any order, and never after the session's end.
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]);
+    /// Writes the norms of this host's blocks (`harmonaize_kernels::codes::ranges`). Of shared codes alone.
+    fn ranges(&self, _segment: u64, _offset: u64, _elements: usize, bytes: &mut [u8]) {
+        bytes.fill(0);
+    }
+    /// Writes this host's part in codes (`harmonaize_kernels::codes::encode_shared`) under the ranges of all hosts, and returns the squares
+    /// of what they lose, and of all its ranks' elements. Of shared codes alone, for which `write` takes codes as well.
+    fn encode(
+        &self,
+        _segment: u64,
+        _offset: u64,
+        _elements: usize,
+        _ranges: &[u8],
+        bytes: &mut [u8],
+    ) -> Squares {
+        bytes.fill(0);
+        Squares::default()
+    }
+}
+
+/// What a worker is told when the communicator forms.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// The communicator.
+    pub communicator: u64,
+    /// Which of the aggregator's workers this is.
+    pub worker: u16,
+    /// The key of this worker.
+    pub key: Key,
+    /// What payloads are.
+    pub form: Form,
+    /// Elements of a chunk.
+    pub elements: u32,
+    /// Most chunks that are sent and have no sum yet, whatever the aggregator grants.
+    pub window: u16,
+    /// Most segments that are submitted and not done.
+    pub segments: usize,
+    /// Where payloads are codes: how they are summed.
+    pub codes: Codes,
+    /// Hosts of the whole communicator: a sum of fewer is taken only if `partial`.
+    pub hosts: u16,
+    /// Whether sums may leave hosts out.
+    pub partial: bool,
+    /// For how long questions may go unanswered.
+    pub patience: Duration,
+    /// The shortest time after which a chunk is sent again.
+    pub retry_least: Duration,
+    /// The longest; well below the patience.
+    pub retry_most: Duration,
+    /// Unanswered questions of a thousand above which a session is left: 900 is one answer in ten.
+    pub loss_most: u32,
+}
+
+/// How sums of codes are summed, and what they may lose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Codes {
+    /// Most elements of a segment.
+    pub segment_elements: u64,
+    /// The most that the squared error of a chunk's sum may be, over the squares of all ranks' elements; infinite where all may be.
+    pub most: f64,
+    /// How many times the sum of the workers' squared errors the squared error of their sum is reckoned to be, at least 1.
+    pub spread: f64,
+}
+
+impl Default for Codes {
+    /// Where there are none.
+    fn default() -> Self {
+        Self { segment_elements: 0, most: f64::INFINITY, spread: 1.0 }
+    }
+}
+
+/// Why a session has ended. Agreement among the workers follows ([`crate::Leader`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The aggregator does not answer.
+    Silent,
+    /// It has no such session: it restarted, its parent is gone, or workers' lengths differ.
+    Lost,
+    /// Too many packets are lost on the way.
+    Losses,
+    /// Codes would lose more than they may, or there is an element that is no number. All workers see it by the same sum, and none
+    /// has taken that.
+    Bound,
+}
+
+/// What a worker tells its caller.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    /// All sums of a segment have been written; of each, at least this many hosts' parts are in it.
+    Done {
+        /// The segment; they are done in order.
+        segment: u64,
+        /// Fewest hosts in one of its sums.
+        hosts: u16,
+        /// Of codes: the squared error of the sums, as [`Codes::spread`] reckons it, and the squares of all ranks' elements.
+        squares: Squares,
+    },
+    /// The session has ended here: nothing is sent or written any more.
+    Ended(Reason),
+}
+
+/// What was sent, taken, and dropped. All are packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerCounters {
+    /// Sent, of all kinds.
+    pub sent: u64,
+    /// Of these, parts that had been sent before.
+    pub sent_again: u64,
+    /// Sums taken.
+    pub sums: u64,
+    /// Sums that were there already, or were not asked for.
+    pub duplicates: u64,
+    /// Of another session or incarnation.
+    pub stale: u64,
+    /// Of no shape, another communicator, worker or direction.
+    pub strange: u64,
+    /// Wrong tags.
+    pub tag: u64,
+    /// Sums of a wrong length, or of too few hosts.
+    pub wrong: u64,
+}

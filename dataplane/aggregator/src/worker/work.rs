@@ -1,0 +1,41 @@
+//! What a worker has to do: segments, and the chunks that they are cut into.
+
+use harmonaize_kernels::codes::Squares;
+use std::time::Duration;
+
+/// A chunk that is sent, or is to be.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Flight {
+    pub(super) segment: u64,
+    pub(super) offset: u64,
+    pub(super) elements: usize,
+    pub(super) sent: Duration,
+    pub(super) due: Duration,
+    pub(super) attempts: u32,
+    /// What the aggregator last said of this part: that it is in, or that it is not.
+    pub(super) held: Option<bool>,
+    /// It was asked since the part was sent.
+    pub(super) asked: bool,
+    /// The chunk has been made: those of ranges are made ahead of others.
+    pub(super) made: bool,
+    /// It is one of ranges.
+    pub(super) ranges: bool,
+    pub(super) done: bool,
+}
+
+/// A segment that is being summed.
+pub(super) struct Work {
+    pub(super) segment: u64,
+    pub(super) elements: u64,
+    /// Its first chunk: those of ranges, where there are any, come before the others.
+    pub(super) first: u64,
+    /// Elements of whose ranges chunks have been made, and whose ranges are there.
+    pub(super) ranges_made: u64,
+    pub(super) ranged: u64,
+    /// Elements of which chunks have been made.
+    pub(super) made: u64,
+    /// Elements whose sums are there.
+    pub(super) summed: u64,
+    pub(super) hosts: u16,
+    pub(super) squares: Squares,
+}
