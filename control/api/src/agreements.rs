@@ -1,9 +1,10 @@
-//! Constraints, agreements and knobs between the words of tenants and those of this interface, for agents and control alike.
+//! Constraints, agreements, knobs and hints between the words of tenants and those of this interface, for agents and control alike.
 
 use crate::v1::{self, budget::Lets};
+use harmonaize_abi::Collective;
 use harmonaize_abi::session::{
-    Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Knobs, Negotiated, OnFailure,
-    Priority, Reason, Record, Target,
+    Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Expected, Hints, Knobs, Negotiated,
+    OnFailure, Priority, Reason, Record, Target,
 };
 use std::time::Duration;
 
@@ -254,6 +255,43 @@ impl v1::IterationChoice {
     }
 }
 
+impl From<&Hints> for v1::Hints {
+    fn from(hints: &Hints) -> Self {
+        let expected = |expected: &Expected| v1::ExpectedOperation {
+            collective: expected.collective.code().into(),
+            bytes: expected.bytes,
+            hidden: !expected.critical,
+        };
+        Self {
+            period_ns: hints.period.map_or(0, nanos),
+            sequence: hints.sequence.iter().map(expected).collect(),
+            task_priority: hints.task_priority.into(),
+        }
+    }
+}
+
+impl v1::Hints {
+    /// As tenants say it; none where a collective is not known here.
+    pub fn said(&self) -> Option<Hints> {
+        let expected = |said: &v1::ExpectedOperation| {
+            let collective = u8::try_from(said.collective).ok().and_then(Collective::from_code)?;
+            Some(Expected { collective, bytes: said.bytes, critical: !said.hidden })
+        };
+        Some(Hints {
+            period: (self.period_ns > 0).then(|| Duration::from_nanos(self.period_ns)),
+            sequence: self.sequence.iter().map(expected).collect::<Option<_>>()?,
+            task_priority: u8::try_from(self.task_priority).unwrap_or(u8::MAX),
+        })
+    }
+}
+
+impl v1::Hinted {
+    /// What it says.
+    pub fn outcome(self) -> Result<(), String> {
+        if self.refused.is_empty() { Ok(()) } else { Err(self.refused) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,5 +362,22 @@ mod tests {
             assert_eq!(v1::IterationChoice::answer(1, choice.clone()).choice(), choice);
         }
         assert_eq!(v1::IterationChoice::answer(1, Err("no".to_owned())).choice(), Err("no".to_owned()));
+    }
+
+    #[test]
+    fn hints_arrive() {
+        let all = Hints::new()
+            .period(Duration::from_millis(50))
+            .expect(Collective::AllReduce, 1 << 20)
+            .hidden(Collective::AllToAll, 7)
+            .expect(Collective::Barrier, 0)
+            .task_priority(7);
+        for hints in [all, Hints::new()] {
+            assert_eq!(v1::Hints::from(&hints).said(), Some(hints));
+        }
+        let strange = v1::ExpectedOperation { collective: 300, ..Default::default() };
+        assert_eq!(v1::Hints { sequence: vec![strange], ..Default::default() }.said(), None);
+        let refused = v1::Hinted { request: 1, refused: "no".to_owned() };
+        assert_eq!((refused.outcome(), v1::Hinted::default().outcome()), (Err("no".to_owned()), Ok(())));
     }
 }

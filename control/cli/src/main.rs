@@ -277,7 +277,7 @@ enum Command {
         #[arg(long, value_name = "TRACEFILE", conflicts_with = "from")]
         keep: Option<PathBuf>,
     },
-    /// For tenants: constraints and agreements, events, and how agreements were kept.
+    /// For tenants: constraints and agreements, hints, events, and how agreements were kept.
     #[command(after_help = tenant::HELP)]
     Tenant(tenant::Tenant),
     /// Ends a communicator; its ranks are told that the provider did.

@@ -41,6 +41,14 @@ pub(crate) fn text(status: &StatusReply) -> String {
     let head = row(["id", "name", "ranks", "phase", "epoch", "ring", "operations", "sent", "errors"]);
     section("COMMUNICATORS", head, status.communicators.iter().map(communicator).collect());
 
+    let promised = status.communicators.iter().filter_map(|known| Some((known, known.agreement.as_ref()?)));
+    let promised = promised.map(|(known, told)| {
+        let [promise, kept, operations] = crate::tenant::agreement_cells(&told.into());
+        row([&name(&known.tenant, &known.name), &told.number.to_string(), &promise, &kept, &operations])
+    });
+    let head = row(["name", "number", "promise", "kept", "operations"]);
+    section("AGREEMENTS", head, promised.collect());
+
     let flights =
         status.communicators.iter().flat_map(|known| known.in_flight.iter().map(move |one| (known, one)));
     let flights: Vec<Vec<String>> = flights.take(MOST_LINES).map(|(known, one)| flight(known, one)).collect();

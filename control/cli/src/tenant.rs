@@ -1,14 +1,15 @@
-//! What a tenant's people ask of the provider through the agent's socket for tenants: constraints and agreements, events, and how
-//! agreements were kept.
+//! What a tenant's people ask of the provider through the agent's socket for tenants: constraints and agreements, hints, events, and
+//! how agreements were kept.
 
 mod show;
 
-pub(crate) use show::agreement_json;
+pub(crate) use show::{agreement_cells, agreement_json};
 
 use crate::Failure;
 use clap::{Args, Subcommand, ValueEnum};
 use harmonaize_client::{
-    Access, AttachOptions, Budget, Client, Constraints, Error, EventCursor, Negotiated, OnFailure, Priority,
+    Access, AttachOptions, Budget, Client, Collective, Constraints, Error, EventCursor, Expected, Hints,
+    Negotiated, OnFailure, Priority,
 };
 use harmonaize_planner::{Bytes, Nanos};
 use std::io::Write;
@@ -24,12 +25,16 @@ Examples:
   harmonaize tenant constraints serve --priority high --p99 64KiB=5ms --take
   harmonaize tenant constraints job --iteration 1GiB=2s --price-ceiling 500000 --json
   harmonaize tenant constraints job --none                 gives everything back
+  harmonaize tenant hints job --period 50ms --bytes 64MiB  what is expected of it
+  harmonaize tenant hints job --bytes 48MiB:hidden --bytes 16MiB --bytes alltoall=1MiB --task-priority 2
+  harmonaize tenant hints job --none                       nothing any more
   harmonaize tenant events                                 what has happened from now on, for a while
   harmonaize tenant events --follow --json                 an object a line
   harmonaize tenant receipts job                           how the agreement was kept
 
 The socket is that through which this tenant's processes attach: --socket, or HARMONAIZE_SOCKET. A proposal that is refused
-is answered with what could be had; --take takes that. An agreement ends with its communicator.";
+is answered with what could be had; --take takes that. Hints promise nothing; each takes the place of what was said before.
+Agreements and hints end with their communicator.";
 
 /// Most rounds of a negotiation with `--take`.
 const ROUNDS: usize = 4;
@@ -58,6 +63,13 @@ enum Action {
         /// As JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Says what is expected of a communicator: for the provider's first plans, until it has measured.
+    Hints {
+        /// Its name.
+        communicator: String,
+        #[command(flatten)]
+        expected: Expectations,
     },
     /// Shows the tenant's events.
     Events {
@@ -117,6 +129,53 @@ struct Wanted {
     /// Most that it may cost an hour, in millionths of the provider's currency.
     #[arg(long, value_name = "N")]
     price_ceiling: Option<u64>,
+}
+
+/// What is expected; what is left out is not known.
+#[derive(Args)]
+#[group(required = true, multiple = true)]
+struct Expectations {
+    /// Nothing any more.
+    #[arg(long, conflicts_with_all = ["period", "bytes", "task_priority"])]
+    none: bool,
+    /// Of an iteration, if nobody else slows it.
+    #[arg(long, value_name = "DURATION")]
+    period: Option<Nanos>,
+    /// An operation of an iteration, again for each, in order: an AllReduce where nothing else is named, and `hidden` where the job
+    /// computes meanwhile.
+    #[arg(long, value_name = "[COLLECTIVE=]SIZE[:hidden]")]
+    bytes: Vec<Operation>,
+    /// How much it matters beside others of this tenant, 0 to 7.
+    #[arg(long, value_name = "N")]
+    task_priority: Option<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Operation(Expected);
+
+impl FromStr for Operation {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (what, critical) = match text.strip_suffix(":hidden") {
+            Some(what) => (what, false),
+            None => (text, true),
+        };
+        let (collective, size) = what.split_once('=').unwrap_or((Collective::AllReduce.name(), what));
+        let known = || Collective::ALL.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ");
+        let collective = collective.parse().map_err(|()| format!("`{collective}` is none of {}", known()))?;
+        let size: Bytes = size.parse().map_err(|error| format!("{error}"))?;
+        Ok(Self(Expected { collective, bytes: size.0, critical }))
+    }
+}
+
+impl Expectations {
+    fn hints(self) -> Hints {
+        Hints {
+            period: self.period.map(Into::into),
+            sequence: self.bytes.into_iter().map(|Operation(expected)| expected).collect(),
+            task_priority: self.task_priority.unwrap_or(0),
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -230,6 +289,10 @@ impl Tenant {
         match self.action {
             Action::Constraints { communicator, wanted, take, json } => {
                 constraints(&client, &communicator, wanted.constraints(), take, json)
+            }
+            Action::Hints { communicator, expected } => {
+                client.hint(&communicator, &expected.hints()).map_err(refused)?;
+                Ok(format!("{communicator}: noted\n"))
             }
             Action::Events { from, wait, follow, json } => events(&client, from, wait.into(), follow, json),
             Action::Receipts { communicator, json } => {
@@ -353,6 +416,29 @@ mod tests {
         assert_eq!(wanted(all), Some(expected));
         let codecs = wanted("tenant constraints job --budget int8,bf16").unwrap().budget;
         assert_eq!(codecs, Some(Budget::Codecs(vec!["int8".to_owned(), "bf16".to_owned()])));
+    }
+
+    #[test]
+    fn what_is_expected_is_what_is_typed() {
+        let hints = |line: &str| match Line::try_parse_from(line.split(' ')).map(|line| line.tenant.action) {
+            Ok(Action::Hints { expected, .. }) => Some(expected.hints()),
+            Ok(_) => panic!("no hints"),
+            Err(_) => None,
+        };
+        let all =
+            "tenant hints job --period 50ms --bytes 48MiB:hidden --bytes alltoall=1MiB --task-priority 2";
+        let expected = Hints::new()
+            .period(Duration::from_millis(50))
+            .hidden(Collective::AllReduce, 48 << 20)
+            .expect(Collective::AllToAll, 1 << 20)
+            .task_priority(2);
+        assert_eq!(hints(all), Some(expected));
+        assert_eq!(hints("tenant hints job --none"), Some(Hints::new()));
+        for line in
+            ["tenant hints job", "tenant hints job --none --period 1s", "tenant hints job --bytes x=1MiB"]
+        {
+            assert_eq!(hints(line), None, "{line}");
+        }
     }
 
     #[test]

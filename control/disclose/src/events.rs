@@ -76,6 +76,11 @@ pub enum Fact {
         /// Of the agreement.
         broken: BTreeSet<Clause>,
     },
+    /// What was agreed on for the communicator that it goes on from cannot be promised for it: because of these.
+    AgreementEnded {
+        /// Of that agreement.
+        clauses: BTreeSet<Clause>,
+    },
     /// The communicator has ended: nothing more is told of it but what ranks were lost.
     Ended,
 }
@@ -142,6 +147,7 @@ enum Kind {
     PlanChanged,
     Newcomers,
     Agreement,
+    AgreementEnded,
 }
 
 /// Something of a communicator that differs, or may differ, from what has been told of it.
@@ -199,6 +205,7 @@ impl Feed {
             Fact::PlanChanged => Kind::PlanChanged,
             Fact::Newcomers { .. } => Kind::Newcomers,
             Fact::Agreement { .. } => Kind::Agreement,
+            Fact::AgreementEnded { .. } => Kind::AgreementEnded,
             Fact::Ended => {
                 let lost = |kind: Kind, subject: &Subject| kind == Kind::Failure && subject.waits.is_some();
                 self.subjects.retain(|(of, kind), subject| {
@@ -227,6 +234,10 @@ impl Feed {
             Fact::Maintenance { ranks } => std::mem::replace(&mut subject.ranks, ranks) != subject.ranks,
             Fact::PlanChanged => true,
             Fact::Newcomers { waiting } => std::mem::replace(&mut subject.waiting, waiting) != waiting,
+            Fact::AgreementEnded { clauses } => {
+                subject.clauses = clauses;
+                true
+            }
             Fact::Agreement { broken } => std::mem::replace(&mut subject.clauses, broken) != subject.clauses,
             Fact::Ended => false,
         };
@@ -350,6 +361,9 @@ impl Subject {
             Kind::Agreement => {
                 Some(EventKind::AgreementBroken { clauses: self.clauses.iter().copied().collect() })
             }
+            Kind::AgreementEnded => {
+                Some(EventKind::AgreementEnded { clauses: self.clauses.iter().copied().collect() })
+            }
         }
     }
 }
@@ -357,7 +371,7 @@ impl Subject {
 /// What holds of a communicator of which nothing has been told.
 fn usual(kind: Kind) -> Option<EventKind> {
     match kind {
-        Kind::Failure | Kind::PlanChanged => None,
+        Kind::Failure | Kind::PlanChanged | Kind::AgreementEnded => None,
         Kind::Maintenance => Some(EventKind::Maintenance { ranks: Vec::new(), at_ns: 0 }),
         Kind::Capacity => Some(EventKind::Capacity(Level::None)),
         Kind::Congestion => Some(EventKind::Congestion(Level::None)),

@@ -27,10 +27,11 @@ pub use exchange::{exchange_rate, exchange_usage, line_rate};
 pub use order::{order, ring_crossings};
 pub use path::{DirectedLink, MOST_PATHS, Path, TraceError};
 pub use plan::{
-    Assignment, CheckError, Current, Hop, Job, Plan, Policy, Request, Routes, Score, check, other_paths, plan,
+    Assignment, CheckError, Current, GIVES_WAY, Hop, Job, Plan, Policy, Request, Routes, Score, Task, check,
+    other_paths, plan, prefer,
 };
 pub use rhythm::{Operation, Rhythm};
-pub use stagger::{Hold, stagger};
+pub use stagger::{Hold, alone, stagger};
 pub use text::{Position, TextError, parse_toml};
 pub use topology::{
     Aggregator, AggregatorId, Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology,

@@ -12,6 +12,7 @@ mod change;
 mod check;
 mod model;
 mod polish;
+mod prefer;
 mod search;
 mod shares;
 mod words;
@@ -22,6 +23,8 @@ use change::{Verdict, weigh};
 use model::{Local, Model, Ring};
 pub(crate) use model::{hosts_rate, ring_bits};
 use polish::polish;
+pub(crate) use prefer::usage;
+pub use prefer::{GIVES_WAY, Task, prefer};
 use search::Search;
 use words::{reason, summary};
 

@@ -27,7 +27,7 @@ pub struct Operation {
 pub struct Rhythm {
     /// From the beginning of a busy part to the next, the median.
     pub period: Nanos,
-    /// How long the busy part lasts, the median; at most the period.
+    /// How long the busy part lasts, the median; at most the period. 0 where that was not measured: as long as its bytes take alone.
     pub busy: Nanos,
     /// Bytes of a rank's tensors in a busy part; 0 where not known.
     pub bytes: Bytes,

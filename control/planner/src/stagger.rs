@@ -2,11 +2,12 @@
 //! scheduling in machine learning clusters", NSDI 2024: each job is a circle of its period, turned until busy parts no longer meet.
 
 use crate::conditions::Conditions;
+use crate::exchange::line_rate;
 use crate::path::{DirectedLink, Ways};
-use crate::plan::{Assignment, Job, hosts_rate, ring_bits};
+use crate::plan::{Assignment, Job, hosts_rate, ring_bits, usage};
 use crate::rhythm::Rhythm;
 use crate::topology::{HostId, Topology};
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Parts of a circle.
@@ -49,6 +50,8 @@ pub struct Hold {
 /// A periodic job as it would be alone.
 struct Circle {
     job: usize,
+    /// Whether it may be held.
+    may: bool,
     /// Nanoseconds of an iteration.
     period: f64,
     /// Of it, those in which it communicates.
@@ -58,19 +61,28 @@ struct Circle {
     rhythm: Rhythm,
 }
 
+/// How long an AllReduce of so many bytes takes these hosts along a ring, if their own links are the only limit.
+pub fn alone(topology: &Topology, hosts: &[HostId], bytes: Bytes) -> Nanos {
+    let rate = line_rate(topology, hosts).0.max(1) as f64;
+    Nanos((ring_bits(bytes.0, hosts.len()) / rate * 1e9).min(1e18) as u64)
+}
+
 /// Which jobs to hold back so that those that share links take turns; none where nothing is gained by it. Jobs without a rhythm,
-/// and those whose period is no multiple of the others', are left alone.
+/// and those whose period is no multiple of the others', are left alone. `only`: where it is given, no others than these communicators
+/// are held.
 pub fn stagger(
     topology: &Topology,
     conditions: &Conditions,
     jobs: &[Job],
     assignments: &[Assignment],
+    only: Option<&BTreeSet<u64>>,
 ) -> Vec<Hold> {
     let mut ways = Ways::new(topology);
     let each = jobs.iter().zip(assignments).enumerate();
     let circles: Vec<Circle> = each
         .filter_map(|(index, (job, assignment))| {
-            circle(topology, conditions, &mut ways, index, job, assignment)
+            let may = only.is_none_or(|only| only.contains(&job.communicator));
+            circle(topology, conditions, &mut ways, (index, may), job, assignment)
         })
         .collect();
     let mut holds = Vec::new();
@@ -90,32 +102,29 @@ fn circle(
     topology: &Topology,
     conditions: &Conditions,
     ways: &mut Ways<'_>,
-    index: usize,
+    (index, may): (usize, bool),
     job: &Job,
     assignment: &Assignment,
 ) -> Option<Circle> {
     let rhythm = job.rhythm?;
-    let mut parts: BTreeMap<DirectedLink, f64> = BTreeMap::new();
-    let host = |at: &u32| job.hosts.get(*at as usize).copied().unwrap_or(HostId(usize::MAX));
-    let next = assignment.order.iter().cycle().skip(1);
-    for ((from, to), hop) in assignment.order.iter().zip(next).zip(&assignment.hops) {
-        let spread = if hop.paths.is_empty() { ways.between(host(from), host(to)) } else { Vec::new() };
-        let paths = if hop.paths.is_empty() { &spread } else { &hop.paths };
-        for link in paths.iter().flat_map(|path| path.links()) {
-            *parts.entry(*link).or_default() += 1.0 / paths.len() as f64;
-        }
-    }
+    let parts = usage(ways, job, assignment);
     let tightest = parts.iter().map(|(link, part)| conditions.available(*link).0 as f64 / part);
     let rate = tightest.fold(hosts_rate(topology, job), f64::min);
     let told = rhythm.busy.0 as f64;
     let alone = ring_bits(rhythm.bytes.0, job.hosts.len()) / rate.max(1.0) * 1e9;
-    let busy = if rhythm.bytes.0 == 0 { told } else { alone.min(told) };
-    let period = rhythm.period.0.saturating_sub(rhythm.busy.0) as f64 + busy;
+    let (busy, period) = match rhythm.busy.0 {
+        // Not measured: what the tenant says is of the job alone.
+        0 => (alone.min(rhythm.period.0 as f64), rhythm.period.0 as f64),
+        _ => {
+            let busy = if rhythm.bytes.0 == 0 { told } else { alone.min(told) };
+            (busy, rhythm.period.0.saturating_sub(rhythm.busy.0) as f64 + busy)
+        }
+    };
     if parts.is_empty() || rate < 1.0 || busy < 1.0 || period < 1000.0 {
         return None;
     }
     let asks = parts.into_iter().map(|(link, part)| (link, part * rate)).collect();
-    Some(Circle { job: index, period, busy, asks, rhythm })
+    Some(Circle { job: index, may, period, busy, asks, rhythm })
 }
 
 /// Circles that meet on contended links, directly or through others.
@@ -226,8 +235,12 @@ impl<'a> Turning<'a> {
             self.circles.get(*index).map_or(0.0, |(circle, turns)| circle.busy * *turns as f64)
         };
         by_work.sort_by(|a, b| work(b).total_cmp(&work(a)).then(a.cmp(b)));
+        let before = by_work.len();
+        by_work.retain(|index| self.circles.get(*index).is_some_and(|(circle, _)| circle.may));
+        // Where all may be turned, one of them need not be.
+        let stays = usize::from(by_work.len() == before);
         let mut phases = now.to_vec();
-        for index in by_work.iter().skip(1).chain(by_work.iter().skip(1)) {
+        for index in by_work.iter().skip(stays).chain(by_work.iter().skip(stays)) {
             let (Some(start), Some((_, turns))) = (now.get(*index), self.circles.get(*index)) else {
                 continue;
             };
@@ -294,6 +307,9 @@ impl<'a> Turning<'a> {
             delays.iter().enumerate().map(delay).map(|delay| if delay < 1.0 { 0.0 } else { delay }).collect()
         };
         let sum = |holds: &Vec<f64>| holds.iter().sum::<f64>();
+        if self.circles.iter().any(|(circle, _)| !circle.may) {
+            return from(&0.0);
+        }
         delays.iter().map(from).min_by(|a, b| sum(a).total_cmp(&sum(b))).unwrap_or_default()
     }
 }

@@ -201,7 +201,7 @@ impl Actor {
                 Ok(()) => self.state.carry_out(self.start.elapsed(), &changes),
                 Err(error) => {
                     tracing::error!(%error, "not stored, and not in effect");
-                    self.state.not_kept(&changes);
+                    self.state.not_kept(self.start.elapsed(), &changes);
                 }
             }
             if let Some(answer) = answer {

@@ -51,9 +51,19 @@ pub(crate) fn log(fact: &Fact) {
         Fact::Held { communicator, tenant, name, hold, reason } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, ?hold, %reason, "operation held back");
         }
+        Fact::Hinted { communicator, tenant, name, hints } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, %hints, "a tenant says what it expects");
+        }
+        Fact::HintsDropped { communicator, tenant, name, hints } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, %hints, "not as the tenant expected");
+        }
         Fact::Agreed { communicator, tenant, name, number, promise } => {
             let communicator = id(*communicator);
             tracing::info!(%tenant, %communicator, %name, number, %promise, "agreed on with a tenant");
+        }
+        Fact::AgreementLost { communicator, tenant, name, lost } => {
+            let communicator = id(*communicator);
+            tracing::warn!(%tenant, %communicator, %name, ?lost, "an agreement ended when its communicator went on as another");
         }
         Fact::AgreementBroken { communicator, tenant, name, number, broken } if broken.is_empty() => {
             let communicator = id(*communicator);

@@ -11,7 +11,9 @@ mod direct;
 mod events;
 mod failures;
 mod form;
+mod hints;
 mod join;
+mod lately;
 pub(crate) mod operator;
 mod ports;
 mod probes;
@@ -110,6 +112,13 @@ pub enum Fact {
     Agreed { communicator: u64, tenant: String, name: String, number: u64, promise: String },
     /// What of an agreement is not kept; nothing: it is again.
     AgreementBroken { communicator: u64, tenant: String, name: String, number: u64, broken: Vec<String> },
+    /// What a tenant expects of a communicator, in words.
+    Hinted { communicator: u64, tenant: String, name: String, hints: String },
+    /// What a tenant expected is not what was measured.
+    HintsDropped { communicator: u64, tenant: String, name: String, hints: String },
+    /// What was agreed on for the communicator before this one cannot be promised for it: because of these clauses; of none: it could not
+    /// be stored.
+    AgreementLost { communicator: u64, tenant: String, name: String, lost: Vec<String> },
     /// A communicator ended otherwise.
     Ended {
         communicator: u64,
@@ -202,6 +211,7 @@ pub struct State {
     operator: operator::Operator,
     events: events::Events,
     agreements: agreements::Agreements,
+    hints: hints::AllHints,
     outputs: Vec<Output>,
 }
 
@@ -242,6 +252,7 @@ impl State {
             operator: operator::Operator::default(),
             events: events::Events::default(),
             agreements: agreements::Agreements::default(),
+            hints: hints::AllHints::default(),
             outputs: Vec::new(),
         }
     }
@@ -308,6 +319,7 @@ impl State {
             Message::ReadEvents(asked) => return self.read_events(now, from, asked),
             Message::Negotiate(asked) => self.negotiate(now, from, asked),
             Message::BeginIteration(asked) => self.begin_iteration(now, from, &asked),
+            Message::Hint(asked) => self.hint(now, from, &asked),
             Message::AggregationGranted(_) | Message::Aggregator(_) => {
                 return Err("a host's agent that speaks as an aggregator");
             }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 mod budget;
 mod constraints;
 mod event;
+mod hints;
 mod knobs;
 mod offer;
 mod proof;
@@ -24,6 +25,7 @@ pub use constraints::{
     Negotiated, OnFailure, Priority, Reason, Record, TARGETS, Target,
 };
 pub use event::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
+pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};
 pub use knobs::{Because, Checkpoint, Choice, Knobs, KnobsError, MAX_ACCUMULATE};
 pub use offer::{Offer, PairEnd, Registered};
 pub use proof::{Challenge, Knock, MIN_SECRET, Proven, Response, Secret};
@@ -201,6 +203,15 @@ pub enum Request {
         /// What is left to the provider.
         knobs: Knobs,
     },
+    /// What is expected of a communicator of the tenant's, in place of what was before.
+    Hint {
+        /// Comes back.
+        id: u64,
+        /// The communicator's name; this process need not be in it.
+        communicator: String,
+        /// None: nothing is expected any more.
+        hints: Hints,
+    },
 }
 
 /// Who regroups.
@@ -281,6 +292,13 @@ pub enum Answer {
         /// Or for people.
         choice: Result<Choice, String>,
     },
+    /// Hints were taken note of, or why not.
+    Hinted {
+        /// Of the request.
+        id: u64,
+        /// For people.
+        refused: Option<String>,
+    },
 }
 
 impl Answer {
@@ -294,7 +312,8 @@ impl Answer {
             | Self::BudgetSet { id, .. }
             | Self::Events { id, .. }
             | Self::Negotiated { id, .. }
-            | Self::Iteration { id, .. } => *id,
+            | Self::Iteration { id, .. }
+            | Self::Hinted { id, .. } => *id,
         }
     }
 }
@@ -394,7 +413,8 @@ impl Bounded for EventBatch {
                 | EventKind::Capacity(_)
                 | EventKind::PlanChanged
                 | EventKind::Newcomers { .. }
-                | EventKind::AgreementBroken { .. } => {}
+                | EventKind::AgreementBroken { .. }
+                | EventKind::AgreementEnded { .. } => {}
             }
         }
         self.events.truncate(MAX_EVENTS);

@@ -87,6 +87,7 @@ pub struct Agent {
     readers: Asked<EventBatch>,
     negotiations: Asked<Negotiated>,
     iterations: Asked<Choice>,
+    hints: Asked<()>,
     proved: Proved,
     start: Instant,
     errors: u64,
@@ -117,6 +118,7 @@ impl Agent {
             readers: Asked::default(),
             negotiations: Asked::default(),
             iterations: Asked::default(),
+            hints: Asked::default(),
             proved: Proved::default(),
             start: Instant::now(),
             errors: 0,
@@ -215,6 +217,14 @@ impl Agent {
                 if let Some(request) = self.iterations.ask(reply) {
                     let asked = v1::BeginIteration::of(request, &attached.tenant, communicator, &knobs);
                     self.tell(from_agent::Message::BeginIteration(asked));
+                }
+            }
+            SessionRequest::Hint { attachment, communicator, hints, reply } => {
+                let Some(attached) = self.attachments.get(&attachment) else { return };
+                if let Some(request) = self.hints.ask(reply) {
+                    let (tenant, hints) = (attached.tenant.clone(), Some((&hints).into()));
+                    let hint = v1::Hint { request, tenant, communicator, hints };
+                    self.tell(from_agent::Message::Hint(hint));
                 }
             }
             SessionRequest::Detached { attachment } => self.detached(attachment),
@@ -342,8 +352,9 @@ impl Agent {
             Event::EventsRead(answer) => self.readers.answer(answer.request, batch(answer)),
             Event::Negotiated(answer) => self.negotiations.answer(answer.request, answer.outcome()),
             Event::IterationChoice(answer) => self.iterations.answer(answer.request, answer.choice()),
+            Event::Hinted(answer) => self.hints.answer(answer.request, answer.outcome()),
             Event::Connected(welcome) => {
-                self.questions(welcome.events, welcome.agreements);
+                self.questions(welcome.events, welcome.agreements, welcome.hints);
                 let interval = welcome.telemetry_interval_ns;
                 let interval = (interval > 0).then(|| Duration::from_nanos(interval).max(REPORTS));
                 if let Some(telemetry) = &self.telemetry {
@@ -354,7 +365,7 @@ impl Agent {
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {
-                self.questions(false, false);
+                self.questions(false, false, false);
                 self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
                 self.note(format!("no session with control: {reason}"));
             }
@@ -362,10 +373,11 @@ impl Agent {
     }
 
     /// What tenants may ask of control from now on.
-    fn questions(&mut self, events: bool, agreements: bool) {
+    fn questions(&mut self, events: bool, agreements: bool, hints: bool) {
         self.readers.session(events);
         self.negotiations.session(agreements);
         self.iterations.session(agreements);
+        self.hints.session(hints);
     }
 
     /// Ends what control has ended.

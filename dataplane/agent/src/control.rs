@@ -114,6 +114,8 @@ pub enum Event {
     Negotiated(v1::Negotiated),
     /// Answer to `BeginIteration`.
     IterationChoice(v1::IterationChoice),
+    /// Answer to `Hint`.
+    Hinted(v1::Hinted),
     /// Answer with a `Report` of this id.
     ReportRequest {
         /// For the answer.
@@ -225,8 +227,8 @@ impl Session {
         // A control that does not ask for telemetry may not know of it.
         let mut telemetry = false;
         // As little may it know of paths; answers about them go to who asked, in the session in which it asked.
-        let (mut verdicts, mut asked, mut budgets, mut events, mut agreements) =
-            (false, false, false, false, false);
+        let (mut verdicts, mut asked, mut budgets, mut events, mut agreements, mut hints) =
+            (false, false, false, false, false, false);
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
@@ -261,6 +263,7 @@ impl Session {
                 Step::Said(Some(
                     from_agent::Message::Negotiate(_) | from_agent::Message::BeginIteration(_),
                 )) if !agreements => {}
+                Step::Said(Some(from_agent::Message::Hint(_))) if !hints => {}
                 Step::Said(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
@@ -277,6 +280,7 @@ impl Session {
                         telemetry = welcome.telemetry_interval_ns > 0;
                         verdicts = welcome.path_verdicts_per_second > 0;
                         (budgets, events, agreements) = (welcome.budgets, welcome.events, welcome.agreements);
+                        hints = welcome.hints;
                         self.outbox.extend(self.ledger.connected(budgets));
                         self.inbox.push_back(Event::Connected(welcome));
                     }

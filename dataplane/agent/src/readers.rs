@@ -50,6 +50,9 @@ fn event(told: v1::TenantEvent) -> Option<Event> {
         v1::EventKind::AgreementBroken => {
             EventKind::AgreementBroken { clauses: harmonaize_api::clauses(&clauses) }
         }
+        v1::EventKind::AgreementEnded => {
+            EventKind::AgreementEnded { clauses: harmonaize_api::clauses(&clauses) }
+        }
     };
     Some(Event { number, communicator, kind, since_ns })
 }

@@ -16,8 +16,8 @@ pub use server::{BindError, SessionServer};
 
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, JoinRefused, Knobs, Negotiated,
-    Regrouping, Secret,
+    Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, Hints, JoinRefused, Knobs,
+    Negotiated, Regrouping, Secret,
 };
 use harmonaize_shm::AgentEnd;
 use harmonaize_verbs::{Devices, Wanted};
@@ -211,7 +211,7 @@ pub enum SessionRequest {
         from: Option<EventCursor>,
         /// How long it waits for the first.
         wait: Duration,
-        /// Events, or for people why there are none; dropped where control cannot be asked, as with the next two.
+        /// Events, or for people why there are none; dropped where control cannot be asked, as with the next three.
         reply: oneshot::Sender<Result<EventBatch, String>>,
     },
     /// Negotiate for the tenant. What is proposed makes sense.
@@ -235,6 +235,17 @@ pub enum SessionRequest {
         knobs: Knobs,
         /// What it chose.
         reply: oneshot::Sender<Result<Choice, String>>,
+    },
+    /// What is expected of a communicator. It makes sense.
+    Hint {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// The communicator's name.
+        communicator: String,
+        /// What.
+        hints: Hints,
+        /// Once it is taken note of, or for people why it is not.
+        reply: oneshot::Sender<Result<(), String>>,
     },
     /// The process is gone, or the socket is going down.
     Detached {

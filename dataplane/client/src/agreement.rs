@@ -1,7 +1,8 @@
-//! Agreements: what a tenant wants of its communicators, what the provider promises, and what it chooses within ranges.
+//! Agreements: what a tenant wants of its communicators and expects of them, what the provider promises, and what it chooses within
+//! ranges.
 
 use crate::attach::Client;
-use crate::{Agreement, Choice, Constraints, Error, Knobs, Negotiated, Reason};
+use crate::{Agreement, Choice, Constraints, Error, Hints, Knobs, Negotiated, Reason};
 use harmonaize_abi::session::{Answer, Request};
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,31 @@ impl Client {
         match self.answered(|id| Request::Iteration { id, communicator, knobs })? {
             Answer::Iteration { choice, .. } => choice.map_err(Error::Agreement),
             _ => Err(Error::Protocol("the agent answered an iteration with something else".into())),
+        }
+    }
+
+    /// Says what is expected of the tenant's communicator of this name, in which this process need not be, in place of what was said before:
+    /// for the provider's first plans, until it has measured. It promises nothing, and ends with the communicator.
+    ///
+    /// ```no_run
+    /// # use harmonaize_client::{AttachOptions, Client, Collective, Hints};
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), harmonaize_client::Error> {
+    /// # let client = Client::attach("/run/harmonaize/tenant.sock", AttachOptions::default())?;
+    /// let hints = Hints::new().period(Duration::from_millis(50)).expect(Collective::AllReduce, 64 << 20);
+    /// client.hint("job", &hints)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Agreement`] where the hints make no sense, no such communicator runs, there were too many lately, or the provider
+    /// cannot be asked now.
+    pub fn hint(&self, communicator: &str, hints: &Hints) -> Result<(), Error> {
+        let (communicator, hints) = (communicator.to_owned(), hints.clone());
+        match self.answered(|id| Request::Hint { id, communicator, hints })? {
+            Answer::Hinted { refused, .. } => refused.map_or(Ok(()), |text| Err(Error::Agreement(text))),
+            _ => Err(Error::Protocol("the agent answered hints with something else".into())),
         }
     }
 

@@ -7,6 +7,12 @@ use harmonaize_abi::session::{Answer, Request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "async")]
+mod stream;
+
+#[cfg(feature = "async")]
+pub use stream::EventStream;
+
 /// How much longer than asked the answer may take: the provider is asked over the network.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -55,25 +61,42 @@ impl Events {
         let until = Instant::now().checked_add(wait);
         loop {
             let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
-            let (from, wait_ns) = (self.cursor, u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-            let id = self.shared.lock().request(|id| Request::Events { id, from, wait_ns })?;
+            let (id, stale) = self.ask(left)?;
             let deadline = Instant::now().checked_add(left).and_then(|at| at.checked_add(GRACE));
-            let answer = match self.shared.wait(deadline, |state| state.answer(id))? {
-                Some(Answer::Events { read, .. }) => read.map_err(Error::Events)?,
-                Some(_) => {
-                    return Err(Error::Protocol("the agent answered something else than events".into()));
-                }
-                None => {
-                    self.shared.lock().forget(id);
-                    return Err(Error::Events(format!("no answer from the agent within {GRACE:?}")));
-                }
+            let Some(answer) = self.shared.wait(deadline, |state| state.answer(id))? else {
+                self.shared.lock().abandoned = Some(id);
+                return Err(Error::Events(format!("no answer from the agent within {GRACE:?}")));
             };
-            self.cursor = Some(answer.cursor);
+            if stale {
+                continue;
+            }
+            let answer = self.took(answer)?;
             // The provider ends long waits by itself.
             let over = until.is_some_and(|until| Instant::now() >= until);
             if over || wait.is_zero() || answer.missed > 0 || !answer.events.is_empty() {
                 return Ok(answer);
             }
         }
+    }
+
+    /// The number of a request that is to be answered next, and whether it is one that a reader before this one has left: its answer
+    /// is nobody's, and then it is to be asked again.
+    fn ask(&self, wait: Duration) -> Result<(u64, bool), Error> {
+        let mut state = self.shared.lock();
+        if let Some(id) = state.abandoned.take() {
+            return Ok((id, true));
+        }
+        let (from, wait_ns) = (self.cursor, u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
+        state.request(|id| Request::Events { id, from, wait_ns }).map(|id| (id, false))
+    }
+
+    /// Goes on from what the agent answered.
+    fn took(&mut self, answer: Answer) -> Result<EventBatch, Error> {
+        let Answer::Events { read, .. } = answer else {
+            return Err(Error::Protocol("the agent answered something else than events".into()));
+        };
+        let batch = read.map_err(Error::Events)?;
+        self.cursor = Some(batch.cursor);
+        Ok(batch)
     }
 }

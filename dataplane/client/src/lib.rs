@@ -21,7 +21,8 @@
 //! while some thread waits or polls, and not otherwise.
 //!
 //! With the feature `rdma` tensors may be reached over a queue pair ([`Access::Rdma`]), so that agent and process need not
-//! share memory, nor a machine: then the agent answers over TCP ([`AgentAddress::Tcp`]). It links libibverbs.
+//! share memory, nor a machine: then the agent answers over TCP ([`AgentAddress::Tcp`]). It links libibverbs. With the feature `async`
+//! a program on tokio has its events as a stream (`Events::into_stream`); without it nothing here needs a runtime.
 //!
 //! Architecture invariant: knows ranks and its agent's socket or address; no host, link or other tenant.
 #![forbid(unsafe_code)]
@@ -48,12 +49,14 @@ pub use attach::{AttachOptions, Client};
 pub use communicator::{Communicator, JoinOptions, RegroupOptions};
 pub use element::Element;
 pub use error::Error;
+#[cfg(feature = "async")]
+pub use events::EventStream;
 pub use events::Events;
 pub use feedback::Feedback;
 pub use harmonaize_abi::session::{
     Access, Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Event, EventBatch,
-    EventCursor, EventKind, FailureDetail, JoinRefusal, Knobs, Level, Negotiated, OnFailure, Priority,
-    Reason, Record, RefusalKind, Secret, Target,
+    EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Level, Negotiated, OnFailure,
+    Priority, Reason, Record, RefusalKind, Secret, Target,
 };
 pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
 #[cfg(feature = "rdma")]

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// How often polling without waiting looks whether the agent is still there.
@@ -36,12 +37,22 @@ pub(crate) struct State {
     session: Session,
     pub(crate) in_flight: InFlight,
     /// Requests whose answers someone waits for.
-    answers: HashMap<u64, Option<Answer>>,
+    answers: HashMap<u64, Awaited>,
+    /// One for events that nobody waits for any more, while the agent waits for events: it takes no other meanwhile.
+    pub(crate) abandoned: Option<u64>,
     next_id: u64,
     /// Whether a thread sleeps in the kernel for all. Nobody else takes completions or answers meanwhile.
     driving: bool,
     looked: Instant,
     lost: Option<String>,
+}
+
+/// An answer that someone waits for.
+#[derive(Debug, Default)]
+struct Awaited {
+    answer: Option<Answer>,
+    /// The task that waits for it.
+    task: Option<Waker>,
 }
 
 impl Shared {
@@ -55,6 +66,7 @@ impl Shared {
             session,
             in_flight: InFlight::new(entries),
             answers: HashMap::new(),
+            abandoned: None,
             next_id: 0,
             driving: false,
             looked: Instant::now(),
@@ -112,6 +124,39 @@ impl Shared {
         }
     }
 
+    /// The answer to a request, or later: then `context` is woken once it is there, or [`Self::session`] can be read and this is to
+    /// be called again.
+    #[cfg(feature = "async")]
+    pub(crate) fn poll_answer(
+        &self,
+        context: &std::task::Context<'_>,
+        id: u64,
+    ) -> std::task::Poll<Result<Answer, Error>> {
+        use std::task::Poll;
+        let mut state = self.lock();
+        if !state.driving {
+            state.take();
+            state.receive();
+        }
+        if let Some(answer) = state.answer(id) {
+            return Poll::Ready(Ok(answer));
+        }
+        if let Err(lost) = state.alive() {
+            return Poll::Ready(Err(lost));
+        }
+        if let Some(awaited) = state.answers.get_mut(&id) {
+            // A thread that comes to sleep may read the answer before the descriptor is seen to be readable.
+            awaited.task = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// A copy of the session's descriptor, to wait on.
+    #[cfg(feature = "async")]
+    pub(crate) fn session(&self) -> std::io::Result<OwnedFd> {
+        self.session.try_clone()
+    }
+
     /// Waits for the thread that sleeps in the kernel.
     fn follow<'a>(&'a self, state: MutexGuard<'a, State>, left: Option<Duration>) -> MutexGuard<'a, State> {
         match left {
@@ -144,7 +189,8 @@ impl Shared {
             {
                 state.lose(format!("poll: {error}"));
             }
-            if session {
+            // What comes from now on a task would notice, and what came before it may have left to this thread.
+            if session || state.answers.values().any(|awaited| awaited.task.is_some()) {
                 state.receive();
             }
         }
@@ -158,6 +204,7 @@ impl Shared {
 impl State {
     fn lose(&mut self, reason: String) {
         self.lost.get_or_insert(reason);
+        self.answers.values_mut().filter_map(|awaited| awaited.task.take()).for_each(Waker::wake);
     }
 
     /// Whether the agent is there.
@@ -199,7 +246,10 @@ impl State {
         let received = received.and_then(|()| self.session.receive(&mut answers));
         for answer in answers {
             match (self.answers.get_mut(&answer.id()), answer) {
-                (Some(waiting), answer) => *waiting = Some(answer),
+                (Some(awaited), answer) => {
+                    awaited.answer = Some(answer);
+                    awaited.task.take().into_iter().for_each(Waker::wake);
+                }
                 // Joined after all, when nobody waits any more.
                 (None, Answer::Joined { communicator, .. }) => self.leave(communicator),
                 (None, _) => {}
@@ -240,19 +290,19 @@ impl State {
         let id = self.next_id;
         self.next_id += 1;
         self.session.send(&request(id))?;
-        self.answers.insert(id, None);
+        self.answers.insert(id, Awaited::default());
         Ok(id)
     }
 
     /// The answer to a request, once.
     pub(crate) fn answer(&mut self, id: u64) -> Option<Answer> {
-        self.answers.get(&id)?.as_ref()?;
-        self.answers.remove(&id)?
+        self.answers.get(&id)?.answer.as_ref()?;
+        self.answers.remove(&id)?.answer
     }
 
     /// Nobody waits for this answer any more.
     pub(crate) fn forget(&mut self, id: u64) {
-        if let Some(Some(Answer::Joined { communicator, .. })) = self.answers.remove(&id) {
+        if let Some(Answer::Joined { communicator, .. }) = self.answers.remove(&id).and_then(|it| it.answer) {
             self.leave(communicator);
         }
     }

@@ -177,6 +177,11 @@ impl Communicator {
         self.fail(failure);
     }
 
+    /// The participant goes away for good, and its ranks with it.
+    pub fn go_down(&mut self) {
+        self.fail(Failure::RanksLost { ranks: self.group.local(self.me).to_vec() });
+    }
+
     /// A participant broke the protocol, in a way that the caller found.
     pub fn breach(&mut self, participant: Participant) {
         self.fail(Failure::Internal { ranks: self.group.local(participant).to_vec() });

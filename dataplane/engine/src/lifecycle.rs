@@ -77,7 +77,7 @@ impl Engine {
             }
             Command::Stop => {
                 self.stopping = true;
-                self.members.iter_mut().for_each(|member| member.core.dissolve(Failure::Dissolved));
+                self.members.iter_mut().for_each(|member| member.core.go_down());
             }
         }
     }

@@ -1,8 +1,8 @@
 //! A training job that says what it needs and adapts to what it is told; docs/tenants.md goes through it part by part.
 
 use harmonaize_client::{
-    AttachOptions, Checkpoint, Client, Communicator, Constraints, Dtype, Error, EventKind, Knobs, Level,
-    Negotiated, Rank, ReduceOp,
+    AttachOptions, Checkpoint, Client, Collective, Communicator, Constraints, Dtype, Error, EventKind, Hints,
+    Knobs, Level, Negotiated, Rank, ReduceOp,
 };
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -33,6 +33,16 @@ fn agree(client: &Client) -> Result<u64, Error> {
         Negotiated::Agreed(agreement) => Ok(agreement.number),
         Negotiated::Refused { .. } => Ok(0),
     }
+}
+
+/// Says what the job is going to do.
+fn hint(client: &Client) -> Result<(), Error> {
+    let hints = Hints::new()
+        .period(Duration::from_secs(2))
+        .hidden(Collective::AllReduce, 48 << 20)
+        .expect(Collective::AllReduce, 16 << 20)
+        .task_priority(2);
+    client.hint("train", &hints)
 }
 
 /// Looks at what has happened, without waiting; whether the job should save now.
@@ -72,6 +82,7 @@ pub(crate) fn train(socket: &Path, rank: u32, ranks: u32, steps: u32) -> Result<
     let mut told = Told::default();
     if rank == 0 {
         told.agreement = agree(&client)?;
+        hint(&client)?;
     }
     let (mut saved, gradients) = (Instant::now(), client.tensor(Dtype::F32, 1 << 16)?);
     for _ in 0..steps {

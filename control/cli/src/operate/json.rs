@@ -108,6 +108,8 @@ pub(crate) fn tenants(reply: &v1::TenantsReply) -> Value {
             "communicators": tenant.communicators,
             "ranks": tenant.ranks,
             "errors": tenant.errors,
+            "agreements": tenant.agreements,
+            "broken": tenant.broken,
         })
     });
     json!({"tenants": tenants.collect::<Vec<_>>()})
@@ -146,6 +148,7 @@ fn plan(plan: &v1::PlanStatus) -> Value {
         "direct_reason": plan.direct_reason,
         "aggregator": plan.aggregator,
         "aggregation_reason": plan.aggregation_reason,
+        "hints": plan.hints,
     })
 }
 

@@ -108,15 +108,16 @@ fn link(link: &v1::DirectedLinkStatus) -> Vec<String> {
 }
 
 pub(crate) fn tenants(reply: &v1::TenantsReply) -> String {
-    let head = row(["tenant", "from", "communicators", "ranks", "errors"]);
+    let head = row(["tenant", "from", "communicators", "ranks", "errors", "agreements", "not kept"]);
     let rows = reply.tenants.iter().map(|tenant| {
         let from = match tenant.configured {
             true => "configuration".to_owned(),
             false => format!("added {}", date(tenant.added_ns)),
         };
-        let counts = [u64::from(tenant.communicators), u64::from(tenant.ranks), tenant.errors];
-        let [communicators, ranks, errors] = counts.map(|count| count.to_string());
-        row([&clean(&tenant.name), &from, &communicators, &ranks, &errors])
+        let counts = [tenant.communicators, tenant.ranks, tenant.agreements, tenant.broken];
+        let [communicators, ranks, agreements, broken] = counts.map(|count| count.to_string());
+        let errors = tenant.errors.to_string();
+        row([&clean(&tenant.name), &from, &communicators, &ranks, &errors, &agreements, &broken])
     });
     let rows: Vec<Vec<String>> = rows.collect();
     if rows.is_empty() {
@@ -191,6 +192,10 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
         };
         let name = name(&plan.tenant, &plan.name);
         page += &format!("\n{name}: {by}: {}\n", sentence(&plan.aggregation_reason));
+    }
+    for plan in plans.iter().filter(|plan| !plan.hints.is_empty()) {
+        page +=
+            &format!("\n{}: its tenant expects {}\n", name(&plan.tenant, &plan.name), sentence(&plan.hints));
     }
     page
 }

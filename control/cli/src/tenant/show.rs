@@ -107,6 +107,16 @@ pub(super) fn agreement(communicator: &str, agreement: &Agreement) -> String {
     )
 }
 
+/// For a table: what is promised, whether it is kept, and how many operations were looked at and late.
+pub(crate) fn agreement_cells(agreement: &Agreement) -> [String; 3] {
+    let kept = match agreement.broken.as_slice() {
+        [] => "yes".to_owned(),
+        broken => format!("NO: {}", clauses(broken)),
+    };
+    let record = &agreement.record;
+    [options(&agreement.constraints), kept, format!("{}, {} late", record.operations, record.late)]
+}
+
 pub(crate) fn agreement_json(agreement: &Agreement) -> Value {
     json!({
         "number": agreement.number,
@@ -209,6 +219,9 @@ pub(super) fn batch(batch: &EventBatch) -> String {
             EventKind::AgreementBroken { clauses: broken } => {
                 format!("agreement NOT KEPT: {}", clauses(broken))
             }
+            EventKind::AgreementEnded { clauses: lost } => {
+                format!("agreement ENDED with the communicator before this one: {}", clauses(lost))
+            }
         };
         let _ = writeln!(text, "{} {communicator} {what}", time(*since_ns));
     }
@@ -229,6 +242,10 @@ pub(super) fn batch_json(batch: &EventBatch) -> Value {
             EventKind::AgreementBroken { clauses } => {
                 let broken: Vec<_> = clauses.iter().map(|broken| clause(*broken)).collect();
                 ("agreement_broken", json!({"broken": broken}))
+            }
+            EventKind::AgreementEnded { clauses } => {
+                let lost: Vec<_> = clauses.iter().map(|lost| clause(*lost)).collect();
+                ("agreement_ended", json!({"lost": lost}))
             }
         };
         if let Some(told) = told.as_object_mut() {

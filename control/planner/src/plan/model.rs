@@ -304,7 +304,7 @@ pub(crate) fn hosts_rate(topology: &Topology, job: &Job) -> f64 {
 
 /// The part of its time in which a job would communicate if the fabric were never the limit.
 fn duty(job: &Job, line: f64) -> f64 {
-    let Some(rhythm) = job.rhythm else { return 1.0 };
+    let Some(rhythm) = job.rhythm.filter(|rhythm| rhythm.busy.0 > 0) else { return 1.0 };
     let busy = if rhythm.bytes.0 == 0 {
         rhythm.busy.0 as f64
     } else {

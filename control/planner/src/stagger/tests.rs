@@ -50,6 +50,10 @@ fn pair(index: usize, alone: u64, period: u64, busy: u64, began: u64) -> Job {
 }
 
 fn holds(jobs: &[Job]) -> Vec<(u64, f64)> {
+    holds_of(jobs, None)
+}
+
+fn holds_of(jobs: &[Job], only: Option<&BTreeSet<u64>>) -> Vec<(u64, f64)> {
     let topology = dumbbell(jobs.len());
     let conditions = Conditions::clear(&topology);
     let request = Request {
@@ -60,7 +64,7 @@ fn holds(jobs: &[Job]) -> Vec<(u64, f64)> {
         policy: Policy::default(),
     };
     let plan = plan(&request);
-    let holds = stagger(&topology, &conditions, jobs, &plan.assignments);
+    let holds = stagger(&topology, &conditions, jobs, &plan.assignments, only);
     holds.into_iter().map(|hold| (hold.communicator, hold.hold.0 as f64 / MS as f64)).collect()
 }
 
@@ -80,6 +84,29 @@ fn whoever_needs_the_shorter_hold_is_held() {
     let found = holds(&[pair(0, 50, 145, 95, 1005), pair(1, 50, 145, 95, 1000)]);
     let [(0, hold)] = found.as_slice() else { panic!("{found:?}") };
     assert!((42.0..=50.0).contains(hold), "{found:?}");
+}
+
+#[test]
+fn who_may_not_be_held_is_not() {
+    // The first would need the shorter hold.
+    let jobs = [pair(0, 50, 145, 95, 1005), pair(1, 50, 145, 95, 1000)];
+    let found = holds_of(&jobs, Some(&BTreeSet::from([1])));
+    let [(1, hold)] = found.as_slice() else { panic!("{found:?}") };
+    assert!((50.0..=58.0).contains(hold), "{found:?}");
+    assert!(holds_of(&jobs, Some(&BTreeSet::new())).is_empty());
+}
+
+#[test]
+fn what_a_tenant_says_of_its_job_alone_is_enough() {
+    // The same as two that collide, of which one was not measured: 60 ms of computing, and 40 of bytes.
+    let mut said = pair(1, 40, 100, 1, 1000);
+    if let Some(rhythm) = &mut said.rhythm {
+        rhythm.busy = Nanos(0);
+    }
+    let found = holds_of(&[pair(0, 40, 140, 80, 1000), said], Some(&BTreeSet::from([1])));
+    assert!(found.len() == 1 && found[0].0 == 1 && (40.0..=60.0).contains(&found[0].1), "{found:?}");
+    let topology = dumbbell(1);
+    assert_eq!(alone(&topology, &[HostId(0), HostId(1)], lasting(40)), Nanos(40 * MS));
 }
 
 #[test]
@@ -211,7 +238,7 @@ fn rates_of_others_are_left_room() {
         conditions
             .set_available(DirectedLink { link: crate::topology::LinkId(0), forward }, Rate(500_000_000));
     }
-    let holds = stagger(&topology, &conditions, &jobs, &plan.assignments);
+    let holds = stagger(&topology, &conditions, &jobs, &plan.assignments, None);
     assert_eq!(holds.len(), 1);
     assert!((40 * MS..45 * MS).contains(&holds[0].hold.0), "{holds:?}");
     assert!(holds[0].reason.starts_with("2 periodic jobs meet on "), "{holds:?}");

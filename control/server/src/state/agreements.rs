@@ -1,11 +1,12 @@
 //! What tenants are promised: proposals are considered against what is promised already, agreements are stored before they are
 //! in effect and answered, kept by every plan, and watched.
 //!
-//! An agreement is of one communicator, and ends with it. Any process of the tenant may propose: what its agent says of whose process
+//! An agreement is of one communicator, and ends with it, or goes over to the one that goes on from it if it can be kept there. Any process of the tenant may propose: what its agent says of whose process
 //! it is is believed, as with joins.
 
 use super::communicator::Communicator;
 use super::decisions::Trigger;
+use super::lately::Lately;
 use super::{Fact, SessionId, State};
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
 use harmonaize_api::v1::{self, to_agent};
@@ -14,7 +15,7 @@ use harmonaize_disclose::{Fact as Told, House, Outcome, Watch, choose, negotiate
 use harmonaize_planner::{HostId, Job, Rate, Reach, delays, line_rate};
 use harmonaize_store::{Agreement as Stored, Change};
 use prost::Message;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// What is promised must fit with so much to spare, of what plans give to promises at most (a part of 0.95): of a link 90% can be
@@ -23,12 +24,6 @@ const PART: f64 = 0.95;
 
 /// A plan gives what is promised if it lacks no more than this part of it.
 const LACKS: f64 = 1e-3;
-
-/// Proposals of a tenant for one communicator, and for all together, within [`PER`].
-const MOST_PROPOSALS: (usize, usize) = (8, 128);
-
-/// See [`MOST_PROPOSALS`].
-const PER: Duration = Duration::from_secs(60);
 
 /// What running communicators would have to change for is looked at where all together have so many participants at most: with more,
 /// only what can be had as they run.
@@ -44,8 +39,7 @@ pub(super) struct Agreements {
     kept: BTreeMap<u64, Kept>,
     /// Those that are being stored.
     pending: BTreeMap<u64, Pending>,
-    /// When a tenant proposed lately, for which communicator.
-    proposed: BTreeMap<String, VecDeque<(Duration, u64)>>,
+    proposed: Lately,
     /// From an earlier start, of communicators that have not come back yet.
     stored: BTreeMap<u64, Stored>,
 }
@@ -66,9 +60,17 @@ struct Kept {
 /// An agreement that is not in effect yet.
 #[derive(Debug)]
 struct Pending {
-    to: SessionId,
-    request: u64,
+    /// Who proposed it, and which question that was; none where it goes over from another communicator.
+    to: Option<(SessionId, u64)>,
     kept: Kept,
+}
+
+/// What a communicator leaves to the one that goes on from it.
+#[derive(Clone, Debug)]
+pub(super) struct Left {
+    number: u64,
+    constraints: Constraints,
+    watch: Watch,
 }
 
 /// What agents have told of one operation.
@@ -97,6 +99,21 @@ impl Agreements {
         self.kept.get(&id).map(|kept| kept.rate).max(pending).unwrap_or_default()
     }
 
+    /// What a communicator leaves, if it was promised anything.
+    pub(super) fn left(&self, id: u64) -> Option<Left> {
+        let kept = self.kept.get(&id).filter(|kept| kept.constraints != Constraints::new())?;
+        Some(Left { number: kept.number, constraints: kept.constraints.clone(), watch: kept.watch.clone() })
+    }
+
+    /// How many agreements these communicators have, and how many of them are not kept.
+    pub(super) fn count(&self, ids: impl Iterator<Item = u64>) -> (u32, u32) {
+        let kept = ids.filter_map(|id| self.kept.get(&id));
+        let wanted = kept.filter(|kept| kept.constraints != Constraints::new());
+        wanted.fold((0, 0), |(all, broken), kept| {
+            (all + 1, broken + u32::from(!kept.watch.broken().is_empty()))
+        })
+    }
+
     /// Whether a communicator's operations may be summed on the way, as far as its tenant is concerned.
     pub(super) fn aggregates(&self, id: u64) -> bool {
         self.kept.get(&id).is_none_or(|kept| kept.constraints.aggregation)
@@ -112,24 +129,6 @@ impl Agreements {
             broken: kept.watch.broken().iter().copied().collect(),
             record: kept.watch.record(),
         })
-    }
-
-    /// Takes note of a proposal; when the next one may come, if this is one too many.
-    fn proposes(&mut self, now: Duration, tenant: &str, id: u64) -> Result<(), Duration> {
-        let lately = self.proposed.entry(tenant.to_owned()).or_default();
-        lately.retain(|(at, _)| now.saturating_sub(*at) < PER);
-        let of_one = lately.iter().filter(|(_, of)| *of == id);
-        let again = |at: Duration| at.saturating_add(PER).saturating_sub(now);
-        let (most, most_of_all) = MOST_PROPOSALS;
-        let first_of_one = of_one.clone().next().filter(|_| of_one.count() >= most);
-        let first_of_all = lately.front().filter(|_| lately.len() >= most_of_all);
-        match first_of_one.or(first_of_all) {
-            Some((at, _)) => Err(again(*at)),
-            None => {
-                lately.push_back((now, id));
-                Ok(())
-            }
-        }
     }
 }
 
@@ -147,7 +146,7 @@ impl State {
     }
 
     /// The tenant's communicator of this name that runs: the latest, where an older one still ends.
-    fn named(&self, tenant: &str, name: &str) -> Result<u64, String> {
+    pub(super) fn named(&self, tenant: &str, name: &str) -> Result<u64, String> {
         if !self.settings.tenants.iter().any(|known| known == tenant) {
             return Err("the provider does not know this tenant".to_owned());
         }
@@ -176,11 +175,8 @@ impl State {
         if self.agreements.pending.contains_key(&id) {
             return Some(Err("a proposal for it is being written down; propose again after it".to_owned()));
         }
-        if let Err(wait) = self.agreements.proposes(now, &asked.tenant, id) {
-            let (seconds, (one, all)) = (wait.as_secs() + 1, MOST_PROPOSALS);
-            return Some(Err(format!(
-                "too many proposals: {one} for a communicator and {all} of a tenant are possible in {PER:?}; the next in {seconds} s"
-            )));
+        if let Err(refused) = self.agreements.proposed.asks(now, &asked.tenant, id, "proposals") {
+            return Some(Err(refused));
         }
         let wanted = Constraints::from(propose);
         let refused = |reasons, counter| Some(Ok(Negotiated::Refused { reasons, counter }));
@@ -190,13 +186,9 @@ impl State {
         match self.consider_proposal(now, id, &wanted) {
             Outcome::Refuse { reasons, counter } => refused(reasons, counter.map(|counter| *counter)),
             Outcome::Promise { rate, price } => {
-                self.store_agreement(
-                    now,
-                    (from, asked.request),
-                    id,
-                    wanted,
-                    (Rate(rate.ceil() as u64), price),
-                );
+                let before = self.agreements.kept.get(&id).map(|kept| (kept.number, kept.watch.clone()));
+                let to = Some((from, asked.request));
+                self.store_agreement(now, to, id, wanted, (Rate(rate.ceil() as u64), price), before);
                 None
             }
         }
@@ -276,18 +268,18 @@ impl State {
     fn store_agreement(
         &mut self,
         now: Duration,
-        (to, request): (SessionId, u64),
+        to: Option<(SessionId, u64)>,
         id: u64,
         constraints: Constraints,
         (rate, price): (Rate, u64),
+        before: Option<(u64, Watch)>,
     ) {
         let Some(known) = self.communicators.get(&id) else { return };
-        let before = self.agreements.kept.get(&id);
         let mut watch = Watch::new(constraints.clone(), known.ranks);
-        if let Some(before) = before {
-            watch = watch.follows(&before.watch);
+        if let Some((_, before)) = &before {
+            watch = watch.follows(before);
         }
-        let number = before.map_or(0, |before| before.number) + 1;
+        let number = before.map_or(0, |(number, _)| number) + 1;
         let since_ns = self.operator.realtime(now);
         let record = Stored {
             communicator: id,
@@ -298,14 +290,14 @@ impl State {
             price,
         };
         let kept = Kept { number, since_ns, constraints, rate, price, watch, gathered: BTreeMap::new() };
-        self.agreements.pending.insert(id, Pending { to, request, kept });
+        self.agreements.pending.insert(id, Pending { to, kept });
         self.outputs.push(super::Output::Keep(vec![Change::Agreement(record)]));
     }
 
     /// An agreement is stored: it is in effect, and its tenant told.
     pub(super) fn agreed(&mut self, now: Duration, record: &Stored) {
         let id = record.communicator;
-        let Some(Pending { to, request, kept }) = self.agreements.pending.remove(&id) else { return };
+        let Some(Pending { to, kept }) = self.agreements.pending.remove(&id) else { return };
         let Some(known) = self.communicators.get(&id) else { return };
         let (tenant, name, number) = (known.tenant.clone(), known.name.clone(), kept.number);
         let promise =
@@ -319,18 +311,48 @@ impl State {
         self.want_plan(Trigger::Agreement);
         self.judge_agreement(now, id);
         let told = self.agreements.told(id);
-        self.negotiated(to, request, &Ok(Negotiated::Agreed(told)));
+        if let Some((to, request)) = to {
+            self.negotiated(to, request, &Ok(Negotiated::Agreed(told)));
+        }
+    }
+
+    /// A communicator that goes on from another is in use: what was promised for that one is from now on promised for this one, if it
+    /// can be; else its tenant hears that it is not.
+    pub(super) fn take_over_agreement(&mut self, now: Duration, before: u64, id: u64) {
+        let left = self.agreements.left(before).or_else(|| self.regroups.agreement(before));
+        // Beside itself it might not fit.
+        self.end_agreement(before);
+        let Some(Left { number, constraints, watch }) = left else { return };
+        match self.consider_proposal(now, id, &constraints) {
+            Outcome::Promise { rate, price } => {
+                let rate = Rate(rate.ceil() as u64);
+                self.store_agreement(now, None, id, constraints, (rate, price), Some((number, watch)));
+            }
+            Outcome::Refuse { reasons, .. } => {
+                self.lose_agreement(now, id, reasons.into_iter().map(|reason| reason.clause).collect());
+            }
+        }
+    }
+
+    fn lose_agreement(&mut self, now: Duration, id: u64, clauses: BTreeSet<Clause>) {
+        let Some(known) = self.communicators.get(&id) else { return };
+        let (tenant, name) = (known.tenant.clone(), known.name.clone());
+        let lost = clauses.iter().map(|clause| format!("{clause:?}").to_lowercase()).collect();
+        self.fact(Fact::AgreementLost { communicator: id, tenant, name, lost });
+        self.note(now, id, Told::AgreementEnded { clauses });
     }
 
     /// What was to be stored could not be: it is not in effect.
-    pub fn not_kept(&mut self, changes: &[Change]) {
+    pub fn not_kept(&mut self, now: Duration, changes: &[Change]) {
         for change in changes {
             if let Change::Agreement(record) = change
                 && let Some(pending) = self.agreements.pending.remove(&record.communicator)
             {
-                let why =
-                    "the provider could not write it down; what was agreed on before still is".to_owned();
-                self.negotiated(pending.to, pending.request, &Err(why));
+                let why = "the provider could not write it down; what was agreed on before still is";
+                match pending.to {
+                    Some((to, request)) => self.negotiated(to, request, &Err(why.to_owned())),
+                    None => self.lose_agreement(now, record.communicator, BTreeSet::new()),
+                }
             }
         }
     }
@@ -338,7 +360,7 @@ impl State {
     /// A communicator is over, and what was promised for it.
     pub(super) fn end_agreement(&mut self, id: u64) {
         let pending = self.agreements.pending.remove(&id);
-        if let Some(Pending { to, request, .. }) = &pending {
+        if let Some(Pending { to: Some((to, request)), .. }) = &pending {
             self.negotiated(*to, *request, &Err("the communicator has ended".to_owned()));
         }
         let kept = self.agreements.kept.remove(&id);

@@ -112,7 +112,10 @@ impl State {
             let before = communicator.succeeds.take();
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
-            before.into_iter().for_each(|before| self.regroups.succeeded(before));
+            if let Some(before) = before {
+                self.take_over_agreement(now, before, id);
+                self.regroups.succeeded(before);
+            }
             self.active_changed();
             self.want_plan(Trigger::Communicators);
         }

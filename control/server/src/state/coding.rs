@@ -272,6 +272,7 @@ impl State {
     ) -> (Codec, String, Option<(Outlook, u64)>) {
         let coding = &known.coding;
         let told = self.rhythms.get(&id).map_or(0, super::rhythms::Operations::bulk);
+        let told = if told == 0 { self.hints.bulk(id) } else { told };
         if told > 0 && told <= known.tuning.copy.0 {
             return (Codec::EXACT, format!("operations of {told} bytes are too small to gain"), None);
         }

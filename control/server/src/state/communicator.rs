@@ -239,8 +239,9 @@ impl State {
         if cause.kind == FailureKind::RanksLost {
             self.note_lost(now, id, &cause.ranks);
         }
+        let agreement = self.agreements.left(id);
         let Some(communicator) = self.remove(now, id) else { return };
-        self.regroups.ended(id, &communicator, &cause);
+        self.regroups.ended(id, &communicator, &cause, agreement);
         for member in communicator.members.iter().filter(|member| !member.closed) {
             if let Some(session) = member.session.filter(|session| Some(*session) != except)
                 && self.sessions.contains_key(&session)
@@ -277,6 +278,7 @@ impl State {
     fn remove(&mut self, now: Duration, id: u64) -> Option<Communicator> {
         self.note_end(id);
         self.end_agreement(id);
+        self.hints.end(id);
         let mut communicator = self.communicators.remove(&id)?;
         self.end_aggregation(now, &communicator.aggregation);
         self.ports.release(&mut communicator.ports);

@@ -35,6 +35,8 @@ pub enum Trigger {
     Budget,
     /// A tenant has been promised something for a communicator.
     Agreement,
+    /// A tenant has said which of its communicators matters how much to it.
+    Hints,
     /// A communicator's coded operations lose or send otherwise than was thought.
     Losses,
     /// An operator gave an order up that was pinned.
@@ -72,6 +74,7 @@ impl std::fmt::Display for Trigger {
             Self::Communicators => f.write_str("a communicator formed or ended"),
             Self::Aggregators => f.write_str("an aggregator is there"),
             Self::Agreement => f.write_str("something was promised for a communicator"),
+            Self::Hints => f.write_str("a tenant put its tasks in order"),
             Self::Losses => f.write_str("coded operations lose or send otherwise than was thought"),
             Self::Withdrawn => f.write_str("a drain or maintenance began or ended"),
             Self::Budget => f.write_str("the ranks of a communicator agreed on another budget"),

@@ -105,22 +105,44 @@ impl State {
         self.events.best.remove(&id);
     }
 
-    /// How all communicators are slowed now, by what was planned last: while something is out of use that is told as the cause.
+    /// How all communicators are slowed now, by what was planned last. While something is out of use that is the cause of what they
+    /// would lack without others' traffic, and this of the rest.
     pub(super) fn note_rates(&mut self, now: Duration) {
         let withdrawn = self.withdrawn();
         let whole = withdrawn.hosts.is_empty() && withdrawn.switches.is_empty() && withdrawn.links.is_empty();
         let whole = whole && !self.any_failed();
+        let undisturbed = if whole { BTreeMap::new() } else { self.undisturbed(now) };
         let planned = self.communicators.iter().filter(|(_, known)| known.epoch != 0);
         let planned = planned.filter_map(|(id, known)| Some((*id, known.plan.as_ref()?.slowdown)));
         for (id, slowdown) in planned.collect::<Vec<_>>() {
             let best = self.events.best.entry(id).or_insert(slowdown);
             *best = best.min(slowdown);
-            let share = if slowdown.is_finite() && slowdown > 0.0 { *best / slowdown } else { 0.0 };
-            let (congestion, capacity) = if whole { (share, 1.0) } else { (1.0, share) };
+            let part = |of: f64, slowdown: f64| {
+                if slowdown.is_finite() && slowdown > 0.0 { (of / slowdown).min(1.0) } else { 0.0 }
+            };
+            let (congestion, capacity) = match undisturbed.get(&id) {
+                Some(alone) if alone.is_finite() => (part(*alone, slowdown), part(*best, *alone)),
+                Some(_) => (1.0, 0.0),
+                None => (part(*best, slowdown), 1.0),
+            };
             self.note(now, id, Fact::Congestion { share: congestion });
             self.note(now, id, Fact::Capacity { share: capacity });
             self.watch_plan(now, id);
         }
+    }
+
+    /// How all communicators would be slowed, as they run or are about to, if others had no traffic.
+    fn undisturbed(&self, now: Duration) -> BTreeMap<u64, f64> {
+        let mut jobs = self.jobs(now);
+        jobs.iter_mut().for_each(|job| job.movable = false);
+        let mut conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+        for (link, _) in self.estimates.links() {
+            let rate = self.settings.topology.links().get(link.link.0).map(|link| link.rate);
+            conditions.set_available(link, rate.unwrap_or_default());
+        }
+        let plan = self.checked(&jobs, &conditions).ok();
+        let each = plan.into_iter().flat_map(|plan| plan.assignments);
+        each.map(|part| (part.communicator, part.slowdown)).collect()
     }
 
     /// Which ranks' hosts are taken away, or will be: of one communicator, or of all.
@@ -234,6 +256,10 @@ fn told(event: Event) -> v1::TenantEvent {
         EventKind::AgreementBroken { clauses: broken } => {
             clauses = harmonaize_api::clause_numbers(&broken);
             (Told::AgreementBroken, level(Level::None), Vec::new(), 0)
+        }
+        EventKind::AgreementEnded { clauses: lost } => {
+            clauses = harmonaize_api::clause_numbers(&lost);
+            (Told::AgreementEnded, level(Level::None), Vec::new(), 0)
         }
     };
     let (kind, level) = (kind.into(), level.into());

@@ -1,6 +1,7 @@
 //! Communicators that go on with fewer ranks or with more: whoever is left of one, and whoever wants in, becomes a new one of the
 //! same name. The one before is not touched: its ranks leave it once they are in the new one, and keep it if there will be none.
 
+use super::agreements::Left;
 use super::communicator::{Communicator, EndCause};
 use super::form::Group;
 use super::{SessionId, State};
@@ -41,6 +42,8 @@ struct Came {
 struct Past {
     key: Key,
     budget: Budget,
+    /// What was promised for it.
+    agreement: Option<Left>,
     /// Ranks whose processes are there still, and their agents' sessions.
     ranks: BTreeMap<u32, SessionId>,
 }
@@ -102,7 +105,7 @@ impl Regroups {
     }
 
     /// A communicator that was in use has ended: its ranks may go on, but for those that are lost.
-    pub(super) fn ended(&mut self, id: u64, ended: &Communicator, cause: &EndCause) {
+    pub(super) fn ended(&mut self, id: u64, ended: &Communicator, cause: &EndCause, agreement: Option<Left>) {
         let lost = |rank: &u32| cause.kind == FailureKind::RanksLost && cause.ranks.contains(rank);
         let there = ended.members.iter().filter(|member| !member.closed);
         let there = there.filter_map(|member| Some((member, member.session?)));
@@ -113,12 +116,18 @@ impl Regroups {
         let past = Past {
             key: (ended.tenant.clone(), ended.name.clone()),
             budget: ended.coding.agreed().clone(),
+            agreement,
             ranks: ranks.collect(),
         };
         if ended.epoch != 0 && !past.ranks.is_empty() {
             self.past.insert(id, past);
         }
         self.look();
+    }
+
+    /// What was promised for a communicator that has ended.
+    pub(super) fn agreement(&self, id: u64) -> Option<Left> {
+        self.past.get(&id).and_then(|past| past.agreement.clone())
     }
 
     /// A communicator that went on from another is in use.

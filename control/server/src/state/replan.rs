@@ -12,8 +12,8 @@ use super::verdicts::nanos;
 use super::{Fact, State};
 use harmonaize_api::v1;
 use harmonaize_planner::{
-    Assignment, Bytes, CheckError, Conditions, Connection, Current, Hop, HostId, Job, Nanos, Path, Plan,
-    Policy, Rate, Request, Routes, Use, check, plan,
+    Assignment, Bytes, CheckError, Conditions, Connection, Current, GIVES_WAY, Hop, HostId, Job, Nanos, Path,
+    Plan, Policy, Rate, Request, Routes, Use, check, plan,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -133,7 +133,9 @@ impl State {
         }
         self.decisions.counts.plans += 1;
         let jobs = self.jobs(now);
-        let Some(plan) = self.plan_in_scope(jobs.clone()) else { return };
+        let Some(mut plan) = self.plan_in_scope(jobs.clone()) else { return };
+        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+        self.prefer_tasks(&conditions, &jobs, &mut plan.assignments);
         let number = self.decisions.next();
         let mut changes = Vec::new();
         for (job, assignment) in jobs.iter().zip(&plan.assignments) {
@@ -182,8 +184,9 @@ impl State {
         let due = self.communicators.iter().filter(|(_, known)| can(known) && other(known));
         for id in due.map(|(id, _)| *id).collect::<Vec<_>>() {
             let Some(known) = self.communicators.get(&id) else { continue };
-            let reason = match known.plan.as_ref().and_then(|plan| plan.pace) {
-                Some(pace) => format!("held to {pace}, so that others have what they are promised"),
+            let reason = match known.plan.as_ref().and_then(|plan| Some((plan.pace?, &plan.reason))) {
+                Some((pace, why)) if why.ends_with(GIVES_WAY) => format!("held to {pace}: it {GIVES_WAY}"),
+                Some((pace, _)) => format!("held to {pace}, so that others have what they are promised"),
                 None => "held to no rate any more".to_owned(),
             };
             let epoch = self.propose_same(now, id, Some(number));
@@ -284,7 +287,7 @@ impl State {
             weight: self.agreements.quarters(id),
             promised: self.agreements.promised(id),
             limit: None,
-            operation: Bytes(operation),
+            operation: Bytes(if operation == 0 { self.hints.bulk(id) } else { operation }),
             rhythm,
             current: Some(current),
             movable: running && !known.pinned && known.held_off.is_none() && recent < MOST_RECENT,

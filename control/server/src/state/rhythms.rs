@@ -23,7 +23,7 @@ const MOST_RECENT: usize = 6;
 const SILENT: u64 = 3_000_000_000;
 
 /// The longest hold.
-const LONGEST: Duration = Duration::from_secs(1);
+pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
 /// One communicator's operations.
 #[derive(Debug, Default)]
@@ -48,15 +48,7 @@ impl Operations {
     /// Bytes of the operation that the middle one of all bytes belongs to: however many small ones there are beside, the large ones
     /// are what takes time. 0 where none is known.
     pub(super) fn bulk(&self) -> u64 {
-        let mut all: Vec<u64> = self.kept.iter().map(|(_, operation)| operation.bytes.0).collect();
-        all.sort_unstable();
-        let half = all.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)) / 2;
-        let mut before = 0_u64;
-        let middle = all.into_iter().find(|bytes| {
-            before = before.saturating_add(*bytes);
-            before > half
-        });
-        middle.unwrap_or(0)
+        middle(self.kept.iter().map(|(_, operation)| operation.bytes.0).collect())
     }
 
     pub(super) fn rhythm(&self) -> Option<Rhythm> {
@@ -67,6 +59,24 @@ impl Operations {
     fn rhythm_until(&self, at: Nanos) -> Option<Rhythm> {
         let all = self.kept.iter().map(|(_, operation)| *operation);
         Rhythm::of(&all.filter(|operation| operation.began <= at).collect::<Vec<_>>())
+    }
+
+    /// Whether there are as many as are kept.
+    pub(super) fn is_full(&self) -> bool {
+        self.kept.len() == MOST_OPERATIONS
+    }
+
+    /// When the newest iteration of so many operations began, as far as that can be told up to `at`: after the longest silence of late.
+    pub(super) fn iteration_began(&self, count: usize, at: Nanos) -> Option<Nanos> {
+        let all: Vec<&Operation> = self.kept.iter().map(|(_, operation)| operation).collect();
+        let until = all.iter().filter(|operation| operation.began <= at).count().max(1);
+        let late: Vec<&Operation> = all.into_iter().take(until).rev().take(count.max(1) + 1).collect();
+        let silence = |pair: &&[&Operation]| match pair {
+            [next, one] => next.began.0.saturating_sub(one.ended.0),
+            _ => 0,
+        };
+        let began = late.windows(2).max_by_key(silence).and_then(|pair| pair.first());
+        began.or(late.first()).map(|operation| operation.began)
     }
 
     /// When the newest operation began.
@@ -104,10 +114,22 @@ impl Operations {
     }
 
     /// Forgets what was before a change of the rhythm, and what is told of it until `stale`.
-    fn forget(&mut self, stale: Duration) {
+    pub(super) fn forget(&mut self, stale: Duration) {
         self.kept.clear();
         self.stale = stale;
     }
+}
+
+/// Bytes of the operation that the middle one of all bytes belongs to; 0 of none.
+pub(super) fn middle(mut operations: Vec<u64>) -> u64 {
+    operations.sort_unstable();
+    let half = operations.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)) / 2;
+    let mut before = 0_u64;
+    let middle = operations.into_iter().find(|bytes| {
+        before = before.saturating_add(*bytes);
+        before > half
+    });
+    middle.unwrap_or(0)
 }
 
 impl State {
@@ -120,6 +142,7 @@ impl State {
         rhythm.heard = now;
         if first == Some(from) {
             rhythm.take(now, told);
+            self.compare_hints(told.communicator);
             self.learn_coded(now, told);
         }
     }
@@ -138,7 +161,7 @@ impl State {
         }
         self.staggered = now;
         let mut jobs = self.jobs(now);
-        if jobs.iter().filter(|job| job.rhythm.is_some()).count() < 2 {
+        if jobs.iter().filter(|job| job.rhythm.is_some()).count() < 2 && !self.any_said() {
             return;
         }
         // Who was heard last tells of later iterations, which say nothing of where the others were then: all are laid together
@@ -155,7 +178,8 @@ impl State {
         }
         let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
         let Some(plan) = self.fit_plan(&jobs, &conditions) else { return };
-        for hold in stagger(&self.settings.topology, &conditions, &jobs, &plan.assignments) {
+        self.take_said_turns(now, at, &conditions, &jobs, &plan.assignments);
+        for hold in stagger(&self.settings.topology, &conditions, &jobs, &plan.assignments, None) {
             let periods = jobs.iter().filter(|job| hold.together.contains(&job.communicator));
             let periods = periods.filter_map(|job| job.rhythm).map(|rhythm| rhythm.period);
             self.hold(now, &hold, periods.max().unwrap_or_default());
@@ -167,13 +191,10 @@ impl State {
         if self.rhythms.get(&id).is_none_or(|rhythm| rhythm.rests(now, period)) {
             return;
         }
-        let Some(known) = self.communicators.get(&id) else { return };
-        // The lowest live participant leads.
-        let leader = known.members.iter().find(|member| !member.closed).and_then(|member| member.session);
-        let able =
-            leader.and_then(|leader| self.sessions.get(&leader)).is_some_and(|leader| leader.abilities.hold);
         let hold = Duration::from(asked.hold).min(LONGEST);
-        let (true, Some(leader), false) = (able, leader, hold.is_zero()) else { return };
+        if !self.send_hold(id, hold, asked.reason.clone()) {
+            return;
+        }
         // An agent's next report may still be of before; what it does then takes the hold and an iteration or two.
         let stale = now + self.settings.telemetry_interval + hold + Duration::from(period) * 2;
         for other in &asked.together {
@@ -187,9 +208,20 @@ impl State {
             }
             rhythm.holds.push_back(now);
         }
+    }
+
+    /// Has a communicator's next operation held back, where its agent can. Whether it is.
+    pub(super) fn send_hold(&mut self, id: u64, hold: Duration, reason: String) -> bool {
+        let Some(known) = self.communicators.get(&id) else { return false };
+        // The lowest live participant leads.
+        let leader = known.members.iter().find(|member| !member.closed).and_then(|member| member.session);
+        let able =
+            leader.and_then(|leader| self.sessions.get(&leader)).is_some_and(|leader| leader.abilities.hold);
+        let (true, Some(leader), false) = (able, leader, hold.is_zero()) else { return false };
         let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
-        let (tenant, name, reason) = (known.tenant.clone(), known.name.clone(), asked.reason.clone());
+        let (tenant, name) = (known.tenant.clone(), known.name.clone());
         self.send(leader, to_agent::Message::Hold(v1::Hold { communicator: id, hold_ns }));
         self.fact(Fact::Held { communicator: id, tenant, name, hold, reason });
+        true
     }
 }

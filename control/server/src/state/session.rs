@@ -116,6 +116,7 @@ impl State {
             budgets: true,
             events: true,
             agreements: true,
+            hints: true,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

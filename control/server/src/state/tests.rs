@@ -8,6 +8,7 @@ mod coding;
 mod direct;
 mod events;
 mod fabric;
+mod hints;
 mod noise;
 mod operator;
 mod paths;

@@ -52,6 +52,12 @@ pub enum EventKind {
         /// Ascending.
         clauses: Vec<Clause>,
     },
+    /// It went on from another, and of what was agreed on for that one this cannot be had any more: nothing is promised now.
+    /// Proposed again, it is answered with what can be had.
+    AgreementEnded {
+        /// Ascending.
+        clauses: Vec<Clause>,
+    },
 }
 
 /// Something that the provider tells a tenant. Times are rounded down to the provider's tick, a second by default.

@@ -134,6 +134,7 @@ impl Ledger {
             | Message::ReadEvents(_)
             | Message::Negotiate(_)
             | Message::BeginIteration(_)
+            | Message::Hint(_)
             | Message::PrepareFailed(_)
             | Message::Report(_)
             | Message::Telemetry(_)
@@ -184,6 +185,7 @@ impl Ledger {
             Message::EventsRead(answer) => Some(Event::EventsRead(answer)),
             Message::Negotiated(answer) => Some(Event::Negotiated(answer)),
             Message::IterationChoice(answer) => Some(Event::IterationChoice(answer)),
+            Message::Hinted(answer) => Some(Event::Hinted(answer)),
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
                 self.granted.remove(&communicator);

@@ -39,6 +39,8 @@ pub(super) struct Attached {
     negotiating: bool,
     /// Whether it waits for a choice.
     iterating: bool,
+    /// Whether it waits for hints to be taken note of.
+    hinting: bool,
 }
 
 impl Attached {
@@ -48,8 +50,19 @@ impl Attached {
         requests: mpsc::Sender<SessionRequest>,
     ) -> Self {
         let (joined, pending) = (HashSet::new(), JoinSet::new());
-        let (reading, negotiating, iterating) = (false, false, false);
-        Self { attachment, tenant, requests, joined, pending, joining: 0, reading, negotiating, iterating }
+        let [reading, negotiating, iterating, hinting] = [false; 4];
+        Self {
+            attachment,
+            tenant,
+            requests,
+            joined,
+            pending,
+            joining: 0,
+            reading,
+            negotiating,
+            iterating,
+            hinting,
+        }
     }
 
     /// Serves requests; says why it ended.
@@ -93,6 +106,7 @@ impl Attached {
             Answer::Events { .. } => self.reading = false,
             Answer::Negotiated { .. } => self.negotiating = false,
             Answer::Iteration { .. } => self.iterating = false,
+            Answer::Hinted { .. } => self.hinting = false,
             _ => {}
         }
         answer
@@ -195,6 +209,23 @@ impl Attached {
                     Answer::Iteration { id, choice: choice.map_err(Bounded::bounded) }
                 });
                 (Some(SessionRequest::Iteration { attachment, communicator, knobs, reply }), None)
+            }
+            Request::Hint { id, communicator, hints } => {
+                let refused = match hints.check() {
+                    _ if self.hinting => Some("this process waits for an answer to hints already".to_owned()),
+                    Err(error) => Some(error.to_string()),
+                    Ok(()) => (!is_name(&communicator)).then(|| NO_NAME.to_owned()),
+                };
+                if refused.is_some() {
+                    return Ok(Some(Answer::Hinted { id, refused }));
+                }
+                let (reply, answer) = oneshot::channel::<Result<(), String>>();
+                self.hinting = true;
+                self.pending.spawn(async move {
+                    let hinted = answer.await.unwrap_or_else(|_| Err(AWAY.to_owned()));
+                    Answer::Hinted { id, refused: hinted.err().map(Bounded::bounded) }
+                });
+                (Some(SessionRequest::Hint { attachment, communicator, hints, reply }), None)
             }
         };
         if let Some(request) = passed_on {

@@ -169,7 +169,7 @@ struct Engine {
     inbox: mpsc::Receiver<SessionRequest>,
     knobs: Arc<Knobs>,
     attachments: BTreeMap<AttachmentId, Attachment>,
-    /// Readers of events that are never answered.
+    /// Readers of events that wait until some rank leaves, and then are told that nothing came.
     readers: Vec<tokio::sync::oneshot::Sender<Result<EventBatch, String>>>,
     /// Every attachment there was, in order: the log counts them from 1.
     seen: Vec<AttachmentId>,
@@ -267,7 +267,13 @@ impl Engine {
                 let before = vec![Some(Rank(1)), None];
                 let _ = reply.send(Ok(Joined { communicator: self.next, rank: Rank(0), ranks: 2, before }));
             }
-            SessionRequest::Leave { communicator, .. } => self.knobs.say(format!("left {communicator}")),
+            SessionRequest::Leave { communicator, .. } => {
+                self.knobs.say(format!("left {communicator}"));
+                for reader in self.readers.drain(..) {
+                    let cursor = EventCursor { feed: 0, next: 0 };
+                    let _ = reader.send(Ok(EventBatch { missed: 0, events: Vec::new(), cursor }));
+                }
+            }
             SessionRequest::SetBudget { communicator, budget, .. } => {
                 self.knobs.say(format!("budget of {communicator}: {budget:?}"));
             }
@@ -304,6 +310,12 @@ impl Engine {
                 }
             }
             SessionRequest::Iteration { .. } => {}
+            SessionRequest::Hint { communicator, hints, reply, .. } => {
+                self.knobs.say(format!("hints for {communicator}: {hints:?}"));
+                if hints.period.is_some() {
+                    let _ = reply.send(Ok(()));
+                }
+            }
             SessionRequest::Detached { attachment } => {
                 self.knobs.say(format!("detached {}", self.ordinal(attachment)));
                 self.attachments.remove(&attachment);

@@ -2,12 +2,13 @@
 
 use crate::stub::{LIMIT, Stub};
 use harmonaize_client::{
-    Access, AttachOptions, Because, Budget, Clause, Client, Communicator, Constraints, Dtype, Error,
-    EventCursor, EventKind, JoinOptions, JoinRefusal, Knobs, Negotiated, Priority, Rank, ReduceOp,
-    RefusalKind, RegroupOptions, Status, Tensor,
+    Access, AttachOptions, Because, Budget, Clause, Client, Collective, Communicator, Constraints, Dtype,
+    Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Priority, Rank,
+    ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
 };
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tokio_stream::StreamExt;
 
 const ALL: [Access; 3] = [Access::Mapped, Access::Remote, Access::Rdma];
 
@@ -244,7 +245,7 @@ fn events_are_read_one_batch_after_the_other_and_by_one_reader_at_a_time() {
     assert_eq!((batch.missed, batch.events[0].number, reader.cursor().unwrap().next), (2, 4, 5));
     let EventKind::Failure { ranks } = &batch.events[0].kind else { panic!("{batch:?}") };
     assert_eq!(ranks.len(), 1024, "as many as a message may list");
-    // The first of these is never answered.
+    // The first of these is not answered while there is somebody who could.
     std::thread::scope(|scope| {
         let mut waiting = client.events(Some(EventCursor { feed: 0, next: 0 }));
         scope.spawn(move || waiting.read(Duration::ZERO).unwrap_err());
@@ -253,6 +254,103 @@ fn events_are_read_one_batch_after_the_other_and_by_one_reader_at_a_time() {
         assert!(error.to_string().contains("waits for events already"), "{error}");
         assert_eq!(reader.cursor().unwrap().next, 5);
     });
+}
+
+#[test]
+fn hints_are_checked_and_passed_on() {
+    let stub = Stub::start();
+    let client = Client::attach(&stub.path, stub.options(Access::Mapped)).unwrap();
+    let refusal = |name: &str, hints: &Hints| match client.hint(name, hints).unwrap_err() {
+        Error::Agreement(text) => text,
+        other => panic!("{other}"),
+    };
+    let hints = Hints::new().period(Duration::from_millis(50)).expect(Collective::AllReduce, 64 << 20);
+    client.hint("job", &hints).unwrap();
+    stub.knobs.expect(&format!("hints for job: {hints:?}"));
+    assert!(refusal("job", &Hints::new()).contains("cannot be asked now"), "nobody answers");
+    assert!(refusal("job", &hints.clone().task_priority(8)).contains("0 to 7"));
+    assert!(refusal("job", &hints.clone().expect(Collective::AllReduce, 0)).contains("operation 1"));
+    assert!(refusal("", &hints).contains("name"));
+    let logged = stub.knobs.log.lock().unwrap().iter().filter(|line| line.contains("hints")).count();
+    assert_eq!(logged, 2, "what makes no sense is not passed on");
+}
+
+/// What the stream tells next, in a runtime of its own.
+fn within<T>(runtime: &tokio::runtime::Runtime, future: impl Future<Output = T>) -> T {
+    runtime.block_on(async { tokio::time::timeout(LIMIT, future).await.unwrap() })
+}
+
+#[test]
+fn events_come_as_a_stream_while_threads_wait_for_operations() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for access in ALL {
+        let stub = Stub::start();
+        let options = AttachOptions { spin: Duration::ZERO, ..stub.options(access) };
+        let client = Client::attach(&stub.path, options).unwrap();
+        let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
+        let outside = client.events(None).into_stream().unwrap_err();
+        assert!(matches!(outside, Error::System { .. }), "no runtime: {outside}");
+        let entered = runtime.enter();
+        let mut stream = client.events(Some(EventCursor { feed: 9, next: 4 })).into_stream().unwrap();
+        let mut none = client.events(None).into_stream().unwrap();
+        drop(entered);
+        // A thread takes what comes for all; it wakes the task, whoever of both was there first.
+        stub.knobs.hold.store(true, Ordering::Relaxed);
+        let mut operation = comm.barrier().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| operation.wait(LIMIT).unwrap());
+            for number in 4..104 {
+                let batch = within(&runtime, stream.next()).unwrap().unwrap();
+                assert_eq!((batch.missed, batch.events[0].number), (2, number));
+            }
+            stub.knobs.hold.store(false, Ordering::Relaxed);
+            comm.barrier().unwrap().wait(LIMIT).unwrap();
+        });
+        assert_eq!(stream.cursor().unwrap().next, 104);
+        let refused = within(&runtime, none.next()).unwrap().unwrap_err();
+        assert!(matches!(refused, Error::Events(text) if text == "none today"));
+        assert!(within(&runtime, none.next()).is_none(), "it ends with an error");
+    }
+}
+
+#[test]
+fn who_comes_after_a_stream_that_was_dropped_gets_its_turn() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let stub = Stub::start();
+    let (client, comm) = attach(&stub, Access::Mapped);
+    let waiting = || {
+        let _entered = runtime.enter();
+        client.events(Some(EventCursor { feed: 0, next: 0 })).into_stream().unwrap()
+    };
+    let mut first = waiting();
+    let asked = |stream: &mut harmonaize_client::EventStream| {
+        // One look is enough to ask.
+        within(&runtime, async {
+            tokio::select! { biased; _ = stream.next() => panic!(), () = async {} => {} }
+        });
+    };
+    asked(&mut first);
+    stub.knobs.expect("events from Some(EventCursor { feed: 0, next: 0 }) within 3s");
+    drop(first);
+    // Neither the next, which is dropped too, nor who reads after it is refused.
+    asked(&mut waiting());
+    std::thread::scope(|scope| {
+        let mut reader = client.events(Some(EventCursor { feed: 9, next: 7 }));
+        let reading = scope.spawn(move || reader.read(LIMIT).unwrap());
+        drop(comm);
+        assert_eq!(reading.join().unwrap().events[0].number, 7);
+    });
+    let entered = runtime.enter();
+    let mut stream = client.events(Some(EventCursor { feed: 9, next: 8 })).into_stream().unwrap();
+    drop(entered);
+    assert_eq!(within(&runtime, stream.next()).unwrap().unwrap().events[0].number, 8);
+    // An agent that is gone is told once.
+    let mut lost = waiting();
+    asked(&mut lost);
+    drop(stub);
+    let error = within(&runtime, lost.next()).unwrap().unwrap_err();
+    assert!(matches!(error, Error::AgentLost { .. }), "{error}");
+    assert!(within(&runtime, lost.next()).is_none());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::topology::{LinkId, Topology};
 use rand::{Rng, RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
-fn damaged(rng: &mut impl Rng, topology: &Topology, part: f64) -> Conditions {
+pub(super) fn damaged(rng: &mut impl Rng, topology: &Topology, part: f64) -> Conditions {
     let mut conditions = Conditions::clear(topology);
     for (index, link) in topology.links().iter().enumerate() {
         let id = LinkId(index);
@@ -24,7 +24,7 @@ fn damaged(rng: &mut impl Rng, topology: &Topology, part: f64) -> Conditions {
     conditions
 }
 
-fn jobs(rng: &mut impl Rng, hosts: usize) -> Vec<Job> {
+pub(super) fn jobs(rng: &mut impl Rng, hosts: usize) -> Vec<Job> {
     let count = rng.random_range(0..6);
     let each = |communicator| {
         let mut all: Vec<usize> = (0..hosts).collect();

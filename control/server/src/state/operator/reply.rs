@@ -148,6 +148,8 @@ impl State {
         let record = |name: &String| {
             let own = self.communicators.values().filter(|known| known.tenant == *name);
             let added = self.operator.added.get(name);
+            let ids = self.communicators.iter().filter(|(_, known)| known.tenant == *name).map(|(id, _)| *id);
+            let (agreements, broken) = self.agreements.count(ids);
             v1::TenantRecord {
                 name: name.clone(),
                 configured: added.is_none(),
@@ -155,6 +157,8 @@ impl State {
                 communicators: own.clone().count() as u32,
                 ranks: own.map(|known| known.ranks).sum(),
                 errors: self.tenant_errors.get(name).copied().unwrap_or(0),
+                agreements,
+                broken,
             }
         };
         v1::TenantsReply { tenants: self.settings.tenants.iter().map(record).collect() }
@@ -208,6 +212,7 @@ impl State {
             direct_reason: known.shots.reason.clone(),
             aggregator: self.aggregator_of(&known.aggregation),
             aggregation_reason: known.aggregation.reason.clone(),
+            hints: self.hints.words(id),
             ..v1::PlanStatus::default()
         };
         match &known.plan {

@@ -104,6 +104,72 @@ fn what_is_promised_is_stored_and_then_in_every_plan() {
     assert!(gone.contains("no communicator `c0`"), "{gone}");
 }
 
+/// Ranks of a communicator go on as another: those on these hosts, of the rank that each has; the new one's id.
+fn regrouped(fabric: &mut Fabric, id: u64, name: &str, members: &[(usize, u32)]) -> u64 {
+    let before = fabric.ids();
+    for (host, rank) in members {
+        fabric.regroup(*host, "a", name, (id, *rank));
+    }
+    fabric.run(SECOND * 3);
+    *fabric.ids().difference(&before).next().expect("it went on")
+}
+
+#[test]
+fn an_agreement_goes_over_to_who_goes_on_while_the_one_before_still_runs() {
+    let (mut fabric, ids) = formed(8, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
+    let wanted = Constraints::new().min_busbw(60 * MB).weight(2);
+    let before = agreed(fabric.negotiate("a", "c0", Some(&wanted)));
+    fabric.run(SECOND * 3);
+    let from = here(&mut fabric);
+    // Twice as much would not fit: what the one before has goes over with its ranks.
+    let id = regrouped(&mut fabric, ids[0], "c0", &[(0, 0), (4, 1)]);
+    let after = fabric.agreement("a", "c0");
+    assert_eq!((after.number, &after.constraints), (before.number + 1, &wanted));
+    assert_eq!(fabric.tenants.stored.agreements.keys().collect::<Vec<_>>(), [&id]);
+    assert!(after.broken.is_empty() && planned(&fabric, id).0 >= 540, "{after:?}");
+    assert_eq!(told(&mut fabric, from), Vec::<Vec<v1::Clause>>::new());
+}
+
+#[test]
+fn an_agreement_goes_over_from_one_that_ended_or_ends_with_a_word_and_an_offer() {
+    for narrower in [false, true] {
+        let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[1, 5])]);
+        let wanted = Constraints::new().min_busbw(60 * MB);
+        agreed(fabric.negotiate("a", "c0", Some(&wanted)));
+        fabric.run(SECOND * 3);
+        let from = here(&mut fabric);
+        fabric.kill(5);
+        fabric.run(SECOND);
+        assert!(fabric.tenants.stored.agreements.is_empty(), "it ends with its communicator");
+        if narrower {
+            // Meanwhile another is promised what is there.
+            fabric.form("b", "c2", &[0, 4]);
+            fabric.run(SECOND * 3);
+            agreed(fabric.negotiate("b", "c2", Some(&Constraints::new().min_busbw(56 * MB))));
+        }
+        let id = regrouped(&mut fabric, ids[0], "c0", &[(0, 0), (4, 1)]);
+        let after = fabric.agreement("a", "c0");
+        let events = ended(&mut fabric, from);
+        if !narrower {
+            assert_eq!((after.number, &after.constraints, events.len()), (2, &wanted, 0));
+            assert!(fabric.tenants.stored.agreements.contains_key(&id));
+            continue;
+        }
+        assert_eq!((after.number, events), (0, vec![vec![v1::Clause::Bandwidth]]));
+        let counter = refused(fabric.negotiate("a", "c0", Some(&wanted))).1.unwrap();
+        agreed(fabric.negotiate("a", "c0", Some(&counter)));
+    }
+}
+
+/// Agreements that ended, from a place in the feed on.
+fn ended(fabric: &mut Fabric, from: v1::EventCursor) -> Vec<Vec<v1::Clause>> {
+    fabric.run(SECOND * 2);
+    fabric.read(0, 1, "a", Some(from), Duration::ZERO);
+    let events = fabric.read.pop().unwrap().events.into_iter();
+    let ended = events.filter(|event| event.kind() == EventKind::AgreementEnded);
+    ended.map(|event| event.clauses().collect()).collect()
+}
+
 #[test]
 fn a_weight_is_a_share() {
     let (mut fabric, ids) = formed(2, &[("a", &[0, 4]), ("b", &[0, 4])]);

@@ -124,6 +124,49 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
 }
 
 #[test]
+fn while_something_is_drained_others_traffic_is_still_told_apart() {
+    let (mut fabric, _) = formed(6, &[0, 4]);
+    fabric.form("b", "other", &[1, 5]);
+    fabric.run(SECOND * 3);
+    let from = here(&mut fabric);
+    // Both pairs share the spine that is left.
+    withdraw(&mut fabric, "spine0", WithdrawalKind::Drain, (0, 0));
+    let (events, from) = told(&mut fabric, from);
+    let slow = |events: &[(EventKind, EventLevel, Vec<u32>)]| {
+        let slow = |(kind, level, _): &(EventKind, EventLevel, Vec<u32>)| {
+            matches!(kind, EventKind::Congestion | EventKind::Capacity).then_some((*kind, *level))
+        };
+        events.iter().filter_map(slow).collect::<Vec<_>>()
+    };
+    let drained = slow(&events);
+    assert!(
+        matches!(drained.as_slice(), [(EventKind::Capacity, level)] if *level > EventLevel::None),
+        "{events:?}"
+    );
+    let link = fabric.link("leaf0", "spine1");
+    fabric.strangers.insert(0, Stranger { link, bits: 700_000_000 });
+    fabric.look_all();
+    let (events, from) = told(&mut fabric, from);
+    let congested = slow(&events);
+    assert!(
+        !congested.is_empty() && congested.iter().all(|(kind, _)| *kind == EventKind::Congestion),
+        "{events:?}"
+    );
+    assert!(congested.last().is_some_and(|(_, level)| *level > EventLevel::None), "{events:?}");
+    fabric.strangers.clear();
+    fabric.look_all();
+    fabric.run(SECOND * 60);
+    let (events, from) = told(&mut fabric, from);
+    assert_eq!(slow(&events).last(), Some(&(EventKind::Congestion, EventLevel::None)), "{events:?}");
+    restore(&mut fabric, "spine0", WithdrawalKind::Drain);
+    fabric.run(SECOND * 10);
+    let (events, _) = told(&mut fabric, from);
+    let whole = slow(&events);
+    assert!(whole.contains(&(EventKind::Capacity, EventLevel::None)), "{events:?}");
+    assert!(whole.last().is_some_and(|(_, level)| *level == EventLevel::None), "{events:?}");
+}
+
+#[test]
 fn a_tenant_hears_nothing_of_others_and_a_foreign_cursor_is_refused() {
     let (mut fabric, _) = formed(4, &[1, 2]);
     fabric.form("b", "world", &[3, 4]);

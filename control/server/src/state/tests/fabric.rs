@@ -348,6 +348,7 @@ impl Fabric {
             Message::EventsRead(read) => self.read.push(read),
             Message::Negotiated(answer) => self.tenants.negotiated.push(answer),
             Message::IterationChoice(answer) => self.tenants.chosen.push(answer),
+            Message::Hinted(answer) => self.tenants.hinted.push(answer),
             Message::Refused(refused) => panic!("refused: {}", refused.reason),
             _ => {}
         }

@@ -17,8 +17,8 @@ const REAL: u64 = 1_763_755_542_000_000_000;
 const TICK: f64 = 0.5;
 
 /// A job of one rank on each of four hosts. Times in milliseconds.
-struct Job {
-    id: u64,
+pub(super) struct Job {
+    pub(super) id: u64,
     leader: usize,
     computes: f64,
     /// By how much of it that varies.
@@ -33,16 +33,42 @@ struct Job {
     done: Vec<(f64, f64)>,
     told: usize,
     reports: u64,
+    /// How long it has run.
+    clock: f64,
 }
 
 impl Job {
     /// Computes and communicates for so long, the first time after `starts`.
     fn on(fabric: &mut Fabric, leader: usize, computes: f64, alone: f64, starts: f64) -> Self {
+        Self::of("a", fabric, leader, (computes, alone, starts))
+    }
+
+    /// The same of that tenant, called after its first host.
+    pub(super) fn of(
+        tenant: &str,
+        fabric: &mut Fabric,
+        leader: usize,
+        (computes, alone, starts): (f64, f64, f64),
+    ) -> Self {
         let hosts = [leader, leader + 1, leader + 4, leader + 5];
-        let id = fabric.form("a", &format!("job{leader}"), &hosts);
+        let id = fabric.form(tenant, &format!("job{leader}"), &hosts);
         let (done, began) = (Vec::new(), 0.0);
-        let (varies, left, hold, told, reports) = (0.01, 0.0, None, 0, 0);
-        Self { id, leader, computes, varies, alone, quiet: starts, left, began, hold, done, told, reports }
+        let (varies, left, hold, told, reports, clock) = (0.01, 0.0, None, 0, 0, 0.0);
+        Self {
+            id,
+            leader,
+            computes,
+            varies,
+            alone,
+            quiet: starts,
+            left,
+            began,
+            hold,
+            done,
+            told,
+            reports,
+            clock,
+        }
     }
 
     fn operation(&self, number: usize, (began, ended): (f64, f64)) -> v1::Operation {
@@ -51,12 +77,16 @@ impl Job {
         v1::Operation {
             communicator: self.id,
             operation: number as u64,
-            // 2(n-1)/n of them cross each link of 1 Gbit/s.
-            bytes: (self.alone * 1e6 / 12.0) as u64,
+            bytes: self.bytes(),
             ranks: vec![timing],
             whole: true,
             ..v1::Operation::default()
         }
+    }
+
+    /// Of an operation: 2(n-1)/n of them cross each link of 1 Gbit/s.
+    pub(super) fn bytes(&self) -> u64 {
+        (self.alone * 1e6 / 12.0) as u64
     }
 
     fn report(&mut self, fabric: &mut Fabric) {
@@ -70,8 +100,13 @@ impl Job {
         fabric.settle();
     }
 
+    /// How many iterations it has done.
+    pub(super) fn done(&self) -> usize {
+        self.done.len()
+    }
+
     /// The mean iteration from one moment to another.
-    fn iteration(&self, from: f64, to: f64) -> f64 {
+    pub(super) fn iteration(&self, from: f64, to: f64) -> f64 {
         let ends: Vec<f64> =
             self.done.iter().map(|(_, ended)| *ended).filter(|at| (from..to).contains(at)).collect();
         (ends[ends.len() - 1] - ends[0]) / (ends.len() - 1) as f64
@@ -79,7 +114,7 @@ impl Job {
 }
 
 /// All that can be on the first spine alone.
-fn one_spine(seed: u64) -> Fabric {
+pub(super) fn one_spine(seed: u64) -> Fabric {
     let mut fabric = Fabric::new(seed, 1);
     fabric.state.settings.telemetry_interval = SECOND;
     fabric.run(SECOND * 3);
@@ -92,12 +127,14 @@ fn one_spine(seed: u64) -> Fabric {
 }
 
 /// Lets the jobs run for so many seconds.
-fn run(fabric: &mut Fabric, jobs: &mut [Job], seconds: u32) {
+pub(super) fn run(fabric: &mut Fabric, jobs: &mut [Job], seconds: u32) {
     let ticks = (f64::from(seconds) * 1e3 / TICK) as u64;
     let (mut facts, began) = (fabric.facts.len(), fabric.now);
+    let before = jobs.iter().map(|job| job.clock).fold(0.0, f64::max);
     for tick in 0..ticks {
-        let now = tick as f64 * TICK;
-        fabric.run((began + Duration::from_secs_f64(now / 1e3)).saturating_sub(fabric.now));
+        let passed = tick as f64 * TICK;
+        let now = before + passed;
+        fabric.run((began + Duration::from_secs_f64(passed / 1e3)).saturating_sub(fabric.now));
         for (_, fact) in &fabric.facts[facts..] {
             let Fact::Held { communicator, hold, .. } = fact else { continue };
             let held = jobs.iter_mut().find(|job| job.id == *communicator).unwrap();
@@ -127,10 +164,11 @@ fn run(fabric: &mut Fabric, jobs: &mut [Job], seconds: u32) {
             }
         }
     }
+    jobs.iter_mut().for_each(|job| job.clock = before + f64::from(seconds) * 1e3);
 }
 
 /// When holds were sent, and for how long, in milliseconds.
-fn holds(fabric: &Fabric) -> Vec<(Duration, f64)> {
+pub(super) fn holds(fabric: &Fabric) -> Vec<(Duration, f64)> {
     let held = |(at, fact): &(Duration, Fact)| match fact {
         Fact::Held { hold, .. } => Some((*at, hold.as_secs_f64() * 1e3)),
         _ => None,

@@ -2,7 +2,7 @@
 
 use super::Fabric;
 use crate::state::State;
-use harmonaize_abi::session::{Agreement, Constraints, Knobs, Negotiated};
+use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_store::{Change, Stored};
 use std::time::Duration;
@@ -14,6 +14,8 @@ pub(in crate::state::tests) struct Tenants {
     pub negotiated: Vec<v1::Negotiated>,
     /// What was chosen for iterations, in order.
     pub chosen: Vec<v1::IterationChoice>,
+    /// What became of hints, in order.
+    pub hinted: Vec<v1::Hinted>,
     pub stored: Stored,
     /// Whether nothing can be stored.
     pub disk_full: bool,
@@ -28,7 +30,7 @@ impl Fabric {
             return;
         }
         if self.tenants.disk_full {
-            return self.state.not_kept(changes);
+            return self.state.not_kept(self.now, changes);
         }
         changes.iter().for_each(|change| self.tenants.stored.apply(change));
         self.state.carry_out(self.now, changes);
@@ -78,6 +80,21 @@ impl Fabric {
         Some(answer.outcome())
     }
 
+    /// A process on a host, which has a rank of a communicator, wants to go on with whoever else does.
+    pub(in crate::state::tests) fn regroup(
+        &mut self,
+        host: usize,
+        tenant: &str,
+        communicator: &str,
+        (of, member): (u64, u32),
+    ) {
+        let regroup = Some(v1::Regroup { communicator: of, member, key: member, least: 1 });
+        let (tenant, communicator) = (tenant.to_owned(), communicator.to_owned());
+        let (request, timeout_ns) = (900_000 + u64::from(member), 1_000_000_000);
+        let join = v1::Join { request, tenant, communicator, timeout_ns, regroup, ..v1::Join::default() };
+        self.ask(host, from_agent::Message::Join(join));
+    }
+
     /// What is agreed on.
     pub(in crate::state::tests) fn agreement(&mut self, tenant: &str, communicator: &str) -> Agreement {
         match self.negotiate(tenant, communicator, None) {
@@ -96,5 +113,18 @@ impl Fabric {
         let asked = v1::BeginIteration::of(6, tenant, communicator.to_owned(), knobs);
         self.ask(0, from_agent::Message::BeginIteration(asked));
         self.tenants.chosen.pop().unwrap().choice()
+    }
+
+    /// A process on host 0 says what it expects; what it is answered.
+    pub(in crate::state::tests) fn hint(
+        &mut self,
+        tenant: &str,
+        communicator: &str,
+        hints: &Hints,
+    ) -> Result<(), String> {
+        let (tenant, communicator) = (tenant.to_owned(), communicator.to_owned());
+        let hint = v1::Hint { request: 7, tenant, communicator, hints: Some(hints.into()) };
+        self.ask(0, from_agent::Message::Hint(hint));
+        self.tenants.hinted.pop().unwrap().outcome()
     }
 }
