@@ -235,6 +235,31 @@ fn an_end_whose_port_is_down_says_so() {
     up(&mut a, &mut b, 1);
 }
 
+/// rxe takes most of a second over each queue pair on a port that is down, which others' links cannot wait for.
+#[test]
+fn queue_pairs_are_destroyed_by_a_thread_of_their_own() {
+    let fabric = fabric();
+    let (mut a, mut b) = (end(&fabric, config(&["a0"])), end(&fabric, config(&["b0"])));
+    let [to_b, at_b] = up(&mut a, &mut b, 2);
+    b.attach_ring(at_b, 0, ring(1 << 16, 2)).unwrap();
+    fabric.take_calls("a0");
+    fabric.inject("a0", Fault::PortDown);
+    a.send(to_b, 0, b"lost", Some((Landing { ring: 0, sequence: 0 }, span(1 << 16), 7))).unwrap();
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, both_down);
+    fabric.inject("a0", Fault::PortUp);
+    let [to_b, _] = up(&mut a, &mut b, 1);
+    a.close(to_b);
+    drop(a);
+    let calls = fabric.take_calls("a0");
+    let destroyed: Vec<_> = calls.iter().filter(|call| call.call == Call::DestroyQueuePair).collect();
+    assert_eq!(destroyed.len(), 3, "dropped, it waits until all are destroyed: {calls:?}");
+    let here = std::thread::current().id();
+    assert!(destroyed.iter().all(|call| call.thread != here), "{calls:?}");
+    let stopped = |pair| calls.iter().any(|call| call.call == Call::ToError && call.queue_pair == pair);
+    assert!(destroyed.iter().all(|call| stopped(call.queue_pair)), "{calls:?}");
+}
+
 #[test]
 fn gids_of_different_networks_are_told_apart_before_anything_is_lost() {
     let fabric = fabric();

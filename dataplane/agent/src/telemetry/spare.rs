@@ -3,7 +3,7 @@
 /// Less than one part in so many of all processors' time idle is none to spare.
 const PART: u64 = 10;
 /// Shorter spans say nothing: idle time is told in hundredths of a second.
-const SPAN: u64 = 50;
+const SPAN: u64 = 20;
 
 /// What the kernel has told of the machine, in hundredths of a second since it began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -60,6 +60,8 @@ const GATHER: Duration = Duration::from_millis(10);
 const QUIET_NS: u64 = 200_000_000;
 /// How often interfaces, losses and clocks are looked after.
 const ROUND: Duration = Duration::from_secs(1);
+/// How often it is looked at, while awake, whether processors have time to spare.
+const SPARE: Duration = Duration::from_millis(200);
 /// How often all flows are read, at most and at least.
 const READ_ALL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Without a record, analysis hears of the time so often.
@@ -141,8 +143,9 @@ struct Thread {
     wakes: Credit,
     close: Credit,
     spare: Spare,
-    /// Processors had no time to spare in the last second.
+    /// Processors had no time to spare when this was last looked at, and when it is next.
     scarce: bool,
+    spare_ns: u64,
     looked_ns: u64,
     /// When a flow that had rested was last seen again.
     woken_ns: u64,
@@ -208,6 +211,7 @@ impl Thread {
             close: Credit::new(CLOSE_LOOKS, CLOSE_SAVED),
             spare: Spare::new(),
             scarce: false,
+            spare_ns: 0,
             looked_ns: 0,
             woken_ns: 0,
             begun_ns: now_ns,
@@ -305,6 +309,9 @@ impl Thread {
             self.read_if_due(now_ns);
         }
         self.answer(now_ns);
+        if now_ns >= self.spare_ns {
+            self.save(now_ns);
+        }
         if now_ns >= self.round_ns {
             self.round(now_ns);
             // Flows that neither pause nor began lately are found by this alone.
@@ -404,12 +411,17 @@ impl Thread {
         }
     }
 
-    /// What is done once in a while: interfaces, losses, clocks, time to spare.
-    fn round(&mut self, now_ns: u64) {
+    /// Takes less from when processors have no time to spare until they have again.
+    fn save(&mut self, now_ns: u64) {
         self.scarce = self.spare.is_scarce();
         let thrift = if self.scarce { THRIFT } else { 1 };
         self.look.save(thrift);
         self.read_all.save(thrift);
+        self.spare_ns = now_ns.saturating_add(nanoseconds(SPARE));
+    }
+
+    /// What is done once in a while: interfaces, losses, clocks.
+    fn round(&mut self, now_ns: u64) {
         let Self { links, source, gaps, records, .. } = self;
         match links.refresh(source.as_mut(), now_ns, gaps, records) {
             Ok(false) => {}

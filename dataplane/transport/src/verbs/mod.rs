@@ -12,6 +12,7 @@ mod mailbox;
 mod outbox;
 mod path;
 mod rail;
+mod reaper;
 mod wake;
 
 use crate::tcp::{self, TcpTransport};
@@ -23,6 +24,7 @@ pub use harmonaize_verbs::{Devices, Wanted};
 use link::{Link, Stage, Turn};
 use path::Fault;
 use rail::Rail;
+use reaper::Reaper;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -99,6 +101,7 @@ pub struct VerbsTransport {
     inner: TcpTransport,
     /// By number, which only grows.
     links: Vec<Link>,
+    reaper: Reaper,
     /// Whose turn it is first.
     first: usize,
     rounds: usize,
@@ -128,6 +131,7 @@ impl VerbsTransport {
             rails: Vec::new(),
             inner,
             links: Vec::new(),
+            reaper: Reaper::begin()?,
             first: 0,
             rounds: 0,
             quiet: false,
@@ -304,7 +308,7 @@ impl VerbsTransport {
                         path.drain(&link.rings, &mut |event| sink(id, event));
                     }
                 }
-                drop(link);
+                self.destroy(link);
                 self.set_timer();
                 let reason = self.and_ports(reason);
                 return sink(id, Event::Down { reason });
@@ -334,10 +338,19 @@ impl VerbsTransport {
             Control::Refuse(&reason.to_string()).encode(&mut frame);
             let _ = self.inner.send(id, 0, &frame, None);
         }
-        drop(link);
+        self.destroy(link);
         self.inner.close(id);
         self.set_timer();
         sink(id, Event::Down { reason });
+    }
+
+    /// Destroys a link's queue pairs: without waiting, but for those of a device that is gone, which waits for them.
+    fn destroy(&self, link: Link) {
+        for path in link.paths {
+            if self.rails.get(path.rail).is_some_and(|rail| !rail.device.lost()) {
+                self.reaper.destroy(path);
+            }
+        }
     }
 
     /// Takes note of what happened to a device.
@@ -488,13 +501,14 @@ impl Transport for VerbsTransport {
         let Some(at) = self.at(id) else { return };
         self.quiet = false;
         self.pump(at);
-        let link = self.links.remove(at);
+        let mut link = self.links.remove(at);
         if link.stage == Stage::Up {
-            let Link { paths, rings, .. } = link;
+            let Link { paths, rings, .. } = &mut link;
             let mut frame = Vec::new();
-            for (number, mut path) in (0_u16..).zip(paths) {
-                path.drain(&rings, &mut |_| {});
-                path.into_words(|message, header| {
+            for (number, path) in (0_u16..).zip(paths) {
+                path.drain(rings, &mut |_| {});
+                path.stop();
+                path.words(|message, header| {
                     for (offset, bytes) in path::pieces(header) {
                         let total = header.len() as u16;
                         frame.clear();
@@ -504,6 +518,7 @@ impl Transport for VerbsTransport {
                 });
             }
         }
+        self.destroy(link);
         self.inner.close(id);
         self.set_timer();
     }

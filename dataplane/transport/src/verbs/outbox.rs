@@ -30,6 +30,11 @@ impl Outbox {
         Self { frames: VecDeque::with_capacity(most), headers, next: 0, most }
     }
 
+    /// Lets go of all frames.
+    pub(super) fn clear(&mut self) {
+        self.frames.clear();
+    }
+
     /// Queues a frame.
     pub(super) fn push(
         &mut self,

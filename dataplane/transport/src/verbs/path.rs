@@ -1,5 +1,7 @@
 //! One queue pair of a link: what waits to be sent, what is under way, and what arrives in the mailbox.
 
+mod ending;
+
 use super::exchange::{PathEnd, Place, RingEnd, WORD, slot_address};
 use super::mailbox::{Credits, HEAD, Kind, Message, SLOT};
 use super::outbox::{Outbox, carried};
@@ -385,6 +387,9 @@ impl Path {
             }
             self.completed(completion, rings, sink)
         });
+        if outcome.is_err() {
+            self.forget(&taken);
+        }
         taken.clear();
         self.taken = taken;
         outcome?;
@@ -397,43 +402,6 @@ impl Path {
             }
         }
         Ok(count)
-    }
-
-    /// What failed: requests besides the one at fault are flushed, and may complete before it.
-    fn cause(&self, first: &Completion, taken: &[Completion]) -> Fault {
-        let at_fault =
-            |one: &Completion| !matches!(one.status(), Status::Success | Status::WorkRequestFlushed);
-        let words = |one: &Completion| format!("{} (code {:#x})", one.status(), one.vendor_code());
-        let mut more = Vec::new();
-        if !at_fault(first) {
-            let _ = self.completions.poll(&mut more, 3 * self.count as usize);
-        }
-        let others = taken.iter().chain(&more);
-        let found = std::iter::once(first).chain(others).find(|one| at_fault(one)).unwrap_or(first);
-        Fault::Network(words(found) + &self.advice(found.status()))
-    }
-
-    /// What to look at after a failure that has more than one cause.
-    fn advice(&self, status: Status) -> String {
-        let Pair::Connected(pair) = &self.pair else { return String::new() };
-        if status != Status::TransportRetriesExceeded {
-            return String::new();
-        }
-        let (device, mtu) = (pair.domain().device().name(), pair.endpoint().mtu);
-        format!(
-            ": nothing came back to {device}; is the peer's port up, is `gid_index` of [verbs] the entry of this network, \
-             and do all switches carry packets of {mtu} bytes and their headers (else set `mtu`)?"
-        )
-    }
-
-    /// Reports all that has completed.
-    pub(super) fn drain(&mut self, rings: &Rings, sink: &mut dyn FnMut(Event<'_>)) {
-        // A peer that is gone sends no more than the mailbox holds; one that is not must not hold us up.
-        for _ in 0..self.count {
-            if !matches!(self.poll(POLL, rings, sink), Ok(1..)) {
-                break;
-            }
-        }
     }
 
     fn completed(
@@ -528,28 +496,6 @@ impl Path {
         }
         self.next_in = message.wrapping_add(1);
         Ok(Some(word))
-    }
-
-    /// Destroys the queue pair, which releases all payloads; then hands out the headers, with their messages' numbers, that
-    /// may not have got out.
-    pub(super) fn into_words(mut self, mut word: impl FnMut(u32, &[u8])) {
-        self.pair = Pair::Gone;
-        self.batch.clear();
-        for posted in &self.posted {
-            let Some(bytes) = posted.word else { continue };
-            let mut header = [0; MAX_HEADER];
-            let at = u64::from(self.count + (posted.number & (self.count - 1))) * SLOT as u64 + HEAD as u64;
-            if let Some(header) = header.get_mut(..bytes.into())
-                && self.slots.memory().read(at, header).is_ok()
-            {
-                word(posted.number, header);
-            }
-        }
-        let mut number = self.next_out;
-        for header in self.outbox.words() {
-            word(number, header);
-            number = number.wrapping_add(1);
-        }
     }
 }
 

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use state::{Device, World, ring};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub struct Recorded {
     pub count: u64,
     /// Whether it succeeded.
     pub succeeded: bool,
+    /// Who called.
+    pub thread: ThreadId,
 }
 
 /// The fabric's state under its lock.

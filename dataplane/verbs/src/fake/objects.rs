@@ -63,7 +63,8 @@ impl Drop for Object {
                 (Call::DestroyQueuePair, self.number)
             }
         };
-        device.record(super::Recorded { call, queue_pair: pair, count: 0, succeeded: true });
+        let thread = std::thread::current().id();
+        device.record(super::Recorded { call, queue_pair: pair, count: 0, succeeded: true, thread });
     }
 }
 

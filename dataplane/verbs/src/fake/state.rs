@@ -124,7 +124,9 @@ impl World {
             _ if call == Call::CreateQueuePair && device.no_pairs => Some(Errno::NOMEM),
             _ => None,
         };
-        device.record(Recorded { call, queue_pair: pair, count: count as u64, succeeded: failure.is_none() });
+        let succeeded = failure.is_none();
+        let thread = std::thread::current().id();
+        device.record(Recorded { call, queue_pair: pair, count: count as u64, succeeded, thread });
         failure.map_or(Ok(device), Err)
     }
 

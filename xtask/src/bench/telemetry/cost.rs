@@ -19,8 +19,8 @@ const SIZES: [u64; 2] = [128 << 10, 4 << 20];
 /// Operations of each size in a run.
 type Operations = [usize; SIZES.len()];
 /// How links are, the most that telemetry may take of busbw, in percent, and how many operations are a run: where processors
-/// are what is short, runs differ most.
-const UNSHAPED: (&str, f64, Operations) = ("unshaped", 3.0, [400, 32]);
+/// are what is short, runs differ most, and telemetry takes less once it has seen so, which a short run would not show.
+const UNSHAPED: (&str, f64, Operations) = ("unshaped", 3.0, [4000, 160]);
 const SHAPED: (&str, f64, Operations) = ("1 Gbit/s", 1.0, [100, 8]);
 /// Runs with telemetry (0) and without (1) that are a pair, in turn: what drifts steadily is the same for both.
 const ORDERS: [[usize; 4]; 2] = [[0, 1, 1, 0], [1, 0, 0, 1]];

@@ -1,0 +1,51 @@
+//! Destroys queue pairs beside the endpoint's thread, which others' links wait for: a driver may take long over it. rxe waits for
+//! packets that still hold on to it, up to 200 ticks of the kernel's clock, and once a port is down they do.
+
+use super::path::Path;
+use std::io;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+
+/// Paths that may wait; those beyond are destroyed by who ends them.
+const QUEUE: usize = 256;
+
+/// See the module's documentation. Dropped, it waits until all are destroyed.
+#[derive(Debug)]
+pub(super) struct Reaper {
+    paths: Option<SyncSender<Path>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reaper {
+    pub(super) fn begin() -> io::Result<Self> {
+        let (paths, stopped) = sync_channel::<Path>(QUEUE);
+        let thread = std::thread::Builder::new().name("reaper".into()).spawn(move || {
+            for path in stopped {
+                drop(path);
+            }
+        })?;
+        Ok(Self { paths: Some(paths), thread: Some(thread) })
+    }
+
+    /// Releases what a path holds, and destroys it before long.
+    pub(super) fn destroy(&self, mut path: Path) {
+        path.stop();
+        path.release();
+        if let Some(paths) = &self.paths
+            && let Err(TrySendError::Full(path) | TrySendError::Disconnected(path)) = paths.try_send(path)
+        {
+            drop(path);
+        }
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        self.paths = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that destroys queue pairs has panicked");
+        }
+    }
+}
