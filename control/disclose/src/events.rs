@@ -7,8 +7,9 @@
 //! - A quantity is a [`Level`] of three, with hysteresis: shares within a level are told alike.
 //! - Between two ticks a communicator has at most one event of a kind: what came and went between them is not told, and the time
 //!   of a fact is known to a tick.
-//! - Congestion, capacity and changes of plan concern a communicator as a whole. Which of its ranks share a link with
-//!   whom would be told by naming them; ranks are named where the tenant must act on them and would see it anyway (failure,
+//! - Congestion, capacity and changes of plan are told of all communicators of the tenant alike, at the level of the one that has it
+//!   worst. Which of its ranks share a link with whom would be told by naming them, and by naming one communicator too: a tenant
+//!   can have one for each two of its ranks. Ranks are named where the tenant must act on them and would see it anyway (failure,
 //!   maintenance).
 //! - A tenant has at most so many events a tick; the rest waits, merged, and none is lost.
 
@@ -153,6 +154,7 @@ enum Kind {
 /// Something of a communicator that differs, or may differ, from what has been told of it.
 #[derive(Clone, Debug, Default)]
 struct Subject {
+    /// Its own; what is told is the worst of its kind.
     level: Level,
     ranks: BTreeMap<Rank, Duration>,
     /// Processes.
@@ -177,6 +179,8 @@ pub struct Feed {
     number: u64,
     /// By communicator; one that ended and its successor of the same name are two.
     subjects: BTreeMap<(u64, Kind), Subject>,
+    /// Of congestion and of capacity: how the communicator is that has it worst.
+    worst: BTreeMap<Kind, Level>,
     events: VecDeque<Event>,
     /// The next event's number.
     next: u64,
@@ -192,7 +196,7 @@ impl Feed {
         let tick = limits.tick.max(Duration::from_millis(1));
         let limits = Limits { tick, burst: limits.burst.max(1), kept: limits.kept.max(1) };
         let (subjects, events) = (BTreeMap::new(), VecDeque::new());
-        Self { limits, number, subjects, events, next: 0, order: 0, ticked: 0 }
+        Self { limits, number, subjects, worst: BTreeMap::new(), events, next: 0, order: 0, ticked: 0 }
     }
 
     /// Takes a fact of the tenant's communicator `id`, named `name`; at most a tick later an event may follow.
@@ -212,18 +216,24 @@ impl Feed {
                     subject.ended |= *of == id;
                     *of != id || lost(*kind, subject)
                 });
+                self.level_all(Kind::Capacity, now);
+                self.level_all(Kind::Congestion, now);
                 return;
             }
         };
-        let order = self.order;
         let subject = self.subjects.entry((id, kind)).or_default();
         if subject.name.is_empty() {
             name.clone_into(&mut subject.name);
         }
         let changed = match fact {
             Fact::Congestion { share } | Fact::Capacity { share } => {
-                let level = level(subject.level, share);
-                std::mem::replace(&mut subject.level, level) != level
+                subject.level = level(subject.level, share);
+                self.level_all(kind, now);
+                return;
+            }
+            Fact::PlanChanged => {
+                self.plan_changed(now);
+                return;
             }
             Fact::Failure { ranks } => {
                 // Those already told of are not told of again.
@@ -232,7 +242,6 @@ impl Feed {
                 subject.ranks.len() > before
             }
             Fact::Maintenance { ranks } => std::mem::replace(&mut subject.ranks, ranks) != subject.ranks,
-            Fact::PlanChanged => true,
             Fact::Newcomers { waiting } => std::mem::replace(&mut subject.waiting, waiting) != waiting,
             Fact::AgreementEnded { clauses } => {
                 subject.clauses = clauses;
@@ -242,13 +251,41 @@ impl Feed {
             Fact::Ended => false,
         };
         if changed {
-            // At the next whole tick, however long there was nothing to tell.
-            self.ticked = self.ticked.max(now.as_nanos() / self.limits.tick.as_nanos());
-            subject.since = now;
-            if subject.waits.is_none() {
-                subject.waits = Some(order);
-                self.order += 1;
-            }
+            self.wait((id, kind), now);
+        }
+    }
+
+    /// A subject has something to tell: at the next whole tick, however long there was nothing.
+    fn wait(&mut self, key: (u64, Kind), now: Duration) {
+        self.ticked = self.ticked.max(now.as_nanos() / self.limits.tick.as_nanos());
+        let Some(subject) = self.subjects.get_mut(&key) else { return };
+        subject.since = now;
+        if subject.waits.is_none() {
+            subject.waits = Some(self.order);
+            self.order += 1;
+        }
+    }
+
+    /// Whatever a communicator's level became: if the worst is another, or some have not heard of it, all are to be told.
+    fn level_all(&mut self, kind: Kind, now: Duration) {
+        let of_kind = || self.subjects.iter().filter(move |((_, of), _)| *of == kind);
+        let worst = of_kind().map(|(_, subject)| subject.level).max().unwrap_or_default();
+        let changed = self.worst.insert(kind, worst).unwrap_or_default() != worst;
+        let new =
+            |subject: &Subject| worst != Level::None && subject.told.is_none() && subject.waits.is_none();
+        let due = of_kind().filter(|(_, subject)| changed || new(subject)).map(|(key, _)| *key);
+        for key in due.collect::<Vec<_>>() {
+            self.wait(key, now);
+        }
+    }
+
+    /// Some communicator's operations take another way: whose, and whether one's or all's, is not told.
+    fn plan_changed(&mut self, now: Duration) {
+        let live = self.subjects.iter().filter(|(_, subject)| !subject.ended);
+        let names = live.map(|((id, _), subject)| (*id, subject.name.clone()));
+        for (id, name) in names.collect::<BTreeMap<_, _>>() {
+            self.subjects.entry((id, Kind::PlanChanged)).or_default().name = name;
+            self.wait((id, Kind::PlanChanged), now);
         }
     }
 
@@ -273,7 +310,8 @@ impl Feed {
             let Some(subject) = self.subjects.get_mut(&key) else { continue };
             subject.waits = None;
             let subject_since = subject.since;
-            let kind = subject.kind(key.1, self.limits.tick);
+            let worst = self.worst.get(&key.1).copied().unwrap_or_default();
+            let kind = subject.kind(key.1, worst, self.limits.tick);
             // A change that was undone before anybody heard of it, or that only shows below a tick.
             if subject.told.as_ref() == kind.as_ref() || (subject.told.is_none() && kind == usual(key.1)) {
                 continue;
@@ -345,7 +383,7 @@ impl Feed {
 
 impl Subject {
     /// What is to be told of it as it is; `None` if there is nothing to tell.
-    fn kind(&self, kind: Kind, tick: Duration) -> Option<EventKind> {
+    fn kind(&self, kind: Kind, worst: Level, tick: Duration) -> Option<EventKind> {
         let ranks = || self.ranks.keys().copied().collect();
         match kind {
             Kind::Failure if self.ranks.is_empty() => None,
@@ -354,8 +392,8 @@ impl Subject {
                 let first = self.ranks.values().min().copied().unwrap_or_default();
                 Some(EventKind::Maintenance { ranks: ranks(), at_ns: floor(first, tick) })
             }
-            Kind::Capacity => Some(EventKind::Capacity(self.level)),
-            Kind::Congestion => Some(EventKind::Congestion(self.level)),
+            Kind::Capacity => Some(EventKind::Capacity(worst)),
+            Kind::Congestion => Some(EventKind::Congestion(worst)),
             Kind::PlanChanged => Some(EventKind::PlanChanged),
             Kind::Newcomers => Some(EventKind::Newcomers { waiting: self.waiting }),
             Kind::Agreement => {

@@ -2,8 +2,9 @@
 //! the bytes over what the fabric carries so. Source: Hockney, "The communication challenge for MPP", 1994.
 
 use crate::path::Ways;
-use crate::topology::{HostId, Topology};
+use crate::topology::{HostId, Node, Topology};
 use crate::units::{Bytes, Nanos, Rate};
+use std::collections::BTreeMap;
 
 /// What a message costs those who send and receive it, about, beside the way that it takes.
 const MESSAGE: f64 = 10e-6;
@@ -61,6 +62,37 @@ pub fn delays(topology: &Topology, ring: &[HostId]) -> (Nanos, Nanos) {
     let hops = ring.iter().zip(ring.iter().cycle().skip(1));
     let sum = hops.fold(0_u64, |sum, (from, to)| sum.saturating_add(delay(*from, *to).0));
     (farthest, Nanos(sum / ring.len().max(1) as u64))
+}
+
+/// Groups of hosts that hang alike of which every two are looked at; with more, from one to all others.
+const MOST_GROUPS: usize = 64;
+
+/// One way between any two hosts of a fabric at most: the longest of the shortest ways, or up to twice that in a fabric of very many
+/// switches. It is the same whoever's hosts stand where.
+pub fn farthest(topology: &Topology) -> Nanos {
+    let mut groups: BTreeMap<Vec<Node>, (Nanos, HostId)> = BTreeMap::new();
+    for host in (0..topology.hosts().len()).map(HostId) {
+        let links = topology.links_at(Node::Host(host)).iter().filter_map(|id| topology.links().get(id.0));
+        let (mut switches, mut longest) = (Vec::new(), Nanos(0));
+        for link in links {
+            switches.push(if link.from == Node::Host(host) { link.to } else { link.from });
+            longest = longest.max(link.delay);
+        }
+        switches.sort();
+        let group = groups.entry(switches).or_insert((longest, host));
+        *group = (*group).max((longest, host));
+    }
+    // A host's own link counts at both ends of a way within its group.
+    let own = groups.values().map(|(longest, _)| longest.0).max().unwrap_or_default();
+    let hosts: Vec<HostId> = groups.values().map(|(_, host)| *host).collect();
+    if hosts.len() <= MOST_GROUPS {
+        return delays(topology, &hosts).0.max(Nanos(own.saturating_mul(2)));
+    }
+    let mut ways = Ways::new(topology);
+    let first = hosts.first().copied().unwrap_or(HostId(0));
+    let paths = hosts.iter().flat_map(|host| ways.between(first, *host));
+    let longest = paths.map(|path| topology.path_delay(&path).0).max().unwrap_or_default();
+    Nanos(longest.saturating_mul(2))
 }
 
 impl Reach {

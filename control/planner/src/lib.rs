@@ -21,7 +21,7 @@ mod units;
 
 pub use aggregation::{Aggregated, Aggregation, Offer, aggregation};
 pub use conditions::{Conditions, Drains, Use};
-pub use direct::{Direct, Reach, delays};
+pub use direct::{Direct, Reach, delays, farthest};
 pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};
 pub use exchange::{exchange_rate, exchange_usage, line_rate};
 pub use order::{order, ring_crossings};

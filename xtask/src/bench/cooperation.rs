@@ -1,6 +1,9 @@
 //! Suite cooperation: what it is worth to a tenant to be told and asked, and what it costs others, on two racks and two spines with
 //! real agents.
 
+mod adversary;
+mod subscribers;
+
 use super::part::{self, Outcome, Part};
 use crate::workspace::Binaries;
 use std::sync::Arc;
@@ -30,14 +33,14 @@ impl Effort {
 }
 
 /// What all parts work with.
-#[expect(dead_code, reason = "for the parts to come")]
 struct Suite {
     effort: Effort,
     binaries: Binaries,
     stop: Arc<AtomicBool>,
 }
 
-const PARTS: &[Part<Suite>] = &[];
+const PARTS: &[Part<Suite>] =
+    &[("adversary", adversary::adversary), ("subscribers", subscribers::subscribers)];
 
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {

@@ -87,8 +87,8 @@ fn more_than_a_tick_may_tell_waits_in_order_and_none_is_lost() {
     feed.tick(seconds(1.0));
     assert_eq!(feed.events.len(), 4);
     // One of those that wait is over before it is told, one more comes.
-    feed.note((5, "job5"), congestion(1.0), seconds(1.1));
-    feed.note((7, "job7"), Fact::PlanChanged, seconds(1.2));
+    feed.note((5, "job5"), Fact::Ended, seconds(1.1));
+    feed.note((7, "job7"), maintenance(&[(0, 9.0)]), seconds(1.2));
     feed.tick(seconds(1.9));
     assert_eq!((feed.events.len(), feed.due()), (4, Some(seconds(2.0))));
     feed.tick(seconds(2.0));
@@ -206,7 +206,8 @@ proptest! {
             match kind {
                 Kind::Congestion => {
                     let told = last(|what| matches!(what, EventKind::Congestion(_)));
-                    prop_assert_eq!(told.unwrap_or(&EventKind::Congestion(Level::None)), &EventKind::Congestion(subject.level));
+                    let worst = feed.worst.get(kind).copied().unwrap_or_default();
+                    prop_assert_eq!(told.unwrap_or(&EventKind::Congestion(Level::None)), &EventKind::Congestion(worst));
                 }
                 Kind::Failure => {
                     let ranks = subject.ranks.keys().copied().collect();
@@ -216,6 +217,25 @@ proptest! {
             }
         }
         prop_assert!(events.iter().all(|event| event.since_ns % 1_000_000_000 == 0));
+    }
+
+    /// Which of a tenant's communicators are slowed, and which take another way, makes no difference that it could see.
+    #[test]
+    fn whose_it_is_does_not_pass(moves in moves(), turn in 0_u8..6) {
+        let others = |job: u8| (job + turn) % 6;
+        let facts = |moves: &[Move]| -> Vec<Move> {
+            let all = (0..12).map(|at| Move::Share { job: at % 6, share: 1.0, capacity: at < 6 });
+            let told = moves.iter().filter(|one| !matches!(one, Move::Lost { .. })).cloned();
+            all.chain(told).collect()
+        };
+        let moves = facts(&moves);
+        let turned: Vec<Move> = moves.iter().map(|one| match one.clone() {
+            Move::Share { job, share, capacity } => Move::Share { job: others(job), share, capacity },
+            Move::Plan { job } => Move::Plan { job: others(job) },
+            one => one,
+        }).collect();
+        let limits = Limits { tick: TICK, burst: 64, kept: 512 };
+        prop_assert_eq!(run(&moves, limits, |share| share).0, run(&turned, limits, |share| share).0);
     }
 
     /// Shares that differ within a level make no difference that a tenant could see.

@@ -12,7 +12,7 @@ use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Fact as Told, House, Outcome, Watch, choose, negotiate, quarters};
-use harmonaize_planner::{HostId, Job, Rate, Reach, delays, line_rate};
+use harmonaize_planner::{HostId, Job, Nanos, Rate, Reach, farthest, line_rate};
 use harmonaize_store::{Agreement as Stored, Change};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,6 +42,8 @@ pub(super) struct Agreements {
     proposed: Lately,
     /// From an earlier start, of communicators that have not come back yet.
     stored: BTreeMap<u64, Stored>,
+    /// One way between any two hosts, once it was looked up.
+    farthest: Option<Nanos>,
 }
 
 /// An agreement.
@@ -197,19 +199,20 @@ impl State {
     /// Whether a proposal can be promised beside all that is.
     fn consider_proposal(&mut self, now: Duration, id: u64, wanted: &Constraints) -> Outcome {
         self.ports.refresh(self.settings.paths as usize);
+        let topology = &self.settings.topology;
+        // Not the delays between its own hosts: what is promised of times would tell which of them stand together.
+        let delay = *self.agreements.farthest.get_or_insert_with(|| farthest(topology));
         let state = &*self;
         let Some(known) = state.communicators.get(&id) else {
             return Outcome::Refuse { reasons: Vec::new(), counter: None };
         };
         let topology = &state.settings.topology;
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
-        let ring: Vec<HostId> =
-            known.order.iter().filter_map(|at| hosts.get(*at as usize)).copied().collect();
-        let (delay, hop) = delays(topology, &ring);
         let chunk = known.tuning.chunk;
         let time = |bytes: u64, rate: f64| {
             let rate = Rate(rate as u64);
-            let reach = Reach { hosts: hosts.len() as u32, delay, hop, direct: rate, ring: rate, chunk };
+            let reach =
+                Reach { hosts: hosts.len() as u32, delay, hop: delay, direct: rate, ring: rate, chunk };
             reach.fastest(harmonaize_planner::Bytes(bytes))
         };
         let jobs = state.jobs(now);

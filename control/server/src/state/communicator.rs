@@ -276,7 +276,7 @@ impl State {
     }
 
     fn remove(&mut self, now: Duration, id: u64) -> Option<Communicator> {
-        self.note_end(id);
+        self.note_end(now, id);
         self.end_agreement(id);
         self.hints.end(id);
         let mut communicator = self.communicators.remove(&id)?;

@@ -6,13 +6,16 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Level};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits};
-use harmonaize_planner::HostId;
+use harmonaize_planner::{HostId, Rate};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Most readers of one agent that wait at once.
 const MOST_READERS: usize = 4096;
+
+/// How long before a window of maintenance begins its hosts' ranks are told: enough to save in, and by then few are called off.
+pub(super) const NOTICE: Duration = Duration::from_secs(600);
 
 /// Longest wait: then the reader is told that nothing came, and asks again.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -24,13 +27,36 @@ pub(super) struct Events {
     readers: BTreeMap<(SessionId, u64), Reader>,
     /// By communicator: the least slowdown that it has been planned for, which is what it can expect.
     best: BTreeMap<u64, f64>,
+    /// What of each tenant's own slows its communicators, as it was when `best` was looked at: which there are, what they weigh, and
+    /// what they are promised.
+    own: BTreeMap<String, Own>,
+    /// By communicator: what it was planned for last.
+    slowdowns: BTreeMap<u64, f64>,
+    /// All facts that went into feeds: what tenants would see if nothing stood between.
+    #[cfg(test)]
+    pub(super) facts: Vec<(Duration, u64, Fact)>,
 }
+
+/// A tenant's communicators, each with its share in quarters and what it is promised.
+type Own = BTreeMap<u64, (u32, Rate)>;
 
 #[derive(Debug)]
 struct Reader {
     tenant: String,
     from: EventCursor,
     until: Duration,
+}
+
+impl Reader {
+    /// What it is answered, unless it is to wait on.
+    fn answer(&self, feeds: &BTreeMap<String, Feed>, now: Duration, request: u64) -> Option<v1::EventsRead> {
+        match feeds.get(&self.tenant).map(|feed| feed.read(self.from)) {
+            None => Some(refused(request, "the tenant is gone")),
+            Some(Err(error)) => Some(refused(request, &error.to_string())),
+            Some(Ok(batch)) if batch.events.is_empty() && batch.missed == 0 && now < self.until => None,
+            Some(Ok(batch)) => Some(read(request, batch)),
+        }
+    }
 }
 
 impl State {
@@ -60,8 +86,11 @@ impl State {
         };
         let wait = Duration::from_nanos(wait_ns).min(LONGEST);
         let reader = Reader { tenant, from, until: now.saturating_add(wait) };
-        self.events.readers.insert((session, request), reader);
-        self.answer_readers(now);
+        // Its own answer alone: of many who read on after a tick each would else look for all.
+        match reader.answer(&self.events.feeds, now, request) {
+            Some(answer) => self.send_events(session, answer),
+            None => drop(self.events.readers.insert((session, request), reader)),
+        }
         Ok(())
     }
 
@@ -85,6 +114,8 @@ impl State {
         let clock = self.events_clock(now);
         let Some(known) = self.communicators.get(&id) else { return };
         let (tenant, name) = (known.tenant.clone(), known.name.clone());
+        #[cfg(test)]
+        self.events.facts.push((now, id, fact.clone()));
         self.feed(&tenant).note((id, &name), fact, clock);
     }
 
@@ -100,9 +131,34 @@ impl State {
     }
 
     /// A communicator is about to be forgotten.
-    pub(super) fn note_end(&mut self, id: u64) {
-        self.note(Duration::ZERO, id, Fact::Ended);
+    pub(super) fn note_end(&mut self, now: Duration, id: u64) {
+        self.note(now, id, Fact::Ended);
         self.events.best.remove(&id);
+        self.events.slowdowns.remove(&id);
+    }
+
+    /// What tenants run themselves is nobody else's traffic: where that has changed, a communicator's best becomes what leaves it the share
+    /// of it that it had. Who starts one communicator beside another would else be told whether the two meet.
+    fn own_changed(&mut self, planned: &[(u64, f64)]) {
+        let mut own: BTreeMap<String, Own> = BTreeMap::new();
+        for (id, known) in &self.communicators {
+            let terms = (self.agreements.quarters(*id), self.agreements.promised(*id));
+            own.entry(known.tenant.clone()).or_default().insert(*id, terms);
+        }
+        let Events { best, own: before, slowdowns, .. } = &mut self.events;
+        for (id, slowdown) in planned {
+            let Some(tenant) = self.communicators.get(id).map(|known| &known.tenant) else { continue };
+            let was = slowdowns.insert(*id, *slowdown).unwrap_or(*slowdown);
+            if own.get(tenant) != before.get(tenant)
+                && let Some(best) = best.get_mut(id)
+                && slowdown.is_finite()
+                && was.is_finite()
+                && was > 0.0
+            {
+                *best *= slowdown / was;
+            }
+        }
+        *before = own;
     }
 
     /// How all communicators are slowed now, by what was planned last. While something is out of use that is the cause of what they
@@ -114,7 +170,9 @@ impl State {
         let undisturbed = if whole { BTreeMap::new() } else { self.undisturbed(now) };
         let planned = self.communicators.iter().filter(|(_, known)| known.epoch != 0);
         let planned = planned.filter_map(|(id, known)| Some((*id, known.plan.as_ref()?.slowdown)));
-        for (id, slowdown) in planned.collect::<Vec<_>>() {
+        let planned: Vec<(u64, f64)> = planned.collect();
+        self.own_changed(&planned);
+        for (id, slowdown) in planned {
             let best = self.events.best.entry(id).or_insert(slowdown);
             *best = best.min(slowdown);
             let part = |of: f64, slowdown: f64| {
@@ -158,10 +216,14 @@ impl State {
         }
     }
 
-    /// Hosts that operators have withdrawn, or will, and when; on the feeds' clock.
+    /// Hosts that operators have withdrawn, or will soon, and when; on the feeds' clock.
     fn hosts_to_go(&self, now: Duration) -> BTreeMap<HostId, Duration> {
         let mut hosts: BTreeMap<HostId, Duration> = BTreeMap::new();
+        let soon = self.operator.realtime(now.saturating_add(NOTICE));
         for (host, from_ns) in self.host_withdrawals(self.operator.realtime(now)) {
+            if from_ns > soon {
+                continue;
+            }
             let at = Duration::from_nanos(from_ns);
             hosts.entry(host).and_modify(|first| *first = at.min(*first)).or_insert(at);
         }
@@ -184,18 +246,13 @@ impl State {
 
     fn answer_readers(&mut self, now: Duration) {
         let mut answers = Vec::new();
-        let feeds = &self.events.feeds;
-        self.events.readers.retain(|(session, request), reader| {
-            let answer = match feeds.get(&reader.tenant).map(|feed| feed.read(reader.from)) {
-                None => refused(*request, "the tenant is gone"),
-                Some(Err(error)) => refused(*request, &error.to_string()),
-                Some(Ok(batch)) if batch.events.is_empty() && batch.missed == 0 && now < reader.until => {
-                    return true;
-                }
-                Some(Ok(batch)) => read(*request, batch),
-            };
-            answers.push((*session, answer));
-            false
+        let Events { feeds, readers, .. } = &mut self.events;
+        readers.retain(|(session, request), reader| match reader.answer(feeds, now, *request) {
+            Some(answer) => {
+                answers.push((*session, answer));
+                false
+            }
+            None => true,
         });
         for (session, answer) in answers {
             self.send_events(session, answer);

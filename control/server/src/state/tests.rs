@@ -1,5 +1,6 @@
 //! Scenarios of the state machine, one at a time, and random ones from seeds.
 
+mod adversary;
 mod aggregation;
 mod agreements;
 mod carried;

@@ -24,9 +24,9 @@ pub enum Level {
 /// What an event says of its communicator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EventKind {
-    /// Others' traffic slows it this much now.
+    /// Others' traffic slows the tenant's communicators this much now: the one that has it worst, told of all alike.
     Congestion(Level),
-    /// While something of the network is out of use it is slowed this much.
+    /// While something of the network is out of use they are slowed this much, told alike too.
     Capacity(Level),
     /// These ranks are lost; ascending.
     Failure {
@@ -40,7 +40,7 @@ pub enum EventKind {
         /// When the first is, in nanoseconds since 1970, rounded down; 0 if none is.
         at_ns: u64,
     },
-    /// Its operations take another way since.
+    /// Since then some operations of the tenant's take another way; told of all its communicators.
     PlanChanged,
     /// So many processes wait to be taken in when its members regroup.
     Newcomers {

@@ -3,6 +3,7 @@
 use super::{InstructionError, MOST_TARGETS, Operator, REASON_CHARS};
 use crate::state::State;
 use crate::state::decisions::Trigger;
+use crate::state::events::NOTICE;
 use harmonaize_planner::{Drains, HostId, Link, LinkId, Node, SwitchId, Topology};
 use harmonaize_store::{Change, Withdrawal, WithdrawalKind};
 use std::time::Duration;
@@ -153,12 +154,15 @@ impl State {
     /// Brings into effect what has begun, and ends what is over.
     pub(in crate::state) fn look_at_windows(&mut self, now: Duration) {
         let clock = self.operator.realtime(now);
+        let due = self.operator.next.is_some_and(|at| at <= now);
+        let notice = u64::try_from(NOTICE.as_nanos()).unwrap_or(u64::MAX);
         let mut drains = Drains::default();
         let mut next = u64::MAX;
         for record in self.operator.withdrawals.values() {
             let until = if record.until_ns == 0 { u64::MAX } else { record.until_ns };
             if record.from_ns > clock && record.kind() == WithdrawalKind::Maintenance {
-                next = next.min(record.from_ns);
+                let told = record.from_ns.saturating_sub(notice);
+                next = next.min(if told > clock { told } else { record.from_ns });
             } else if until > clock {
                 next = next.min(until);
                 // A target that the topology has no longer is kept, and without effect.
@@ -172,6 +176,9 @@ impl State {
         if drains != self.operator.withdrawn {
             self.operator.withdrawn = drains;
             self.want_plan(Trigger::Withdrawn);
+        }
+        if due {
+            self.note_maintenance(now, None);
         }
     }
 

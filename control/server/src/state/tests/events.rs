@@ -41,6 +41,20 @@ fn told(
     (events, cursor)
 }
 
+/// All that has been told by now, and where that ends.
+fn everything(fabric: &mut Fabric, mut cursor: v1::EventCursor) -> (Vec<v1::TenantEvent>, v1::EventCursor) {
+    let mut events = Vec::new();
+    loop {
+        fabric.read(0, 1, "a", Some(cursor), Duration::ZERO);
+        let read = fabric.read.pop().unwrap();
+        cursor = read.cursor.unwrap();
+        if read.events.is_empty() {
+            return (events, cursor);
+        }
+        events.extend(read.events);
+    }
+}
+
 /// Where who asks now stands.
 fn here(fabric: &mut Fabric) -> v1::EventCursor {
     fabric.read(0, 1, "a", None, Duration::ZERO);
@@ -49,7 +63,12 @@ fn here(fabric: &mut Fabric) -> v1::EventCursor {
     read.cursor.unwrap()
 }
 
-fn withdraw(fabric: &mut Fabric, target: &str, kind: WithdrawalKind, (from_ns, until_ns): (u64, u64)) {
+pub(super) fn withdraw(
+    fabric: &mut Fabric,
+    target: &str,
+    kind: WithdrawalKind,
+    (from_ns, until_ns): (u64, u64),
+) {
     let targets = vec![target.to_owned()];
     let instruction = Instruction::Withdraw { targets, kind, from_ns, until_ns, reason: String::new() };
     let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
@@ -57,7 +76,7 @@ fn withdraw(fabric: &mut Fabric, target: &str, kind: WithdrawalKind, (from_ns, u
     fabric.settle();
 }
 
-fn restore(fabric: &mut Fabric, target: &str, kind: WithdrawalKind) {
+pub(super) fn restore(fabric: &mut Fabric, target: &str, kind: WithdrawalKind) {
     let instruction = Instruction::Restore { targets: vec![target.to_owned()], kind };
     let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
     fabric.state.carry_out(fabric.now, &changes);
@@ -121,6 +140,49 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
     let (events, _) = told(&mut fabric, from);
     assert_eq!(levels(&events).last(), Some(&EventLevel::None), "{events:?}");
     assert!(fabric.ids().contains(&id));
+}
+
+#[test]
+fn a_tenants_own_communicators_are_no_congestion_to_each_other() {
+    let (mut fabric, _) = formed(6, &[0, 4]);
+    let from = here(&mut fabric);
+    // All share the hosts' own links, and some those between racks.
+    for (number, hosts) in [[0, 5], [1, 4], [0, 4], [2, 6], [3, 7]].iter().enumerate() {
+        fabric.form("a", &format!("other{number}"), hosts);
+        fabric.run(SECOND * 3);
+    }
+    let (told, from) = everything(&mut fabric, from);
+    let congestion = told.iter().filter(|event| event.kind() == EventKind::Congestion);
+    assert_eq!(congestion.count(), 0, "{told:?}");
+    // Another tenant's is.
+    for number in 0..3 {
+        fabric.form("b", &format!("b{number}"), &[0, 4]);
+    }
+    fabric.run(SECOND * 3);
+    let (told, _) = everything(&mut fabric, from);
+    let mut congested: Vec<String> = told
+        .into_iter()
+        .filter(|event| event.kind() == EventKind::Congestion && event.level() != EventLevel::None)
+        .map(|event| event.communicator)
+        .collect();
+    congested.sort();
+    congested.dedup();
+    let all = ["other0", "other1", "other2", "other3", "other4", "world"];
+    assert_eq!(congested, all, "whichever of them are slowed");
+}
+
+#[test]
+fn a_window_is_told_ten_minutes_before_and_not_sooner() {
+    let (mut fabric, _) = formed(7, &[0, 3, 6]);
+    let from = here(&mut fabric);
+    let from_ns = (fabric.now + SECOND * 3600).as_nanos() as u64;
+    withdraw(&mut fabric, "h3", WithdrawalKind::Maintenance, (from_ns, from_ns + 60_000_000_000));
+    fabric.run(SECOND * 2990);
+    let (events, from) = told(&mut fabric, from);
+    assert_eq!(events, []);
+    fabric.run(SECOND * 20);
+    let (events, _) = told(&mut fabric, from);
+    assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![1])]);
 }
 
 #[test]

@@ -82,10 +82,18 @@ pub(super) struct Fabric {
     pub traced: u64,
     pub traced_over: BTreeMap<LinkId, u64>,
     salt: u64,
+    /// All shortest paths from a host to another, which never change.
+    ways: BTreeMap<(HostId, HostId), Vec<Path>>,
     coding: u64,
     /// What readers of events were answered, in order.
     pub read: Vec<v1::EventsRead>,
     pub tenants: Tenants,
+}
+
+fn ways(topology: &Topology) -> BTreeMap<(HostId, HostId), Vec<Path>> {
+    let hosts = || (0..topology.hosts().len()).map(HostId);
+    let pairs = hosts().flat_map(|from| hosts().map(move |to| (from, to)));
+    pairs.map(|(from, to)| ((from, to), topology.equal_cost_paths(from, to))).collect()
 }
 
 /// Two racks of four hosts, two spines, 2:1: hosts at 1 Gbit/s, each leaf's uplinks at 1 Gbit/s.
@@ -145,6 +153,7 @@ impl Fabric {
             traced: 0,
             traced_over: BTreeMap::new(),
             salt: seed,
+            ways: ways(&topology),
             coding,
             read: Vec::new(),
             tenants: Tenants::default(),
@@ -374,7 +383,7 @@ impl Fabric {
 
     /// Which spine a leaf sends a packet to: by a hash over those whose links live.
     fn way(&self, from: HostId, to: HostId, ports: (u16, u16)) -> Option<Path> {
-        let paths: Vec<Path> = self.topology.equal_cost_paths(from, to);
+        let paths = self.ways.get(&(from, to)).map_or(&[][..], Vec::as_slice);
         let lives = |path: &&Path| !path.links().iter().any(|link| self.dead.contains(&link.link));
         let alive: Vec<&Path> = paths.iter().filter(lives).collect();
         let key = [from.0 as u64, to.0 as u64, u64::from(ports.0), u64::from(ports.1), self.salt];
@@ -420,10 +429,8 @@ impl Fabric {
         self.strangers.values().filter(|flow| flow.link == link).map(|flow| flow.bits).sum()
     }
 
-    /// What one of our connections moves on a path: its part of what strangers leave on the narrowest link.
-    fn moved(&self, path: &Path) -> u64 {
-        let own: Vec<Path> =
-            (0..self.agents.len()).flat_map(|host| self.sends(host)).map(|(.., path)| path).collect();
+    /// What one of our connections moves on a path, of those that are all our own: its part of what strangers leave on the narrowest link.
+    fn moved(&self, own: &[Path], path: &Path) -> u64 {
         let part = |link: &DirectedLink| {
             let sharing = own.iter().filter(|path| path.links().contains(link)).count();
             1_000_000_000_u64.saturating_sub(self.foreign(*link)) / sharing.max(1) as u64
@@ -494,6 +501,8 @@ impl Fabric {
         let keys: BTreeSet<_> =
             sends.iter().map(|(id, epoch, peer, port, _)| (*id, *epoch, *peer, *port)).collect();
         self.agents[host].told.retain(|key, _| keys.contains(key));
+        let own = || (0..self.agents.len()).flat_map(|host| self.sends(host)).map(|(.., path)| path);
+        let own: Vec<Path> = if self.noisy { Vec::new() } else { own().collect() };
         for (id, epoch, peer, port, path) in sends {
             let burst = self.noisy && self.rng.random_bool(0.5);
             let shared = path.links().iter().any(|link| self.foreign(*link) >= 200_000_000);
@@ -526,7 +535,7 @@ impl Fabric {
                 delay: held,
                 own_bits: match self.noisy {
                     true => self.rng.random_range(100_000_000..1_300_000_000),
-                    false => self.moved(&path),
+                    false => self.moved(&own, &path),
                 },
                 capacity_bits: 1_000_000_000,
                 starved: starved && held,

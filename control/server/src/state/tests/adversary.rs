@@ -1,0 +1,209 @@
+//! A tenant that wants to know what the provider keeps to itself: which of its ranks stand in one rack, and who else is there. It runs
+//! against control as it is, in virtual time, and has all that a tenant is told; beside it runs the same tenant with nothing but what it
+//! could find out by itself, and one that is told what the provider knows.
+
+mod evidence;
+mod guess;
+mod using;
+mod world;
+
+use evidence::together;
+use guess::{Judge, adjusted_rand, area, cluster};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use world::{Cause, RANKS, Seen, Strategy, watch};
+
+/// The ways of being told, each alone.
+const WAYS: [By; 6] = [By::Events, By::Times, By::Receipts, By::Rates, By::Meetings, By::Going];
+
+/// By how many seconds a round trip's mean is off when a tenant measures it: its standard deviation.
+const NOISE: [(&str, f64); 3] = [("weak", 300e-6), ("medium", 150e-6), ("strong", 60e-6)];
+
+/// What there is to go by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Probing,
+    Events,
+    Times,
+    Receipts,
+    Rates,
+    Meetings,
+    Going,
+    Told,
+    Raw,
+}
+
+fn numbers(seen: &Seen, measured: &[Vec<f64>], by: By, i: usize, j: usize) -> Vec<f64> {
+    let mut row = vec![measured[i][j]];
+    let others = (0..RANKS).filter(|k| *k != i && *k != j);
+    row.push(others.map(|k| (measured[i][k] - measured[j][k]).abs()).sum());
+    row.extend(together(seen.gone.iter(), i, j));
+    let told = &seen.told;
+    match by {
+        By::Probing => {}
+        By::Events => row.extend(told.events(i, j)),
+        By::Times => row.extend(told.times(i, j)),
+        By::Receipts => row.extend(told.receipts(i, j)),
+        By::Rates => row.extend(told.rates(i, j)),
+        By::Meetings => row.extend(told.meetings(i, j)),
+        By::Going => row.extend(told.going(i, j)),
+        By::Told | By::Raw => {
+            let of = if by == By::Told { told } else { &seen.raw };
+            let all = [
+                of.events(i, j),
+                of.times(i, j),
+                of.receipts(i, j),
+                of.rates(i, j),
+                of.meetings(i, j),
+                of.going(i, j),
+            ];
+            row.extend(all.concat());
+        }
+    }
+    row
+}
+
+/// What probing tells: a mean delay between each two ranks.
+fn measure(seen: &Seen, noise: f64, seed: u64) -> Vec<Vec<f64>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut found = vec![vec![0.0; RANKS]; RANKS];
+    for i in 0..RANKS {
+        for j in i + 1..RANKS {
+            // Twelve of them are about normal.
+            let normal: f64 = (0..12).map(|_| rng.random_range(0.0..1.0)).sum::<f64>() - 6.0;
+            found[i][j] = seen.delays[i][j] * 2.0 + normal * noise;
+            found[j][i] = found[i][j];
+        }
+    }
+    found
+}
+
+/// Each fabric's adjusted Rand index, guessed by who has learnt on the other half of the fabrics.
+fn indices(all: &[Seen], by: By, noise: f64) -> Vec<f64> {
+    let measured: Vec<Vec<Vec<f64>>> =
+        all.iter().zip(0..).map(|(seen, seed)| measure(seen, noise, seed)).collect();
+    let odds = |judge: &Judge, at: usize| -> Vec<Vec<f64>> {
+        let row = |i: usize, j: usize| match i == j {
+            true => 0.0,
+            false => judge.odds(&numbers(&all[at], &measured[at], by, i.min(j), i.max(j))),
+        };
+        (0..RANKS).map(|i| (0..RANKS).map(|j| row(i, j)).collect()).collect()
+    };
+    let mut found = vec![0.0; all.len()];
+    for half in 0..2 {
+        let (known, unknown): (Vec<usize>, Vec<usize>) = (0..all.len()).partition(|at| at % 2 == half);
+        let pairs = (0..RANKS).flat_map(|i| (i + 1..RANKS).map(move |j| (i, j)));
+        let rows: Vec<(Vec<f64>, bool)> = known
+            .iter()
+            .flat_map(|at| {
+                let seen = &all[*at];
+                let is = move |i: usize, j: usize| seen.racks[i] == seen.racks[j];
+                let measured = &measured[*at];
+                pairs.clone().map(move |(i, j)| (numbers(seen, measured, by, i, j), is(i, j)))
+            })
+            .collect();
+        let mut judge = Judge::learn(&rows);
+        let guessed: Vec<(Vec<Vec<f64>>, &[usize])> =
+            known.iter().map(|at| (odds(&judge, *at), all[*at].racks.as_slice())).collect();
+        let score = |stop: f64| -> f64 {
+            guessed.iter().map(|(odds, racks)| adjusted_rand(&cluster(odds, stop), racks)).sum()
+        };
+        let stops = (-20..=8).map(|step| f64::from(step) / 4.0);
+        judge.stop = stops.max_by(|a, b| score(*a).total_cmp(&score(*b))).unwrap();
+        for at in unknown {
+            found[at] = adjusted_rand(&cluster(&odds(&judge, at), judge.stop), &all[at].racks);
+        }
+    }
+    found
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Mean of the differences, and its standard error.
+fn gain(found: &[f64], base: &[f64]) -> (f64, f64) {
+    let each: Vec<f64> = found.iter().zip(base).map(|(found, base)| found - base).collect();
+    let middle = mean(&each);
+    let square = each.iter().map(|gain| (gain - middle).powi(2)).sum::<f64>() / (each.len() - 1) as f64;
+    (middle, (square / each.len() as f64).sqrt())
+}
+
+/// How well a neighbour's coming is told from nothing: by what the tenant is told, and by what the provider knows.
+fn presence(all: &[Seen]) -> [f64; 2] {
+    let whiles = || all.iter().flat_map(|seen| &seen.whiles);
+    let of = |which: usize| {
+        let kinds = whiles().filter(|(cause, _)| matches!(cause, Cause::Neighbour | Cause::Nothing));
+        area(&kinds.map(|(cause, slow)| (slow[which], *cause == Cause::Neighbour)).collect::<Vec<_>>())
+    };
+    [of(0), of(1)]
+}
+
+/// What each way of being told adds to probing alone, over fabrics of these strategies together.
+fn report(fabrics: u64, whiles: usize, rounds: usize) -> String {
+    let watched =
+        |strategy| -> Vec<Seen> { (0..fabrics).map(|seed| watch(seed, strategy, whiles, rounds)).collect() };
+    let strategies = [Strategy::Pairs, Strategy::Turns].map(|strategy| (strategy, watched(strategy)));
+    let mut probing = Vec::new();
+    for (name, noise) in NOISE {
+        for (strategy, all) in &strategies {
+            let alone = indices(all, By::Probing, noise);
+            let added = |by| gain(&indices(all, by, noise), &alone);
+            println!("  {name} probing, {strategy:?}: {:.3} alone", mean(&alone));
+            for by in WAYS {
+                let (gain, error) = added(by);
+                println!("    {by:?}: {gain:+.3} +- {error:.3}");
+            }
+            let (told, known) = (added(By::Told), added(By::Raw));
+            let name = format!("{name} probing, {}", format!("{strategy:?}").to_lowercase());
+            let pair = |(gain, error): (f64, f64)| format!("[{gain}, {error}]");
+            probing.push(format!(
+                "{{\"name\": \"{name}\", \"alone\": {}, \"told\": {}, \"known\": {}}}",
+                mean(&alone),
+                pair(told),
+                pair(known)
+            ));
+        }
+    }
+    let (worth, everything) = using::worth(fabrics, whiles);
+    let presence = presence(&strategies[0].1);
+    let probing = probing.join(", ");
+    format!(
+        "{{\"fabrics\": {fabrics}, \"ranks\": {RANKS}, \"probing\": [{probing}], \"worth\": {worth}, \
+         \"everything\": {everything}, \"presence\": {presence:?}}}"
+    )
+}
+
+#[test]
+#[ignore = "for figures: cargo xtask bench cooperation --only adversary"]
+fn full() {
+    let number = |name: &str, usual: usize| {
+        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+    };
+    let (fabrics, whiles, rounds) = (number("FABRICS", 100), number("WHILES", 12), number("ROUNDS", 4));
+    println!("{}", report(fabrics as u64, whiles, rounds));
+}
+
+/// The same in small: of what is told every two ranks have the same, and of what is known they have not.
+#[test]
+fn what_is_told_is_the_same_for_every_two_ranks() {
+    let pairs = || (0..RANKS).flat_map(|i| (i + 1..RANKS).map(move |j| (i, j)));
+    // Where none had to be formed again: who is away meanwhile is told less.
+    let all: Vec<Seen> = (0..6).map(|seed| watch(seed, Strategy::Pairs, 4, 1)).collect();
+    let whole: Vec<&Seen> = all.iter().filter(|seen| seen.gone.is_empty()).collect();
+    assert!(whole.len() >= 2, "{}", whole.len());
+    let differ = |of: &dyn Fn(usize, usize) -> f64| {
+        let all: Vec<f64> = pairs().map(|(i, j)| of(i, j)).collect();
+        all.iter().any(|value| value.to_bits() != all[0].to_bits())
+    };
+    for seen in &whole {
+        let Seen { told, raw, .. } = seen;
+        assert!(!differ(&|i, j| told.times(i, j)[0]), "promised times differ");
+        assert!(!differ(&|i, j| told.events(i, j)[0]), "whiles in which something was told differ");
+        assert!(differ(&|i, j| raw.times(i, j)[0]));
+    }
+    let told = |seen: &&Seen| seen.told.events(0, 1)[0] > 0.0;
+    assert!(whole.iter().any(|seen| told(seen)), "nothing was ever told");
+    let known = |seen: &&Seen| differ(&|i, j| seen.raw.events(i, j)[0]);
+    assert!(whole.iter().any(|seen| known(seen)), "the experiment shows nothing");
+}
