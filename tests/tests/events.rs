@@ -2,7 +2,7 @@
 //! of another tenant's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank};
+use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank, Status};
 use harmonaize_tests::job::{deploy, joined, sockets};
 use harmonaize_tests::star;
 use std::time::{Duration, Instant};
@@ -61,6 +61,26 @@ fn a_drain_is_told_before_the_host_goes_and_then_the_rank_that_is_lost() {
     }
     let unknown = next_error(&workers[0].client, events.cursor());
     assert!(unknown.contains("begin without one"), "{unknown}");
+}
+
+#[test]
+fn an_agent_that_is_stopped_in_order_is_a_failure_for_who_stays() {
+    let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
+    let workers = joined(&sockets(&deployment, "a"), "job");
+    let mut events = workers[0].client.events(None);
+    assert_eq!(events.read(Duration::ZERO).unwrap().events, []);
+    deployment.agent(2).unwrap().end().unwrap();
+    let lost = next(&mut events, |kind| matches!(kind, EventKind::Failure { .. }));
+    assert_eq!((lost.communicator.as_str(), lost.kind), ("job", EventKind::Failure { ranks: vec![Rank(2)] }));
+    // Calls end with the same, also those that come later.
+    for worker in &workers[..2] {
+        match worker.communicator.barrier().and_then(|mut barrier| barrier.wait(PATIENCE)) {
+            Err(Error::Operation { status, detail: Some(detail), .. }) => {
+                assert_eq!((status, detail.ranks), (Status::RankLost, vec![Rank(2)]));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// What a reader is told once there is an error to tell.

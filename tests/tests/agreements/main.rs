@@ -137,6 +137,11 @@ fn people_ask_by_the_command_line() {
     assert_eq!(told["number"], 2);
     assert!(told["constraints"]["min_busbw"].as_u64().unwrap() > 40_000_000, "{told}");
     assert!(tenant("receipts job").unwrap().contains("0 operations"));
+    assert_eq!(tenant("hints job --period 50ms --bytes 64MiB --task-priority 2").unwrap(), "job: noted\n");
+    let plans = deployment.harmonaize(&["plans"]).unwrap();
+    assert!(plans.contains("its tenant expects a period of 50ms, 1 operations of 64MiB together"), "{plans}");
+    assert!(tenant("hints job --period 0s").unwrap_err().contains("1ms to 3600s are possible"));
+    assert!(tenant("hints jobs --period 1s").unwrap_err().contains("no communicator `jobs`"));
     let events: serde_json::Value =
         serde_json::from_str(&tenant("events --wait 0s --json").unwrap()).unwrap();
     assert_eq!(events["missed"], 0);
