@@ -5,6 +5,7 @@
 pub mod communicator;
 pub mod digits;
 pub mod direct;
+pub mod elastic;
 pub mod link;
 pub mod lossy;
 pub mod measure;

@@ -84,6 +84,42 @@ pub enum Line {
         /// Bytes received and checked.
         verified_bytes: u64,
     },
+    /// The provider has told its tenant something.
+    Told {
+        /// When it was read.
+        at_us: u64,
+        /// Of which communicator, and what.
+        what: String,
+    },
+    /// A request is answered.
+    Served {
+        /// When.
+        at_us: u64,
+        /// From 0.
+        request: u64,
+        /// From submission to completion.
+        collective_us: u64,
+    },
+    /// What was agreed on for requests.
+    Promised {
+        /// When.
+        at_us: u64,
+        /// The 99th percentile that was asked for.
+        asked_us: u64,
+        /// And that is promised; 0 where nothing is.
+        p99_us: u64,
+    },
+    /// How it was kept, as the provider has measured it.
+    Kept {
+        /// When it was asked.
+        at_us: u64,
+        /// Operations that were looked at.
+        operations: u64,
+        /// Those that took longer than promised.
+        late: u64,
+        /// How often it ceased to be kept.
+        breaches: u64,
+    },
 }
 
 /// Now, in microseconds from 1970.
@@ -121,12 +157,17 @@ impl Line {
 
     /// Prints the line, whole, and flushes it.
     pub fn print(&self) -> Result<()> {
-        let mut text = serde_json::to_string(self)?;
-        text.push('\n');
-        let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        Ok(out.flush()?)
+        print(self)
     }
+}
+
+/// Prints a line of JSON, whole, and flushes it.
+pub fn print(line: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_string(line)?;
+    text.push('\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A tenant's process as the programs here need it: attached to its agent, joined, with the tensors at hand.
 
 use crate::communicator::{Communicator, Cost};
+use crate::report::{Line, now_us};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use harmonaize_client::{
@@ -15,6 +16,9 @@ use std::time::{Duration, Instant};
 const JOIN: Duration = Duration::from_secs(60);
 /// How long an operation may take; the agent's own time-out comes first.
 const OPERATION: Duration = Duration::from_secs(120);
+
+/// How long one look for events may wait.
+const HEAR: Duration = Duration::from_secs(10);
 
 /// Which rank of which communicator, and where its agent is.
 #[derive(Args, Clone, Debug)]
@@ -96,6 +100,11 @@ impl Seat {
         let rdma = RdmaOptions { device: self.device.clone(), ..RdmaOptions::default() };
         AttachOptions { access, arena_bytes, rdma, ..AttachOptions::default() }
     }
+
+    /// Attaches with room for `bytes` bytes of tensors.
+    pub fn attach(&self, bytes: u64) -> Result<Client> {
+        Ok(Client::attach(self.address()?, self.options(bytes.max(1)))?)
+    }
 }
 
 /// A rank that has joined.
@@ -134,10 +143,37 @@ impl Member {
     pub fn join_within(seat: &Seat, bytes: u64, budget: Budget) -> Result<Self> {
         ensure!(seat.rank < seat.ranks, "rank {} of {}", seat.rank, seat.ranks);
         let (rank, ranks) = (u32::try_from(seat.rank)?, u32::try_from(seat.ranks)?);
-        let client = Client::attach(seat.address()?, seat.options(bytes.max(1)))?;
+        let client = seat.attach(bytes)?;
         let options = JoinOptions { timeout: JOIN, budget };
         let communicator = client.join_with(&seat.name, Rank(rank), ranks, &options)?;
         Ok(Self { client, communicator, rank: seat.rank, ranks: seat.ranks })
+    }
+
+    /// The attachment.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// From now on prints what the provider tells its tenant, until the process ends.
+    pub fn listen(&self) -> Result<()> {
+        let mut events = self.client.events(None);
+        let mut batch = events.read(Duration::ZERO)?;
+        std::thread::spawn(move || {
+            loop {
+                for event in batch.events {
+                    let what = format!("{}: {:?}", event.communicator, event.kind);
+                    if (Line::Told { at_us: now_us(), what }).print().is_err() {
+                        return;
+                    }
+                }
+                match events.read(HEAR) {
+                    Ok(next) => batch = next,
+                    // The end of the attachment among them, which operations tell of.
+                    Err(_) => return,
+                }
+            }
+        });
+        Ok(())
     }
 
     /// This rank.
@@ -206,6 +242,11 @@ impl Worker {
     pub fn join(seat: &Seat, bytes: u64, budget: Budget) -> Result<Self> {
         let lossy = budget != Budget::Exact;
         Ok(Self { member: Member::join_within(seat, bytes, budget)?, tensors: Vec::new(), lossy })
+    }
+
+    /// Its membership.
+    pub fn member(&self) -> &Member {
+        &self.member
     }
 }
 

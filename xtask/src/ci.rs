@@ -55,6 +55,7 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "control", "--smoke"])?;
         task(args, &["bench", "compression", "--smoke"])?;
         task(args, &["bench", "aggregation", "--smoke", "--only", "core"])?;
+        task(args, &["bench", "cooperation", "--smoke", "--only", "tenant"])?;
         task(args, &["bench", "small", "--smoke"])
     }),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),

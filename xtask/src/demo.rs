@@ -1,5 +1,6 @@
 //! `cargo xtask demo`: one tenant trains a model through the provider's AllReduce, another exchanges by AllToAll on the
-//! same links, a foreign flow congests a spine meanwhile, and all results are proved right.
+//! same links, a third answers requests within a time that was promised, a foreign flow congests a spine meanwhile, and all results are
+//! proved right.
 
 pub mod course;
 pub mod lines;
@@ -7,6 +8,7 @@ pub mod page;
 pub mod plot;
 pub mod timeline;
 pub mod verdict;
+pub mod views;
 
 use crate::deployment::{Deployment, Setup, Tenant};
 use crate::fabric::Fabric;
@@ -27,6 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use timeline::{Seen, Timeline};
 use verdict::{Printed, Verdict};
+use views::Views;
 
 /// Racks, hosts with agents in each, spines.
 const RACKS: usize = 2;
@@ -43,6 +46,10 @@ const FOREIGN: u64 = RATE / 4 * 3;
 /// The hosts of the other tenant's ranks, one a rack, and how long they rest after a round.
 const EXCHANGE: [usize; 4] = [0, 0, HOSTS_A_RACK, HOSTS_A_RACK];
 const REST: Duration = Duration::from_millis(20);
+/// The hosts of the third tenant's ranks, in one rack: on host links that it shares with both others, and on no spine. And what it asks for:
+/// 99 of 100 requests answered in so many milliseconds.
+const REQUESTS: [usize; 2] = [0, 1];
+const P99_MS: u64 = 50;
 /// How long the training may stand still.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
@@ -82,16 +89,19 @@ pub fn run(args: &Args) -> Result<()> {
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
     let began = Instant::now();
     let demo = Demo { args, logs, stop, binaries };
-    let (mut printed, seen) = demo.tenants()?;
+    let (mut printed, seen, requests) = demo.tenants()?;
     eprintln!("The same training in one process");
     printed.reference = demo.reference(printed.steps())?;
     let mut verdict = verdict::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
     let (began_us, ended_us) = verdict::span(&printed.workers)?;
     let timeline = Timeline::of(&seen, began_us * 1000, ended_us * 1000);
     timeline.checks.iter().for_each(|check| verdict.hold(check.clone()));
+    let training = printed.workers.first().map(Vec::as_slice).unwrap_or_default();
+    let views = Views::of(&timeline, training, &requests, began_us);
+    verdict.hold(views.check.clone());
     let report = folder.join("report.html");
     let setting = demo.setting(began.elapsed());
-    std::fs::write(&report, page::page(&verdict, &timeline, &setting))
+    std::fs::write(&report, page::page(&verdict, &timeline, &views, &setting))
         .with_context(|| format!("cannot write {}", report.display()))?;
     show(args, &verdict, &report)?;
     if !verdict.passed {
@@ -108,8 +118,8 @@ struct Demo<'a> {
 }
 
 impl Demo<'_> {
-    /// Runs both tenants on a fabric until the training has ended, and returns what they printed and what was seen.
-    fn tenants(&self) -> Result<(Printed, Seen)> {
+    /// Runs all tenants on a fabric until the training has ended; what they printed, what was seen, and what the third one printed.
+    fn tenants(&self) -> Result<(Printed, Seen, Vec<Vec<Line>>)> {
         let [rate, host_rate] = [RATE, HOST_RATE].map(|rate| format!("{}Mbit/s", rate / 1_000_000));
         eprintln!(
             "{RACKS} racks of {HOSTS_A_RACK} hosts with agents and one without, {SPINES} spines, links of {rate}, {host_rate} to \
@@ -118,12 +128,13 @@ impl Demo<'_> {
         let topology = topology::racks_and_strangers(RACKS, HOSTS_A_RACK, SPINES, &rate);
         let topology = topology::with_host_rate(&topology, &host_rate)?;
         let fabric = Fabric::build(&Topology::parse(&topology)?)?;
-        let [a, b] = [("a", 3001), ("b", 3002)].map(|(name, user)| Tenant { name: name.into(), user });
-        let mut setup = Setup::new(self.binaries.clone(), &[a.clone(), b.clone()]);
+        let tenants =
+            [("a", 3001), ("b", 3002), ("c", 3003)].map(|(name, user)| Tenant { name: name.into(), user });
+        let mut setup = Setup::new(self.binaries.clone(), &tenants);
         setup.strangers = RACKS;
         setup.measure(&host_rate);
         let mut deployment = Deployment::start(fabric, setup)?;
-        let done = self.jobs(&mut deployment, &a, &b);
+        let done = self.jobs(&mut deployment, &tenants);
         self.keep_logs(&mut deployment);
         done.with_context(|| format!("the tenants did not finish; {} has all logs", self.logs.display()))
     }
@@ -143,30 +154,42 @@ impl Demo<'_> {
         }
     }
 
-    fn jobs(&self, deployment: &mut Deployment, a: &Tenant, b: &Tenant) -> Result<(Printed, Seen)> {
+    fn jobs(
+        &self,
+        deployment: &mut Deployment,
+        [a, b, c]: &[Tenant; 3],
+    ) -> Result<(Printed, Seen, Vec<Vec<Line>>)> {
         let folder = self.binaries.path("train")?.parent().map(Path::to_path_buf).unwrap_or_default();
-        let programs = Programs::publish(&folder, &["train", "alltoall"])?;
+        let programs = Programs::publish(&folder, &["train", "alltoall", "inference"])?;
         let seed = ["--seed".to_owned(), self.args.seed.to_string()];
         let steps = ["--steps".to_owned(), self.args.steps.to_string()];
         let (space_a, space_b) = (Spaces::make(deployment, a)?, Spaces::make(deployment, b)?);
+        let space_c = Spaces::make(deployment, c)?;
         let rest = ["--rest-ms".to_owned(), REST.as_millis().to_string()];
         let arguments = [seed.clone(), rest].concat();
         let mut exchange =
             space_b.start("exchange", &EXCHANGE, &programs.path("alltoall"), &arguments, &self.logs)?;
+        let p99 = ["--p99-ms".to_owned(), P99_MS.to_string()];
+        let mut inference =
+            space_c.start("inference", &REQUESTS, &programs.path("inference"), &p99, &self.logs)?;
         let two: Vec<usize> = (0..HOSTS * WORKERS_PER_HOST).map(|rank| rank / WORKERS_PER_HOST).collect();
-        let arguments = [&seed[..], &steps[..], &["--until-told".to_owned()]].concat();
+        let arguments = [&seed[..], &steps[..], &["--until-told", "--listen"].map(str::to_owned)].concat();
         let mut training =
             space_a.start("training", &two, &programs.path("train"), &arguments, &self.logs)?;
         let mut course = Course::begin(deployment, FOREIGN)?;
         let workers = self.watch(deployment, &mut course, &mut training, &mut exchange)?;
         let seen = course.finish(deployment)?;
-        exchange.stop()?;
-        exchange.wait(STANDSTILL, || self.go_on())?;
-        let exchangers = exchange.logs();
-        let exchangers = exchangers.iter().map(|log| Tail::open(log)?.lines()).collect::<Result<_>>()?;
+        for job in [&mut inference, &mut exchange] {
+            job.stop()?;
+            job.wait(STANDSTILL, || self.go_on())?;
+        }
+        let lines = |job: &Job| -> Result<Vec<Vec<Line>>> {
+            job.logs().iter().map(|log| Tail::open(log)?.lines()).collect()
+        };
+        let (exchangers, requests) = (lines(&exchange)?, lines(&inference)?);
         let printed =
             Printed { workers, exchangers, reference: Vec::new(), workers_per_host: WORKERS_PER_HOST };
-        Ok((printed, seen))
+        Ok((printed, seen, requests))
     }
 
     fn go_on(&self) -> Result<()> {
@@ -245,7 +268,7 @@ impl Demo<'_> {
                 HOST_RATE / 1_000_000,
                 took.as_secs_f64()
             ),
-            "Tenant A: 8 workers, 2 a host; tenant B: 4, 2 each on a host a rack. Each process runs under its tenant's user, in a \
+            "Tenant A: 8 workers, 2 a host; tenant B: 4, 2 each on a host a rack; tenant C: 2, on two hosts of a rack. Each process runs under its tenant's user, in a \
              namespace that has loopback alone, and sees its agent's socket."
                 .to_owned(),
             "The model: 64-512-512-10, SiLU, SGD with momentum 0.9, rate 0.05, weight decay 1e-3, batches of 128.".to_owned(),

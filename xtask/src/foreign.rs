@@ -5,6 +5,7 @@ use crate::clock::{monotonic_ns, realtime_ns};
 use crate::fabric::Fabric;
 use crate::route::{self, Flow, Protocol};
 use anyhow::{Context, Result};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,16 +40,21 @@ impl Foreign {
         let source = *sender.addresses.first().with_context(|| format!("{from} has no address"))?;
         let sink = receiver.namespace.enter(|| UdpSocket::bind((target, 0)))??;
         let target = sink.local_addr()?;
-        let flow = Flow {
+        let mut flow = Flow {
             protocol: Protocol::Udp,
             from: from.to_owned(),
             to: to.to_owned(),
             source_port: FIRST_PORT,
             destination_port: target.port(),
         };
-        let port = route::port_via(fabric, &flow, via)?;
-        let socket = sender.namespace.enter(|| UdpSocket::bind(SocketAddr::from((source, port))))?;
-        let socket = socket.with_context(|| format!("port {port} of {from} is taken"))?;
+        let socket = loop {
+            let port = route::port_via(fabric, &flow, via)?;
+            match sender.namespace.enter(|| UdpSocket::bind(SocketAddr::from((source, port))))? {
+                // Another flow of this host has it.
+                Err(error) if error.kind() == ErrorKind::AddrInUse => flow.source_port = port + 1,
+                bound => break bound.with_context(|| format!("port {port} of {from}"))?,
+            }
+        };
         socket.connect(target)?;
         fabric.set_rate(from, Some(rate))?;
         // The kernel counts twice what it is asked for, and half as much again as a packet has.

@@ -44,18 +44,33 @@ impl Spaces {
     ) -> Result<Job> {
         let mut ranks = Vec::new();
         for (rank, host) in hosts.iter().enumerate() {
-            let (space, socket) =
-                self.spaces.get(*host).with_context(|| format!("there is no host number {host}"))?;
-            let mut command = space.command(program);
-            command.arg("--socket").arg(socket);
-            command.args(["--rank", &rank.to_string(), "--ranks", &hosts.len().to_string()]);
-            // Ranks share few cores: each computes on one.
-            command.args(["--name", name]).args(arguments).env("RAYON_NUM_THREADS", "1");
-            let title = format!("rank {rank} of tenant {}'s {name}", self.tenant);
-            let log = logs.join(format!("{}-{name}-{rank}.log", self.tenant));
-            ranks.push(Process::start(&title, &mut command, &space.namespace, &log)?);
+            let seat = ["--rank", &rank.to_string(), "--ranks", &hosts.len().to_string()].map(str::to_owned);
+            let arguments = [&seat[..], arguments].concat();
+            ranks.push(self.start_one(name, &rank.to_string(), *host, program, &arguments, logs)?);
         }
         Ok(Job { name: name.to_owned(), ranks })
+    }
+
+    /// Starts one process of a job. It gets `--socket`, `--name` and then `arguments`; what it prints goes to
+    /// `TENANT-NAME-LABEL.log` in `logs`.
+    pub fn start_one(
+        &self,
+        name: &str,
+        label: &str,
+        host: usize,
+        program: &Path,
+        arguments: &[String],
+        logs: &Path,
+    ) -> Result<Process> {
+        let (space, socket) =
+            self.spaces.get(host).with_context(|| format!("there is no host number {host}"))?;
+        let mut command = space.command(program);
+        // Ranks share few cores: each computes on one.
+        command.arg("--socket").arg(socket).env("RAYON_NUM_THREADS", "1");
+        command.args(["--name", name]).args(arguments);
+        let title = format!("rank {label} of tenant {}'s {name}", self.tenant);
+        let log = logs.join(format!("{}-{name}-{label}.log", self.tenant));
+        Process::start(&title, &mut command, &space.namespace, &log)
     }
 }
 

@@ -39,6 +39,9 @@ struct Arguments {
     /// Go on after those until SIGTERM to any worker: all of them end after the same step
     #[arg(long)]
     until_told: bool,
+    /// Print what the provider tells the tenant, at rank 0
+    #[arg(long)]
+    listen: bool,
     /// Learning rate; what suits the model if it is left out
     #[arg(long)]
     rate: Option<f32>,
@@ -68,7 +71,11 @@ fn main() -> Result<()> {
     if arguments.single {
         return work(&recipe, &mut Alone, &told);
     }
-    work(&recipe, &mut Worker::join(&arguments.seat, ARENA, arguments.budget)?, &told)
+    let mut worker = Worker::join(&arguments.seat, ARENA, arguments.budget)?;
+    if arguments.listen && worker.rank() == 0 {
+        worker.member().listen()?;
+    }
+    work(&recipe, &mut worker, &told)
 }
 
 fn work(recipe: &Recipe, communicator: &mut dyn Communicator, told: &AtomicBool) -> Result<()> {

@@ -2,12 +2,27 @@
 //! real agents.
 
 mod adversary;
+mod bystander;
+mod disturbances;
 mod subscribers;
+mod tenant;
 
+use super::lab::Lab;
 use super::part::{self, Outcome, Part};
+use super::row::{Better, Case};
+use crate::topology::{Topology, racks_and_strangers};
 use crate::workspace::Binaries;
+use anyhow::Result;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+/// Racks, hosts with agents in each, and spines; on each rack hangs one host more, without an agent.
+const RACKS: usize = 2;
+const HOSTS_A_RACK: usize = 4;
+const SPINES: usize = 2;
+const HOSTS: usize = RACKS * HOSTS_A_RACK;
+/// Rate of every link in bits a second: what two cores forward over three switches with time to spare.
+const RATE: u64 = 200_000_000;
 
 /// How much is measured.
 #[derive(Debug, Clone)]
@@ -39,11 +54,33 @@ struct Suite {
     stop: Arc<AtomicBool>,
 }
 
-const PARTS: &[Part<Suite>] =
-    &[("adversary", adversary::adversary), ("subscribers", subscribers::subscribers)];
+const PARTS: &[Part<Suite>] = &[
+    ("tenant", tenant::tenant),
+    ("adversary", adversary::adversary),
+    ("subscribers", subscribers::subscribers),
+];
 
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
     let suite = Suite { effort, binaries, stop };
     part::run(&suite, PARTS, &suite.effort.only)
+}
+
+fn case(case: &str, better: Better, bar: f64) -> Case {
+    Case { suite: "cooperation", case: case.to_owned(), size: 0, ranks: HOSTS, better, bar }
+}
+
+impl Suite {
+    /// The fabric with agents; `control` and `agent` are more lines for their configurations.
+    fn lab(&self, control: &str, agent: &str) -> Result<Lab> {
+        let rate = format!("{}Mbit/s", RATE / 1_000_000);
+        let topology = racks_and_strangers(RACKS, HOSTS_A_RACK, SPINES, &rate);
+        Lab::on(Topology::parse(&topology)?, self.binaries.clone(), Arc::clone(&self.stop), |mut setup| {
+            setup.strangers = RACKS;
+            setup.control += control;
+            setup.agent += agent;
+            setup.measure(&rate);
+            setup
+        })
+    }
 }

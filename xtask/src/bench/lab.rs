@@ -77,7 +77,7 @@ impl Lab {
         let folder = binaries.path("collective")?.parent().map(Path::to_path_buf).unwrap_or_default();
         let programs = Programs::publish(
             &folder,
-            &["bursts", "coded", "collective", "direct", "flows", "rhythm", "stream", "train"],
+            &["bursts", "coded", "collective", "direct", "elastic", "flows", "rhythm", "stream", "train"],
         )?;
         let tenant = Tenant { name: "a".to_owned(), user: 3001 };
         let fabric = Fabric::build(&topology)?;
@@ -90,10 +90,16 @@ impl Lab {
 
     /// An error when a signal has asked to stop, or when control or an agent has ended.
     pub fn check(&mut self) -> Result<()> {
+        self.go_on()?;
+        self.deployment.check()
+    }
+
+    /// An error when a signal has asked to stop.
+    pub fn go_on(&self) -> Result<()> {
         if self.stop.load(Ordering::Relaxed) {
             bail!("interrupted");
         }
-        self.deployment.check()
+        Ok(())
     }
 
     /// Ends control and agents; the fabric with the hosts' folders stays until it is dropped.
@@ -126,6 +132,19 @@ impl Lab {
     /// Starts a measuring program as the tenant's job, a rank per entry of `hosts`.
     pub fn start(&mut self, program: &str, hosts: &[usize], arguments: &[String]) -> Result<Job> {
         self.start_of(0, program, hosts, arguments)
+    }
+
+    /// Starts one process of a measuring program for the tenant's job of that name; what it prints goes to a log with the label.
+    pub fn start_one(
+        &self,
+        name: &str,
+        label: &str,
+        program: &str,
+        host: usize,
+        arguments: &[String],
+    ) -> Result<Process> {
+        let spaces = self.spaces.first().context("no tenant")?;
+        spaces.start_one(name, label, host, &self.programs.path(program), arguments, &self.logs)
     }
 
     fn start_of(

@@ -49,6 +49,23 @@ pub enum Line {
         rounds: u64,
         verified_bytes: u64,
     },
+    Told {
+        at_us: u64,
+        what: String,
+    },
+    Served {
+        request: u64,
+        collective_us: u64,
+    },
+    Promised {
+        asked_us: u64,
+        p99_us: u64,
+    },
+    Kept {
+        operations: u64,
+        late: u64,
+        breaches: u64,
+    },
 }
 
 /// A log that grows: gives each whole line once.

@@ -3,6 +3,7 @@
 use super::plot::{self, Chart, Series, escape};
 use super::timeline::Timeline;
 use super::verdict::{TOLERANCE, Verdict, WHY};
+use super::views::Views;
 use std::fmt::Write;
 
 const STYLE: &str = "
@@ -153,8 +154,33 @@ fn timeline(html: &mut String, verdict: &Verdict, timeline: &Timeline) {
     }
 }
 
+/// What the provider saw and did, beside what each tenant was told.
+fn views(html: &mut String, views: &Views) {
+    html.push_str(
+        "<h2>What the provider knows, and what tenants are told</h2>\n<p>Tenants hear what lets them adapt, once a second at most: of \
+         their own communicators, without a name of a host, link or neighbour. Tenant B asks for nothing and hears nothing.</p>\n<table>\n\
+         <tr><th></th><th>provider</th><th>tenant A is told</th><th>tenant C is told</th></tr>\n",
+    );
+    for view in &views.views {
+        let cell = |whose: usize| if view.whose == whose { escape(&view.what) } else { String::new() };
+        let _ = writeln!(
+            html,
+            "<tr><td class=\"n\">{:.3} s</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            view.at,
+            cell(0),
+            cell(1),
+            cell(2)
+        );
+    }
+    html.push_str("</table>\n<h2>Tenant C's requests</h2>\n<table>\n");
+    for (what, figure) in &views.figures {
+        let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(what), escape(figure));
+    }
+    html.push_str("</table>\n");
+}
+
 /// The page. `setting` describes fabric, machine and command, a sentence each.
-pub fn page(verdict: &Verdict, timeline: &Timeline, setting: &[String]) -> String {
+pub fn page(verdict: &Verdict, timeline: &Timeline, views: &Views, setting: &[String]) -> String {
     let (class, word) = match (verdict.passed, verdict.checks.iter().all(|check| check.passed)) {
         (true, true) => ("good", "All checks passed"),
         (true, false) => ("good", "All results right, with a warning"),
@@ -163,8 +189,9 @@ pub fn page(verdict: &Verdict, timeline: &Timeline, setting: &[String]) -> Strin
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width,initial-scale=1\"><title>harmonaize demo</title><style>{STYLE}{}</style></head>\n\
-         <body><h1>Two tenants on {} hosts</h1>\n<p>Tenant A trains a classifier of handwritten digits on {} workers; its \
-         gradients go through the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links.</p>\n\
+         <body><h1>Three tenants on {} hosts</h1>\n<p>Tenant A trains a classifier of handwritten digits on {} workers; its \
+         gradients go through the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links, tenant C answers requests \
+         by small AllReduces.</p>\n\
          <p class=\"{class}\"><strong>{word}.</strong></p>\n<table>\n",
         plot::STYLE,
         verdict.hosts,
@@ -186,6 +213,7 @@ pub fn page(verdict: &Verdict, timeline: &Timeline, setting: &[String]) -> Strin
     }
     html.push_str("</table>\n");
     self::timeline(&mut html, verdict, timeline);
+    self::views(&mut html, views);
     for chart in charts(verdict) {
         html.push_str(&chart.svg());
     }
@@ -204,6 +232,7 @@ pub fn page(verdict: &Verdict, timeline: &Timeline, setting: &[String]) -> Strin
 mod tests {
     use super::super::timeline::Event;
     use super::super::verdict::{Check, Round, Step};
+    use super::super::views::View;
     use super::*;
 
     fn verdict(passed: bool) -> Verdict {
@@ -242,9 +271,16 @@ mod tests {
         }
     }
 
+    fn told() -> Views {
+        let view = View { at: 0.5, whose: 2, what: "Congestion(<Mild>)".to_owned() };
+        let figures = vec![("p99".to_owned(), "4.0 ms".to_owned())];
+        let check = Check { what: "w".into(), passed: true, found: "f".into(), warns: true };
+        Views { views: vec![view], figures, check }
+    }
+
     #[test]
     fn the_page_stands_alone_and_escapes_text() {
-        let html = page(&verdict(true), &seen(), &["<script>".into()]);
+        let html = page(&verdict(true), &seen(), &told(), &["<script>".into()]);
         assert_eq!(html.matches("<svg").count(), 7);
         assert_eq!(html.matches("</svg>").count(), 7);
         for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
@@ -258,10 +294,12 @@ mod tests {
             "&lt;script&gt;",
             "prefers-color-scheme:dark",
             "97.5%",
+            "<td></td><td></td><td>Congestion(&lt;Mild&gt;)</td>",
+            "4.0 ms",
         ] {
             assert!(html.contains(text), "{text}");
         }
-        assert!(!html.contains("FAILED") && page(&verdict(false), &seen(), &[]).contains("FAILED"));
+        assert!(!html.contains("FAILED") && page(&verdict(false), &seen(), &told(), &[]).contains("FAILED"));
     }
 
     #[test]

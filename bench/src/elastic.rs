@@ -1,0 +1,155 @@
+//! An elastic training: a stated amount of work done by however many ranks there are, that loses ranks and takes others in. With
+//! the provider's events and choices, or as plain launchers do it, which know what they see themselves.
+
+pub mod model;
+pub mod trainer;
+
+use crate::seeded::SplitMix64;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Words at the end of each gradient tensor, in which the first rank tells all what comes next.
+pub const WORDS: usize = 2;
+/// Most ranks: those that leave are told by a bit each.
+pub const MOST_RANKS: usize = 64;
+/// What a micro-batch counts, in hundredths of one, as long as no more than the least are accumulated.
+pub const WHOLE: u64 = 100;
+
+/// What is trained, and how; the same at all ranks.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// The work, in hundredths of micro-batches.
+    pub work: u64,
+    /// Elements of the model, and of each gradient.
+    pub elements: usize,
+    /// What an accelerator takes for a micro-batch. It is slept.
+    pub compute: Duration,
+    /// The fewest and the most micro-batches that a rank accumulates before gradients are exchanged.
+    pub accumulate: (u32, u32),
+    /// What a micro-batch beyond the fewest counts, in hundredths: a step over a larger batch is worth less than as many steps over
+    /// smaller ones (McCandlish et al., An Empirical Model of Large-Batch Training, 2018).
+    pub beyond: u64,
+    /// How often the state is saved, at least.
+    pub every: Duration,
+    /// What saving takes, and restoring.
+    pub cost: Duration,
+    /// The folder that all hosts share: the saved state, and who waits to be taken in.
+    pub shared: PathBuf,
+    /// Whether it hears the provider's events and leaves choices to it.
+    pub subscribed: bool,
+}
+
+impl Recipe {
+    /// What a step of so many micro-batches on each of so many ranks counts, in hundredths.
+    pub fn worth(&self, accumulate: u64, ranks: u64) -> u64 {
+        let least = u64::from(self.accumulate.0).min(accumulate);
+        (least * WHOLE + (accumulate - least) * self.beyond) * ranks
+    }
+}
+
+/// What micro-batch `number` adds to the first element of the model: 20 bits, so that no sum overflows.
+pub fn gradient(number: u64) -> u64 {
+    SplitMix64::named(0, &[number]).next_u64() >> 44
+}
+
+/// The sum of micro-batches' gradients, from `first` on.
+pub fn gradients(first: u64, count: u64) -> u64 {
+    (first..first.saturating_add(count)).map(gradient).sum()
+}
+
+/// What the first rank has decided for all; told in the words of a gradient tensor, in which the others have zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Micro-batches of the next step; 0 for the fewest.
+    pub accumulate: u32,
+    /// Save the state before it.
+    pub save: bool,
+    /// Go on as another communicator before it.
+    pub regroup: bool,
+    /// Without these ranks.
+    pub without: u64,
+}
+
+impl Decision {
+    /// As words.
+    pub fn words(&self) -> [u64; WORDS] {
+        let flags = u64::from(self.save) << 32 | u64::from(self.regroup) << 33;
+        [u64::from(self.accumulate) | flags, self.without]
+    }
+
+    /// From words.
+    pub fn from_words([first, without]: [u64; WORDS]) -> Self {
+        let flag = |bit: u32| first >> bit & 1 == 1;
+        Self { accumulate: first as u32, save: flag(32), regroup: flag(33), without }
+    }
+
+    /// Whether it goes on without this rank.
+    pub fn leaves(&self, rank: usize) -> bool {
+        rank < MOST_RANKS && self.without >> rank & 1 == 1
+    }
+}
+
+/// A line that a rank prints. Times in microseconds from 1970, work in hundredths of micro-batches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "each line says what its fields are")]
+pub enum Said {
+    /// It is one of so many ranks.
+    Joined { at_us: u64, rank: usize, ranks: usize },
+    /// So much is done, after a step of so many micro-batches a rank; the AllReduce's microseconds.
+    Step { at_us: u64, done: u64, ranks: usize, accumulate: u32, collective_us: u64 },
+    /// The state is saved, and why.
+    Saved { at_us: u64, done: u64, because: String },
+    /// Ranks were lost.
+    Failed { at_us: u64, what: String },
+    /// It goes on as another communicator.
+    Regrouped { at_us: u64, rank: usize, ranks: usize, took_us: u64 },
+    /// It goes on from here, and so much that was done is lost.
+    Restored { at_us: u64, done: u64, lost: u64 },
+    /// The provider has said so.
+    Told { at_us: u64, what: String },
+    /// It is no longer one of the ranks.
+    Left { at_us: u64 },
+    /// The work is done, and each of so many micro-batches is in the model exactly once.
+    Finished { at_us: u64, done: u64, micro_batches: u64 },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decision_survives_the_sum_with_zeros() {
+        let decision = Decision { accumulate: 16, save: true, regroup: false, without: 1 << 63 | 2 };
+        assert_eq!(Decision::from_words(decision.words()), decision);
+        assert_eq!(Decision::from_words([0; WORDS]), Decision::default());
+        let leaving = [0, 1, 62, 63, 64].map(|rank| decision.leaves(rank));
+        assert_eq!(leaving, [false, true, false, true, false]);
+    }
+
+    #[test]
+    fn what_is_accumulated_beyond_the_fewest_counts_less() {
+        let recipe = Recipe {
+            work: 1,
+            elements: 1,
+            compute: Duration::ZERO,
+            accumulate: (2, 16),
+            beyond: 70,
+            every: Duration::ZERO,
+            cost: Duration::ZERO,
+            shared: PathBuf::new(),
+            subscribed: false,
+        };
+        assert_eq!([1, 2, 3, 16].map(|count| recipe.worth(count, 1)), [100, 200, 270, 1180]);
+        assert_eq!(recipe.worth(3, 8), 8 * 270);
+    }
+
+    /// What `cargo xtask bench cooperation` reads.
+    #[test]
+    fn lines_are_what_readers_expect() {
+        let line = Said::Step { at_us: 1, done: 2, ranks: 3, accumulate: 4, collective_us: 5 };
+        let text = r#"{"event":"step","at_us":1,"done":2,"ranks":3,"accumulate":4,"collective_us":5}"#;
+        assert_eq!(serde_json::to_string(&line).unwrap(), text);
+    }
+}

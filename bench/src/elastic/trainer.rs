@@ -1,0 +1,304 @@
+//! One rank of an elastic training.
+
+use super::model::Model;
+use super::{Decision, MOST_RANKS, Recipe, Said, WORDS};
+use crate::report::{now_us, print};
+use crate::tenant::Seat;
+use anyhow::{Context, Result, bail, ensure};
+use harmonaize_client::{
+    Checkpoint, Client, Communicator, Dtype, Error, Event, EventKind, Events, Knobs, Operation, Rank,
+    ReduceOp, RegroupOptions, Status, Tensor,
+};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long ranks wait for each other to join, or to regroup.
+const JOIN: Duration = Duration::from_secs(60);
+/// How long an operation may take; the agent's own time-out comes first.
+const OPERATION: Duration = Duration::from_secs(120);
+
+/// A rank, with its copy of the model.
+#[derive(Debug)]
+pub struct Trainer {
+    recipe: Recipe,
+    name: String,
+    client: Client,
+    /// None while it goes on as another.
+    communicator: Option<Communicator>,
+    events: Events,
+    /// When the communicator was formed, in nanoseconds from 1970: events from before name ranks of another.
+    since_ns: u64,
+    gradients: Tensor,
+    /// For what ranks agree on.
+    word: Tensor,
+    buffer: Vec<u64>,
+    model: Model,
+    saved: Instant,
+    /// What the provider has said that the next decision answers.
+    without: u64,
+    newcomers: bool,
+}
+
+/// Why the next state is saved; of the first rank.
+#[derive(Debug, Default)]
+struct Chosen {
+    decision: Decision,
+    because: String,
+}
+
+impl Trainer {
+    /// Joins as one of the first ranks, or `enters` a training that runs.
+    pub fn join(seat: &Seat, recipe: Recipe, enters: bool) -> Result<Self> {
+        ensure!(seat.ranks <= MOST_RANKS, "at most {MOST_RANKS} ranks");
+        let length = recipe.elements + WORDS;
+        let client = seat.attach(16 * length as u64 + 4096)?;
+        let (gradients, word) = (client.tensor(Dtype::U64, length as u64)?, client.tensor(Dtype::U64, 1)?);
+        let waiting = recipe.shared.join(format!("waits-{}", std::process::id()));
+        let communicator = if enters {
+            // How a launcher's own rendezvous tells those that run.
+            std::fs::write(&waiting, "").with_context(|| format!("cannot write {}", waiting.display()))?;
+            let entered = client.enter(&seat.name, &RegroupOptions { timeout: JOIN, ..Default::default() });
+            std::fs::remove_file(&waiting)?;
+            entered?
+        } else {
+            let (rank, ranks) = (Rank(u32::try_from(seat.rank)?), u32::try_from(seat.ranks)?);
+            client.join(&seat.name, rank, ranks, JOIN)?
+        };
+        let model = Model::new(recipe.elements);
+        let mut trainer = Self {
+            name: seat.name.clone(),
+            events: client.events(None),
+            since_ns: now_us() * 1000,
+            gradients,
+            word,
+            buffer: vec![0; length],
+            model,
+            saved: Instant::now(),
+            without: 0,
+            newcomers: false,
+            communicator: Some(communicator),
+            client,
+            recipe,
+        };
+        print(&Said::Joined { at_us: now_us(), rank: trainer.rank()?, ranks: trainer.ranks()? })?;
+        if trainer.recipe.subscribed {
+            // It begins with what happens from now on.
+            trainer.events.read(Duration::ZERO)?;
+        }
+        if enters {
+            trainer.settle()?;
+        }
+        Ok(trainer)
+    }
+
+    fn communicator(&self) -> Result<&Communicator> {
+        self.communicator.as_ref().context("no communicator")
+    }
+
+    fn rank(&self) -> Result<usize> {
+        Ok(self.communicator()?.rank().0 as usize)
+    }
+
+    fn ranks(&self) -> Result<usize> {
+        Ok(self.communicator()?.ranks() as usize)
+    }
+
+    fn state(&self) -> PathBuf {
+        self.recipe.shared.join("state")
+    }
+
+    /// Trains until the work is done or this rank has left.
+    pub fn train(mut self) -> Result<()> {
+        let mut accumulate = self.recipe.accumulate.0;
+        while self.model.done < self.recipe.work {
+            match self.step(accumulate) {
+                Ok(chosen) => {
+                    let decision = chosen.decision;
+                    accumulate = decision.accumulate.max(self.recipe.accumulate.0);
+                    if decision.save && self.model.done < self.recipe.work {
+                        self.save(&chosen.because)?;
+                    }
+                    if decision.leaves(self.rank()?) {
+                        self.communicator = None;
+                        return print(&Said::Left { at_us: now_us() });
+                    }
+                    if decision.regroup {
+                        self.regroup()?;
+                        self.settle()?;
+                    }
+                }
+                Err(error) => {
+                    self.recover(&error)?;
+                    accumulate = self.recipe.accumulate.0;
+                }
+            }
+        }
+        self.model.check()?;
+        let Model { done, micro_batches, .. } = self.model;
+        print(&Said::Finished { at_us: now_us(), done, micro_batches })
+    }
+
+    /// Computes, exchanges, adds up; what comes next.
+    fn step(&mut self, accumulate: u32) -> Result<Chosen> {
+        let (rank, ranks) = (self.rank()?, self.ranks()? as u64);
+        let (each, began) = (u64::from(accumulate), Instant::now());
+        // The provider is asked while the accelerator computes.
+        let mut chosen = if rank == 0 { self.decide()? } else { Chosen::default() };
+        let Self { model, buffer, gradients, .. } = self;
+        model.gradient(model.micro_batches + rank as u64 * each, each, buffer);
+        let (_, words) = buffer.split_at_mut(model.elements().len());
+        words.copy_from_slice(&chosen.decision.words());
+        std::thread::sleep((self.recipe.compute * accumulate).saturating_sub(began.elapsed()));
+        gradients.write(0, buffer)?;
+        let called = Instant::now();
+        let communicator = self.communicator.as_ref().context("no communicator")?;
+        communicator.all_reduce_in_place(gradients, ReduceOp::Sum)?.wait(OPERATION)?;
+        let collective_us = called.elapsed().as_micros() as u64;
+        gradients.read(0, buffer)?;
+        model.step(each * ranks, self.recipe.worth(each, ranks), buffer)?;
+        let (_, words) = buffer.split_at(model.elements().len());
+        chosen.decision = Decision::from_words(words.try_into()?);
+        let (done, ranks) = (model.done, ranks as usize);
+        print(&Said::Step { at_us: now_us(), done, ranks, accumulate, collective_us })?;
+        Ok(chosen)
+    }
+
+    /// The first rank's decision for all.
+    fn decide(&mut self) -> Result<Chosen> {
+        let Recipe { accumulate, every, cost, .. } = self.recipe;
+        if !self.recipe.subscribed {
+            let save = self.saved.elapsed() >= every;
+            // Whoever waits is taken in when nothing is lost by it.
+            let regroup = save && self.someone_waits()?;
+            let decision = Decision { accumulate: accumulate.0, save, regroup, without: 0 };
+            return Ok(Chosen { decision, because: "due".to_owned() });
+        }
+        for event in self.events.read(Duration::ZERO)?.events {
+            self.heed(&event)?;
+        }
+        let checkpoint = Some(Checkpoint { every, cost, last: self.saved.elapsed() });
+        let choice = self.client.iteration(&self.name, &Knobs { accumulate, checkpoint })?;
+        let regroup = self.without != 0 || self.newcomers;
+        let decision = Decision {
+            accumulate: choice.accumulate,
+            save: choice.checkpoint,
+            regroup,
+            without: self.without,
+        };
+        Ok(Chosen { decision, because: format!("{:?}", choice.because).to_lowercase() })
+    }
+
+    fn heed(&mut self, event: &Event) -> Result<()> {
+        if event.communicator != self.name {
+            return Ok(());
+        }
+        print(&Said::Told { at_us: now_us(), what: format!("{:?}", event.kind) })?;
+        let of_this = event.since_ns >= self.since_ns;
+        match &event.kind {
+            EventKind::Maintenance { ranks, .. } if of_this => {
+                let bits = ranks.iter().filter(|rank| (rank.0 as usize) < MOST_RANKS).map(|rank| 1 << rank.0);
+                self.without = bits.fold(0, |all, bit: u64| all | bit);
+            }
+            EventKind::Newcomers { waiting } => self.newcomers = *waiting > 0,
+            // More is accumulated under congestion by the provider's own choice, and what is lost is seen when an operation fails.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn someone_waits(&self) -> Result<bool> {
+        for entry in std::fs::read_dir(&self.recipe.shared)? {
+            if entry?.file_name().to_string_lossy().starts_with("waits-") {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// All ranks wait for the first one, which writes the state that all have.
+    fn save(&mut self, because: &str) -> Result<()> {
+        if self.rank()? == 0 {
+            std::thread::sleep(self.recipe.cost);
+            self.model.save(&self.state())?;
+            let because = because.to_owned();
+            print(&Said::Saved { at_us: now_us(), done: self.model.done, because })?;
+        }
+        self.saved = Instant::now();
+        Ok(())
+    }
+
+    /// Goes on with who is left: from memory, or as plain launchers do, from what was saved.
+    fn recover(&mut self, error: &anyhow::Error) -> Result<()> {
+        match error.downcast_ref::<Error>() {
+            Some(Error::Operation { status: Status::RankLost | Status::Timeout, .. }) => {}
+            _ => bail!("{error:#}"),
+        }
+        print(&Said::Failed { at_us: now_us(), what: format!("{error:#}") })?;
+        let before = self.model.done;
+        self.regroup()?;
+        if !self.recipe.subscribed {
+            self.model = Model::new(self.recipe.elements);
+            if self.rank()? == 0 {
+                std::thread::sleep(self.recipe.cost);
+                self.model = Model::restore(&self.state(), self.recipe.elements)?;
+            }
+            self.saved = Instant::now();
+        }
+        self.settle()?;
+        let done = self.model.done;
+        print(&Said::Restored { at_us: now_us(), done, lost: before.saturating_sub(done) })
+    }
+
+    fn regroup(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let options = RegroupOptions { timeout: JOIN, ..RegroupOptions::default() };
+        self.communicator = Some(self.communicator()?.regroup(&options)?);
+        (self.without, self.newcomers, self.since_ns) = (0, false, now_us() * 1000);
+        let took_us = began.elapsed().as_micros() as u64;
+        print(&Said::Regrouped { at_us: now_us(), rank: self.rank()?, ranks: self.ranks()?, took_us })
+    }
+
+    /// All ranks get the state of the one that has done most: newcomers have none, and of those that were there when ranks were lost some
+    /// may have ended an operation that failed at others.
+    fn settle(&mut self) -> Result<()> {
+        let (rank, most) = (self.rank()? as u64, MOST_RANKS as u64);
+        let furthest = self.agreed(self.model.micro_batches * most + (most - 1 - rank), ReduceOp::Max)?;
+        let least = self.agreed(self.model.micro_batches, ReduceOp::Min)?;
+        let (micro_batches, root) = (furthest / most, most - 1 - furthest % most);
+        if micro_batches == least {
+            return Ok(());
+        }
+        self.agree_on(micro_batches, u32::try_from(root)?)
+    }
+
+    fn agree_on(&mut self, micro_batches: u64, root: u32) -> Result<()> {
+        let Self { model, buffer, gradients, .. } = self;
+        let length = model.elements().len();
+        let (elements, words) = buffer.split_at_mut(length);
+        elements.copy_from_slice(model.elements());
+        words.copy_from_slice(&[model.micro_batches, model.done]);
+        gradients.write(0, buffer)?;
+        let communicator = self.communicator.as_ref().context("no communicator")?;
+        ended(communicator.broadcast(gradients, Rank(root))?)?;
+        gradients.read(0, buffer)?;
+        let (elements, words) = buffer.split_at(length);
+        let [found, done]: [u64; WORDS] = words.try_into()?;
+        ensure!(found == micro_batches, "rank {root} has {found} micro-batches, not {micro_batches}");
+        *model = Model::of(found, done, elements.to_vec());
+        model.check()
+    }
+
+    fn agreed(&self, own: u64, reduce: ReduceOp) -> Result<u64> {
+        self.word.write(0, &[own])?;
+        ended(self.communicator()?.all_reduce_in_place(&self.word, reduce)?)?;
+        let mut agreed = [0];
+        self.word.read(0, &mut agreed)?;
+        let [agreed] = agreed;
+        Ok(agreed)
+    }
+}
+
+fn ended(mut operation: Operation) -> Result<()> {
+    operation.wait(OPERATION)?;
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! What the provider saw and did, beside what each tenant was told of it.
+
+use super::lines::Line;
+use super::timeline::Timeline;
+use super::verdict::{Check, median};
+use std::collections::BTreeMap;
+
+/// Something that was seen, done or told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct View {
+    /// Seconds since the training began.
+    pub at: f64,
+    /// By or to whom: 0 for the provider, 1 for the tenant that trains, 2 for the one that answers requests.
+    pub whose: usize,
+    /// What.
+    pub what: String,
+}
+
+/// All of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Views {
+    /// In the order of their times.
+    pub views: Vec<View>,
+    /// Of the tenant that answers requests: what, figure.
+    pub figures: Vec<(String, String)>,
+    /// Whether what was promised to it was kept.
+    pub check: Check,
+}
+
+impl Views {
+    /// Of the provider's timeline, and of what the first worker of the training and the ranks that answer requests have printed.
+    pub fn of(timeline: &Timeline, training: &[Line], inference: &[Vec<Line>], began_us: u64) -> Self {
+        let provider =
+            timeline.events.iter().map(|event| View { at: event.at, whose: 0, what: event.what.clone() });
+        let first = inference.first().map(Vec::as_slice).unwrap_or_default();
+        let told = |whose: usize, lines: &[Line]| -> Vec<View> {
+            let told = lines.iter().filter_map(|line| match line {
+                Line::Told { at_us, what } => Some((*at_us, what.clone())),
+                _ => None,
+            });
+            told.map(|(at_us, what)| View { at: (at_us as f64 - began_us as f64) / 1e6, whose, what })
+                .collect()
+        };
+        let mut views: Vec<View> = provider.chain(told(1, training)).chain(told(2, first)).collect();
+        views.sort_by(|one, other| one.at.total_cmp(&other.at));
+        let served = Served::of(first, inference);
+        Self { views, figures: served.figures(), check: served.check() }
+    }
+}
+
+/// What became of the requests.
+#[derive(Debug, Default, PartialEq)]
+struct Served {
+    /// Milliseconds of each request, of the last rank that came; ascending.
+    times: Vec<f64>,
+    /// Milliseconds asked for, and promised; none where nothing was.
+    promised: Option<(f64, f64)>,
+    /// By the provider's measure: operations, late ones, and how often the promise ceased to be kept.
+    kept: Option<(u64, u64, u64)>,
+    /// Whether the tenant was told that it is not kept.
+    told: bool,
+}
+
+impl Served {
+    fn of(first: &[Line], all: &[Vec<Line>]) -> Self {
+        let mut requests: BTreeMap<u64, u64> = BTreeMap::new();
+        for line in all.iter().flatten() {
+            if let Line::Served { request, collective_us } = line {
+                let least = requests.entry(*request).or_insert(*collective_us);
+                *least = (*least).min(*collective_us);
+            }
+        }
+        let mut times: Vec<f64> = requests.into_values().map(|time| time as f64 / 1e3).collect();
+        times.sort_by(f64::total_cmp);
+        let mut served = Self { times, ..Self::default() };
+        for line in first {
+            match line {
+                Line::Promised { asked_us, p99_us } if *p99_us > 0 => {
+                    served.promised = Some((*asked_us as f64 / 1e3, *p99_us as f64 / 1e3));
+                }
+                Line::Kept { operations, late, breaches } => {
+                    served.kept = Some((*operations, *late, *breaches));
+                }
+                Line::Told { what, .. } => served.told |= what.contains("AgreementBroken"),
+                _ => {}
+            }
+        }
+        served
+    }
+
+    fn p99(&self) -> f64 {
+        let place = (self.times.len() * 99).div_ceil(100).saturating_sub(1);
+        self.times.get(place).copied().unwrap_or(f64::NAN)
+    }
+
+    fn figures(&self) -> Vec<(String, String)> {
+        let row = |what: &str, figure: String| (what.to_owned(), figure);
+        let promised = match self.promised {
+            Some((asked, promised)) => format!("{promised:.1} ms (asked for {asked:.1} ms)"),
+            None => "nothing".to_owned(),
+        };
+        let (operations, late, breaches) = self.kept.unwrap_or_default();
+        vec![
+            row("Requests", self.times.len().to_string()),
+            row("p99 promised", promised),
+            row("p50", format!("{:.1} ms", median(self.times.clone()))),
+            row("p99", format!("{:.1} ms", self.p99())),
+            row("Late by the provider's measure", format!("{late} of {operations}")),
+            row("Times that the promise ceased to be kept", breaches.to_string()),
+        ]
+    }
+
+    fn check(&self) -> Check {
+        let what = "99 of 100 requests of tenant C were answered as fast as promised, or it was told that they are not";
+        let kept = self.promised.is_some_and(|(_, promised)| self.p99() <= promised);
+        let reported =
+            self.promised.is_some() && self.kept.is_some_and(|(_, _, breaches)| breaches > 0) && self.told;
+        let found = match self.promised {
+            Some((_, promised)) => format!("p99 {:.1} ms, promised {promised:.1} ms", self.p99()),
+            None => "nothing was promised".to_owned(),
+        };
+        Check { what: what.to_owned(), passed: kept || reported, found, warns: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::timeline::Event;
+    use super::*;
+
+    fn timeline() -> Timeline {
+        let events = vec![Event { at: 1.5, what: "control plans anew".into() }];
+        Timeline { story: String::new(), events, loads: vec![], epochs: vec![], checks: vec![] }
+    }
+
+    fn inference(slow_us: u64, told: bool) -> Vec<Vec<Line>> {
+        let serve =
+            |request| Line::Served { request, collective_us: if request < 3 { slow_us } else { 4_000 } };
+        let late: Vec<Line> =
+            (0..200).map(|request| Line::Served { request, collective_us: 90_000 }).collect();
+        let mut first = vec![Line::Promised { asked_us: 10_000, p99_us: 20_000 }];
+        first.extend((0..200).map(serve));
+        if told {
+            let what = "AgreementBroken { clauses: [Completion(0)] }".to_owned();
+            first.push(Line::Told { at_us: 3_000_000, what });
+        }
+        first.push(Line::Kept { operations: 200, late: 3, breaches: u64::from(told) });
+        vec![first, late]
+    }
+
+    #[test]
+    fn what_was_told_stands_beside_what_was_done() {
+        let training = [Line::Told { at_us: 2_000_000, what: "PlanChanged".into() }];
+        let views = Views::of(&timeline(), &training, &inference(4_000, true), 1_000_000).views;
+        let seen: Vec<(f64, usize)> = views.iter().map(|view| (view.at, view.whose)).collect();
+        assert_eq!(seen, [(1.0, 1), (1.5, 0), (2.0, 2)]);
+    }
+
+    #[test]
+    fn a_promise_is_kept_or_its_breach_is_told() {
+        let passed = |slow, told| Views::of(&timeline(), &[], &inference(slow, told), 0).check.passed;
+        assert_eq!([passed(4_000, false), passed(30_000, true), passed(30_000, false)], [true, true, false]);
+        let nothing = Views::of(&timeline(), &[], &[], 0);
+        assert!(!nothing.check.passed && nothing.check.warns);
+    }
+}
