@@ -65,7 +65,7 @@ impl Lossy {
         (0..ranks).map(one).collect()
     }
 
-    /// What all averages so far lost, at most, over the squares of what was averaged.
+    /// What all averages so far lost, as encoders measured it, over the squares of what was averaged.
     pub fn lost(&self) -> Result<f64> {
         Ok(self.shared()?.lost.relative())
     }
@@ -88,7 +88,7 @@ impl Lossy {
         });
         let accounts: Vec<Account<'_>> = accounts.collect();
         let account = |rank: usize| accounts.get(rank).copied();
-        let terms = Terms { codec, most, participants: ranks };
+        let terms = Terms { codec, most, participants: ranks, measured: true };
         let (sum, chunk) = (ViewMut::from(&mut average[..]), ViewMut::from(&mut self.chunk[..]));
         account(own).map_or(Ok(()), |account| account.begin(sum))?;
         let mut sums = terms.begin(1, sum.as_view())?;
@@ -107,7 +107,7 @@ impl Lossy {
         account(own).map_or(Ok(()), |account| account.concluded(&coded, Some(ranks), chunk.as_view()))?;
         let taken = terms.take(chunk.as_view(), sum)?;
         self.owing.iter_mut().for_each(|halves| halves.swap(0, 1));
-        Ok((average, taken.squares))
+        Ok((average, Squares { error: taken.measured, ..taken.squares }))
     }
 }
 

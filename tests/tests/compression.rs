@@ -83,6 +83,10 @@ fn coded(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
     // The receipt is a rounded f32.
     ensure!(lost / signal <= f64::from(receipt.error) * 1.000_01, "{} is off: {receipt:?}", lost / signal);
     ensure!(lost > 0.0, "nothing was lost, against {receipt:?}");
+    // Ranks' tensors differ, but not at random: what encoders measured is about what is lost.
+    let measured = f64::from(receipt.measured_error);
+    ensure!((measured / (lost / signal) - 1.0).abs() < 0.25, "{} is off: {receipt:?}", lost / signal);
+    ensure!(!["exact", "several", "unknown"].contains(&receipt.codec), "{receipt:?}");
     Ok(found.iter().map(|value| value.to_bits()).collect())
 }
 
@@ -90,6 +94,7 @@ fn coded(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
 fn exact(worker: &Worker, salt: u64) -> Result<()> {
     let (found, receipt) = reduce(worker, &whole(worker.rank, salt))?;
     ensure!(receipt.algorithm == Algorithm::Ring && receipt.error == 0.0, "{receipt:?}");
+    ensure!(receipt.codec == "exact" && receipt.measured_error == 0.0, "{receipt:?}");
     let right = sums(|rank| whole(rank, salt));
     ensure!(found.iter().zip(&right).all(|(a, b)| f64::from(*a) == *b), "wrong sum of whole numbers");
     worker.sum(salt, 10_000, true, STEP)

@@ -39,7 +39,7 @@ struct Run {
     accuracy: f64,
     /// Mean loss of the last tenth of the steps.
     loss: f64,
-    /// What was lost of all gradients, vNMSE, at most.
+    /// What was lost of all gradients, vNMSE, as encoders measured it.
     lost: f64,
 }
 

@@ -42,8 +42,10 @@ struct Figures {
     wire_bytes: u64,
     /// Bits on the wire for each element.
     bits_per_element: f64,
-    /// The receipt's error, vNMSE.
+    /// The most that the error is by the receipt, vNMSE,
     claimed: f64,
+    /// and what encoders measured of it.
+    encoders: f64,
     /// The error against the exact result, vNMSE.
     measured: f64,
 }
@@ -102,6 +104,7 @@ fn main() -> Result<()> {
             wire_bytes: receipt.wire_bytes,
             bits_per_element: receipt.bits_per_element,
             claimed: f64::from(receipt.error),
+            encoders: f64::from(receipt.measured_error),
             measured: lost.sum::<f64>() / signal,
         };
         let bound = text.parse::<f64>().unwrap_or(f64::INFINITY);

@@ -91,9 +91,44 @@ pub struct Completion {
     pub hosts: u16,
     /// Receipt: the most that the error (vNMSE) is, by what encoders measured, as `f32` bits; 0 for exact operations.
     pub error: u32,
+    /// Receipt: the error (vNMSE) that encoders measured, added up over all encodings, as `f32` bits: what was lost where the errors of
+    /// several hosts are not alike, and at most `error`; 0 for exact operations.
+    pub measured_error: u32,
+    /// Receipt: in which codec the tensor travelled, an index into [`CODECS`]; [`SEVERAL_CODECS`] where that was not always the same.
+    pub codec: u16,
     /// Zero.
-    pub reserved2: [u32; 5],
+    pub reserved2: u16,
+    /// Zero.
+    pub reserved3: [u32; 3],
 }
+
+/// Names of codecs, at the numbers that completions tell. New ones come at the end.
+pub const CODECS: [&str; 18] = [
+    "exact",
+    "bf16",
+    "fp16",
+    "int8",
+    "e4m3",
+    "e5m2",
+    "int4",
+    "int8 stochastic",
+    "int4 stochastic",
+    "rotated 4",
+    "rotated 3",
+    "rotated 2",
+    "rotated 1",
+    "nonzero blocks",
+    "top 1/16",
+    "top 1/64",
+    "top 1/64, bf16",
+    "shared 4",
+];
+
+/// In [`Completion::codec`]: codes that an aggregator adds.
+pub const SHARED_CODEC: u16 = 17;
+
+/// In [`Completion::codec`]: parts travelled in different codecs.
+pub const SEVERAL_CODECS: u16 = u16::MAX;
 
 const _: () = assert!(size_of::<Submission>() == 128);
 const _: () = assert!(size_of::<Completion>() == 64);

@@ -71,6 +71,7 @@ impl Paths {
             carry: true,
             direct: true,
             coded_exchanges: true,
+            coded_measured: true,
             pace,
             path_verdicts,
             missing: self.missing.clone(),

@@ -163,7 +163,7 @@ fn coding(told: &v1::Coding) -> Result<Coding, String> {
     let codec = Codec::NAMED.iter().position(|(name, _)| *name == told.codec).ok_or_else(unknown)?;
     match told.most {
         Some(most) if !(0.0..=1.0).contains(&most) => Err(format!("a bound of {most} on what a codec loses")),
-        most => Ok(Coding { codec: codec as u16, most, exchanges: told.exchanges }),
+        most => Ok(Coding { codec: codec as u16, most, exchanges: told.exchanges, measured: told.measured }),
     }
 }
 
@@ -261,7 +261,8 @@ mod tests {
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut Recipe));
         let mut coded = recipe(3, 1);
-        coded.coding = Some(v1::Coding { codec: "int8".into(), most: Some(1e-3), exchanges: true });
+        coded.coding =
+            Some(v1::Coding { codec: "int8".into(), most: Some(1e-3), exchanges: true, measured: true });
         let found = expand(&coded, &mut Proved::default()).unwrap().plan.coding.unwrap();
         assert_eq!((Codec::NAMED[usize::from(found.codec)].1, found.most), (Codec::INT8, Some(1e-3)));
         let damaged: [Damage; 11] = [

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::communicator::Member;
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
-use harmonaize_abi::{Completion, Signature, Status};
+use harmonaize_abi::{CODECS, Completion, SEVERAL_CODECS, Signature, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,8 +68,16 @@ pub struct Receipt {
     pub algorithm: Algorithm,
     /// Whether part of it was run another way than planned: again, or exactly where the error would have been too large.
     pub fallback: bool,
+    /// In which codec the tensor travelled, as [`crate::Budget::Codecs`] names it: "exact", also where nothing was sent; "several" where
+    /// parts went by different ones; "unknown" where the agent is newer.
+    pub codec: &'static str,
     /// Error (vNMSE) that the sum has at most, from what encoders measured; 0 for exact operations.
     pub error: f32,
+    /// Error (vNMSE) that encoders measured, added up over all encodings on the way: what was lost, but where the errors of several
+    /// hosts are alike (as of the same tensor at all, in codecs that are not unbiased), or cancel; then it lies anywhere up to `error`. Never
+    /// above it; the same where nothing was added, an aggregator added, or an agent is older. Both are over the squares that are known: where a host has several
+    /// ranks, those of their sum over their number, which are fewer, so that both say too much there.
+    pub measured_error: f32,
     /// Fewest hosts whose parts are in a part of the result, if that was not all; a tenant has to have allowed it.
     pub hosts: Option<u16>,
 }
@@ -94,7 +102,12 @@ impl Receipt {
                 other => Algorithm::Other(other),
             },
             fallback: completion.fallback != 0,
+            codec: match completion.codec {
+                SEVERAL_CODECS => "several",
+                codec => CODECS.get(usize::from(codec)).copied().unwrap_or("unknown"),
+            },
             error: f32::from_bits(completion.error),
+            measured_error: f32::from_bits(completion.measured_error),
             hosts: (completion.hosts > 0).then_some(completion.hosts),
         }
     }

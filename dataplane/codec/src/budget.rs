@@ -145,6 +145,9 @@ mod tests {
         for (name, codec) in Codec::NAMED {
             assert_eq!((Codec::named(name), codec.name()), (Some(*codec), *name));
         }
+        let names: Vec<&str> = Codec::all().map(|(name, _)| name).collect();
+        assert_eq!(names, harmonaize_abi::CODECS, "completions tell codecs by number");
+        assert_eq!(names[usize::from(harmonaize_abi::SHARED_CODEC)], Codec::SHARED4.name());
     }
 
     #[test]

@@ -32,18 +32,19 @@ pub fn encode(codec: Codec, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Res
         Codec::Sparse(form) => codes::encode_sparse(isa, form, seed, source, payload)?,
     };
     let length = u32::try_from(bytes).map_err(|_| KernelError::Block)?;
-    let header = Header { codec, payload: length, elements: count, seed, squares }.to_bytes();
+    let header = Header { codec, payload: length, elements: count, seed, squares, measured: 1.0 }.to_bytes();
     let head = to.range(0, HEADER_BYTES).ok_or(short)?;
     copy(View::from(&header[..]), &[head])?;
     Ok(Encoded { bytes: HEADER_BYTES + bytes, squares })
 }
 
-/// Has the header of the chunk at the start of `chunk` say other squares: of all that was lost on the way to the chunk's elements.
+/// Has the header of the chunk at the start of `chunk` say other squares: of all that was lost on the way to the chunk's elements, and
+/// the part of that, 0 to 1, which encoders measured where the rest is a bound.
 ///
 /// # Errors
 /// As [`header`].
-pub fn state(squares: Squares, chunk: ViewMut<'_>) -> Result<(), CodecError> {
-    let stated = Header { squares, ..header(chunk.as_view())? }.to_bytes();
+pub fn state(squares: Squares, measured: f32, chunk: ViewMut<'_>) -> Result<(), CodecError> {
+    let stated = Header { squares, measured, ..header(chunk.as_view())? }.to_bytes();
     let head = chunk.range(0, HEADER_BYTES);
     let head = head.ok_or(CodecError::Short { expected: HEADER_BYTES, given: chunk.bytes() })?;
     Ok(copy(View::from(&stated[..]), &[head])?)

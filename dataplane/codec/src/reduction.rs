@@ -4,7 +4,7 @@
 //! The budget holds for the whole: the squared error of the sum over the squares of all ranks' inputs. Chunks say what they lost,
 //! and the owner adds up: squares themselves where errors are independent (and a margin for chance), their roots where they may
 //! all point the same way. Half of the budget is for contributions, so that there is always one for the sum; whoever would pass
-//! it sends exact elements.
+//! it sends exact elements. Beside that bound, the sum's chunk says what the encoders measured.
 
 use crate::{
     Code, Codec, CodecError, Encoded, HEADER_BYTES, Header, Squares, Store, decode, encode, header, state,
@@ -31,6 +31,8 @@ pub struct Terms {
     pub most: Option<f64>,
     /// How many contribute, the owner included.
     pub participants: u32,
+    /// Whether sums' chunks say what encoders measured, beside the bound: in headers of version 2, which all have to know.
+    pub measured: bool,
 }
 
 /// A chunk that was written, or read, on such terms.
@@ -40,6 +42,9 @@ pub struct Coded {
     pub bytes: usize,
     /// What the header says.
     pub squares: Squares,
+    /// Of a sum, the squared errors of all encodings on the way as their encoders measured them, added up: what is lost where errors of
+    /// participants are not alike. At most the squared error, and the same where that is no bound.
+    pub measured: f64,
     /// Whether it is exact because of the budget, or of a NaN.
     pub refused: bool,
 }
@@ -70,7 +75,7 @@ impl Terms {
             // The square of the ranks' sum is at most so many times the sum of their squares.
             let signal = told.signal / f64::from(ranks.max(1));
             let holds = self.most.is_none_or(|most| lost.error <= share * most * signal);
-            (Squares { error: lost.error, signal }, holds)
+            (Stated::plain(Squares { error: lost.error, signal }), holds)
         })
     }
 
@@ -82,7 +87,7 @@ impl Terms {
     pub fn pass(&self, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
         self.encode(seed, source, to, |lost, told| {
             let squares = Squares { error: lost.error, signal: told.signal };
-            (squares, self.most.is_none_or(|most| squares.error <= most * squares.signal))
+            (Stated::plain(squares), self.most.is_none_or(|most| squares.error <= most * squares.signal))
         })
     }
 
@@ -125,7 +130,10 @@ impl Terms {
             let mut all = *sums;
             all.add(lost.error * scale);
             let squares = Squares { error: self.bound(&all, elements), signal: sums.signal };
-            (squares, self.most.is_none_or(|most| squares.error <= most * squares.signal))
+            let part = if self.measured { all.errors / squares.error } else { 1.0 };
+            // Of what is no number, or nothing, all was measured.
+            let part = if (0.0..1.0).contains(&part) { part as f32 } else { 1.0 };
+            (Stated { squares, part }, self.most.is_none_or(|most| squares.error <= most * squares.signal))
         })
     }
 
@@ -142,8 +150,8 @@ impl Terms {
         if given != self.codec && given != Codec::EXACT {
             return Err(CodecError::NotAgreed { given });
         }
-        let Header { squares, payload, .. } = decode(from, store, to)?;
-        Ok(Coded { bytes: HEADER_BYTES + payload as usize, squares, refused: given != self.codec })
+        let header = decode(from, store, to)?;
+        Ok(Coded::new(&header, given != self.codec))
     }
 
     /// Encodes, and again exactly if `judge` does not let it pass: of what was lost and what the encoder told, it says what the
@@ -153,20 +161,19 @@ impl Terms {
         seed: u64,
         source: View<'_>,
         to: ViewMut<'_>,
-        judge: impl Fn(Squares, Squares) -> (Squares, bool),
+        judge: impl Fn(Squares, Squares) -> (Stated, bool),
     ) -> Result<Coded, CodecError> {
         let room = to.bytes();
         let fits = self.codec.most_bytes(elements(source)).is_some_and(|most| most <= room);
         let mut told = Squares::default();
         if self.codec != Codec::EXACT && fits {
-            let Encoded { bytes, squares: mut lost } = encode(self.codec, seed, source, to)?;
+            let Encoded { squares: mut lost, .. } = encode(self.codec, seed, source, to)?;
             if matches!(self.codec, Codec::Fixed(Code::Rotated { .. })) {
                 lost.error += ROTATED * lost.signal;
             }
-            let (squares, holds) = judge(lost, lost);
+            let (stated, holds) = judge(lost, lost);
             if holds && !lost.error.is_nan() {
-                state(squares, to)?;
-                return Ok(Coded { bytes, squares, refused: false });
+                return stated.write(to, false);
             }
             told = lost;
         }
@@ -174,10 +181,9 @@ impl Terms {
             // Perhaps the code alone had no room for an element.
             told.signal = codes::signal(Isa::detect(), source)?;
         }
-        let Encoded { bytes, .. } = encode(Codec::EXACT, seed, source, to)?;
-        let (squares, _) = judge(Squares::default(), told);
-        state(squares, to)?;
-        Ok(Coded { bytes, squares, refused: self.codec != Codec::EXACT })
+        encode(Codec::EXACT, seed, source, to)?;
+        let (stated, _) = judge(Squares::default(), told);
+        stated.write(to, self.codec != Codec::EXACT)
     }
 
     /// How many times the sum of squared errors the squared sum of `errors` errors is, at most.
@@ -199,6 +205,32 @@ impl Terms {
 pub fn shared_spread(bits: u8, workers: u32) -> f64 {
     let cut = if bits == 4 { 0.25 } else { 1.0 };
     chance(usize::MAX).max(1.0 + cut * f64::from(workers.saturating_sub(1)))
+}
+
+/// What a chunk's header is to say.
+struct Stated {
+    squares: Squares,
+    /// The part of the squared error that was measured.
+    part: f32,
+}
+
+impl Stated {
+    fn plain(squares: Squares) -> Self {
+        Self { squares, part: 1.0 }
+    }
+
+    /// Has the chunk that was written at the start of `to` say it.
+    fn write(&self, to: ViewMut<'_>, refused: bool) -> Result<Coded, CodecError> {
+        state(self.squares, self.part, to)?;
+        Ok(Coded::new(&header(to.as_view())?, refused))
+    }
+}
+
+impl Coded {
+    fn new(header: &Header, refused: bool) -> Self {
+        let bytes = HEADER_BYTES + header.payload as usize;
+        Self { bytes, squares: header.squares, measured: header.measured_error(), refused }
+    }
 }
 
 impl Sums {

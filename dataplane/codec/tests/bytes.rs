@@ -52,7 +52,8 @@ fn values(chunk: &[u8], elements: usize) -> Result<Vec<f32>, CodecError> {
 fn a_header_is_what_its_table_says() {
     let codec = Codec::Fixed(Code::Blocks { grid: Grid::Int8, block: 64, rounding: Rounding::Stochastic });
     let squares = Squares { error: 0.25, signal: 2.0 };
-    let header = Header { codec, payload: 0x54, elements: 80, seed: 0x0807_0605_0403_0201, squares };
+    let header =
+        Header { codec, payload: 0x54, elements: 80, seed: 0x0807_0605_0403_0201, squares, measured: 1.0 };
     let bytes = header.to_bytes();
     assert_eq!(
         bytes[..28],
@@ -63,6 +64,12 @@ fn a_header_is_what_its_table_says() {
     let header = Header { payload: 64 + 16 + 8, ..header };
     assert_eq!(Header::from_bytes(&header.to_bytes()), Ok(header));
     let negative = Header { squares: Squares { error: -1.0, signal: 2.0 }, ..header };
+    assert_eq!(Header::from_bytes(&negative.to_bytes()), Err(CodecError::Payload));
+    // What was measured of a bound makes it version 2; only a part is one.
+    let bound = Header { measured: 0.25, ..header }.to_bytes();
+    assert_eq!((bound[2], &bound[8..12]), (2, &0.25_f32.to_le_bytes()[..]));
+    assert_eq!(Header::from_bytes(&bound), Ok(Header { measured: 0.25, ..header }));
+    let negative = Header { measured: -0.25, ..header };
     assert_eq!(Header::from_bytes(&negative.to_bytes()), Err(CodecError::Payload));
     let mut damaged = header.to_bytes();
     damaged[20] ^= 1;
@@ -81,10 +88,10 @@ fn a_chunk_states_what_its_encoder_lost_or_was_told() {
     assert_eq!(header(View::from(&bytes[..])).unwrap().squares, told.squares);
     let before = values(&bytes, 3).unwrap();
     let more = Squares { error: 7.0, signal: 9.0 };
-    state(more, ViewMut::from(&mut bytes[..])).unwrap();
+    state(more, 1.0, ViewMut::from(&mut bytes[..])).unwrap();
     assert_eq!(header(View::from(&bytes[..])).unwrap().squares, more);
     assert_eq!(values(&bytes, 3).unwrap(), before);
-    assert!(state(more, ViewMut::from(&mut bytes[..20])).is_err());
+    assert!(state(more, 1.0, ViewMut::from(&mut bytes[..20])).is_err());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{View, ViewMut};
-use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Header, Squares, Terms, header, state};
+use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Header, Sparse, Squares, Terms, header, state};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -21,6 +21,8 @@ struct Part {
 struct Outcome {
     values: Vec<f32>,
     stated: Squares,
+    /// The squared errors of all encodings as encoders measured them.
+    measured: f64,
     refused: usize,
     bytes: usize,
 }
@@ -72,9 +74,10 @@ impl Part {
         let stated =
             self.terms.take(View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..])).unwrap();
         assert_eq!((stated.bytes, stated.refused), (coded.bytes, coded.refused));
-        let stated = stated.squares;
+        let (stated, measured) = (stated.squares, stated.measured);
         assert!(stated.signal.to_bits() == coded.squares.signal.to_bits());
-        Outcome { values, stated, refused: refused + usize::from(coded.refused), bytes: bytes + coded.bytes }
+        let (refused, bytes) = (refused + usize::from(coded.refused), bytes + coded.bytes);
+        Outcome { values, stated, measured, refused, bytes }
     }
 
     /// The squared error of the sum, found by hand.
@@ -111,7 +114,7 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
         let most = [1e-6, 1e-4, 1e-2, 0.1, 1.0][random.random_range(0..5)];
         let ranks: Vec<u32> = (0..random.random_range(2..=8)).map(|_| random.random_range(1..=3)).collect();
         let elements = [1, 2, 17, 256, 257, 1025, 5000][random.random_range(0..7)];
-        let terms = Terms { codec, most: Some(most), participants: ranks.len() as u32 };
+        let terms = Terms { codec, most: Some(most), participants: ranks.len() as u32, measured: true };
         let part = Part::new(terms, &ranks, elements, &mut any_input(seed, elements));
         for average in [false, true] {
             let outcome = part.run(seed, average);
@@ -122,6 +125,7 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
             assert!(lost <= most, "{what} lost {lost}, not {most}: {:?}", outcome.stated);
             let told = outcome.stated.error / part.signal;
             assert!(lost <= told, "{what} lost {lost} and told {told}");
+            assert!(outcome.measured <= outcome.stated.error, "{what} measured {}", outcome.measured);
             assert!(outcome.stated.relative() <= most, "{what} told {:?}", outcome.stated);
             assert!(
                 outcome.stated.signal <= part.signal * 1.00001,
@@ -137,7 +141,7 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
 
 #[test]
 fn independent_errors_are_not_told_as_if_they_were_aligned() {
-    let terms = Terms { codec: Codec::rotated(4), most: None, participants: 8 };
+    let terms = Terms { codec: Codec::rotated(4), most: None, participants: 8, measured: true };
     let part = Part::new(terms, &[1; 8], 1 << 15, &mut |rank| {
         let mut random = ChaCha8Rng::seed_from_u64(rank as u64);
         (0..1 << 15).map(|_| normal(&mut random)).collect()
@@ -149,10 +153,52 @@ fn independent_errors_are_not_told_as_if_they_were_aligned() {
 }
 
 #[test]
+fn encoders_measure_what_is_lost_of_sums_of_different_tensors() {
+    for (name, codec) in Codec::NAMED.iter().skip(1) {
+        for participants in [2, 5, 8] {
+            let (mut lost, mut measured, mut bound) = (0.0, 0.0, 0.0);
+            for seed in 0..12 {
+                let terms = Terms { codec: *codec, most: None, participants, measured: true };
+                let part = Part::new(terms, &vec![1; participants as usize], 1 << 13, &mut |rank| {
+                    let mut random = ChaCha8Rng::seed_from_u64(seed << 8 | rank as u64);
+                    (0..1 << 13).map(|_| normal(&mut random) / random.random_range(0.05..1.0_f32)).collect()
+                });
+                for average in [false, true] {
+                    let outcome = part.run(seed, average);
+                    lost += part.error(&outcome, average);
+                    measured += outcome.measured;
+                    bound += outcome.stated.error;
+                }
+            }
+            let what = format!("{name} at {participants}: lost {lost}, measured {measured}, at most {bound}");
+            if *codec != Codec::Sparse(Sparse::Blocks) {
+                assert!((0.95..1.05).contains(&(measured / lost)), "{what}");
+                assert!(codec.is_unbiased() || bound > 1.3 * lost, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn who_does_not_know_what_was_measured_is_told_the_bound() {
+    let values: Vec<f32> = (0..600).map(|index| (index as f32 * 0.37).sin()).collect();
+    for measured in [false, true] {
+        let terms = Terms { codec: Codec::INT4, most: None, participants: 4, measured };
+        let part = Part::new(terms, &[1; 4], 600, &mut |_| values.clone());
+        let outcome = part.run(1, false);
+        let lost = part.error(&outcome, false);
+        // All round alike: errors add up as the bound says, and not as encoders can know.
+        assert!(lost <= outcome.stated.error && lost > 0.8 * outcome.stated.error, "{lost}");
+        assert_eq!(outcome.measured < lost, measured, "{} of {lost}", outcome.measured);
+        assert!(measured || outcome.measured.to_bits() == outcome.stated.error.to_bits());
+    }
+}
+
+#[test]
 fn what_is_not_finite_goes_exactly() {
     for (name, codec) in Codec::NAMED {
         for most in [None, Some(0.5)] {
-            let terms = Terms { codec: *codec, most, participants: 3 };
+            let terms = Terms { codec: *codec, most, participants: 3, measured: true };
             let part = Part::new(terms, &[1, 1, 1], 600, &mut |rank| {
                 let mut values = vec![rank as f32 - 0.7; 600];
                 if rank == 2 {
@@ -185,7 +231,7 @@ fn a_slot_with_room_for_exact_elements_has_room_for_any_chunk() {
 
 #[test]
 fn what_was_not_agreed_on_is_refused() {
-    let terms = |codec| Terms { codec, most: None, participants: 2 };
+    let terms = |codec| Terms { codec, most: None, participants: 2, measured: true };
     let values = vec![1.5_f32; 300];
     let mut chunk = vec![0; 1400];
     let to = ViewMut::from(&mut chunk[..]);
@@ -206,7 +252,7 @@ fn what_was_not_agreed_on_is_refused() {
     assert!(sum.iter().all(|value| *value == 1.0) && sums == before, "nothing was written");
     // What it says of its squares may be anything.
     for squares in [(f64::NAN, 1.0), (f64::INFINITY, 0.0), (1e300, 1e-300)] {
-        state(Squares { error: squares.0, signal: squares.1 }, ViewMut::from(&mut *chunk)).unwrap();
+        state(Squares { error: squares.0, signal: squares.1 }, 1.0, ViewMut::from(&mut *chunk)).unwrap();
         let Header { elements, .. } = header(View::from(&*chunk)).unwrap();
         assert_eq!(elements, 300);
         let terms = Terms { most: Some(0.1), ..terms(Codec::BF16) };

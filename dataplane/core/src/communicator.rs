@@ -69,12 +69,21 @@ pub struct Receipt {
 pub struct Coded {
     /// Bytes of chunks that were sent, each as often as it was.
     pub wire_bytes: u64,
-    /// Of the results that were decoded: the squared error of the sums, as their owners told it, or of what was moved,
+    /// The codec, as [`harmonaize_plan::Coding::codec`] says it; [`Coded::SEVERAL`] if it was not always the same.
+    pub codec: u16,
+    /// Of the results that were decoded: the most that the squared error of the sums is, as their owners told it, or what it is of what was moved,
     pub error: f64,
+    /// what encoders measured of it,
+    pub measured: f64,
     /// and the squares that it is an error of.
     pub signal: f64,
     /// Whether a chunk that was written or read here was exact although its plan says otherwise.
     pub refused: bool,
+}
+
+impl Coded {
+    /// Parts of an operation travelled in different codecs.
+    pub const SEVERAL: u16 = u16::MAX;
 }
 
 /// What the caller must do next.

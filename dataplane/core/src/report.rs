@@ -10,9 +10,13 @@ impl Communicator {
     pub fn coded(&mut self, operation: u64, step: &Coded) {
         let Some(operation) = self.operations.get_mut(operation) else { return };
         operation.wire_bytes += step.wire_bytes;
-        let all = operation.coded.get_or_insert_with(Coded::default);
+        let all = operation.coded.get_or_insert_with(|| Coded { codec: step.codec, ..Coded::default() });
+        if all.codec != step.codec {
+            all.codec = Coded::SEVERAL;
+        }
         all.wire_bytes += step.wire_bytes;
         all.error += step.error;
+        all.measured += step.measured;
         all.signal += step.signal;
         all.refused |= step.refused;
     }

@@ -9,7 +9,7 @@ use crate::feedback;
 use crate::member::Member;
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Rank, ReduceOp, Signature, View, ViewMut};
+use harmonaize_abi::{Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{Codes, Event, Form, Tensors, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
@@ -163,7 +163,8 @@ fn tell(now: Nanos, epoch: u32, worker: &mut Worker, member: &mut Member) -> usi
             Event::Done { segment, hosts, squares } => {
                 let coded = squares != Squares::default();
                 let Squares { error, signal } = squares;
-                let coded = coded.then(|| Coded { error, signal, ..Coded::default() });
+                let told = Coded { codec: SHARED_CODEC, error, measured: error, signal, ..Coded::default() };
+                let coded = coded.then_some(told);
                 member.core.aggregated(now, epoch, segment, hosts, coded.as_ref());
             }
             Event::Ended(reason) => {

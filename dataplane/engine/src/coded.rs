@@ -57,7 +57,7 @@ pub(crate) fn run(
     let coding = segment.coding.ok_or(ExecuteError::Operand(*from))?;
     let codec = codec(&coding).ok_or(ExecuteError::Operand(*from))?;
     let participants = context.member.participants;
-    let terms = Terms { codec, most: coding.most, participants };
+    let terms = Terms { codec, most: coding.most, participants, measured: coding.measured };
     let coder = Coder { context, segment, signature, size, terms };
     match (step.kind, from.form, to.form) {
         (StepKind::Move, Form::Exact, Form::Coded(stage)) => coder.encode(from, step, stage),
@@ -158,7 +158,7 @@ impl<'a> Coder<'a, '_> {
                 .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
         }
         let (Squares { error, signal }, refused) = (taken.squares, taken.refused);
-        let done = Coded { error, signal, refused, ..Coded::default() };
+        let done = Coded { error, measured: taken.measured, signal, refused, ..Coded::default() };
         Ok(Outcome { done: Some(done), ..Outcome::default() })
     }
 
@@ -221,10 +221,10 @@ fn blame(from: &Operand, error: CodecError) -> ExecuteError {
     }
 }
 
-/// The error of an operation, over all ranks' squares.
-pub(crate) fn vnmse(coded: &Coded) -> f32 {
-    let squares = Squares { error: coded.error, signal: coded.signal };
-    squares.relative() as f32
+/// The most that the error of an operation is, and what encoders measured, over all ranks' squares.
+pub(crate) fn vnmse(coded: &Coded) -> [f32; 2] {
+    let Coded { error, measured, signal, .. } = *coded;
+    [error, measured].map(|error| Squares { error, signal }.relative() as f32)
 }
 
 /// Who sent the chunk that is to blame, if one is.

@@ -390,6 +390,7 @@ impl Engine {
         let bits = receipt.wire_bytes.saturating_mul(8 * 256) / elements;
         let Signature { collective, root, .. } = receipt.signature;
         let request = Request { collective, root, coded: receipt.coded.is_some(), shots: receipt.shots };
+        let [error, measured] = receipt.coded.map_or([0.0; 2], |coded| vnmse(&coded));
         let completion = Completion {
             version: ABI_VERSION,
             status: Code::Ok.code(),
@@ -404,7 +405,9 @@ impl Engine {
             },
             fallback: fell_back(receipt).into(),
             hosts: receipt.aggregated.map_or(0, |aggregated| aggregated.short_of(member.participants)),
-            error: receipt.coded.map_or(0, |coded| vnmse(&coded).to_bits()),
+            error: error.to_bits(),
+            measured_error: measured.to_bits(),
+            codec: receipt.coded.map_or(0, |coded| coded.codec),
             ..Completion::default()
         };
         self.report(local.attachment, &completion);

@@ -34,7 +34,7 @@ fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
 
 fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
     let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
-    Some(Coding { codec, most, exchanges: true })
+    Some(Coding { codec, most, exchanges: true, measured: true })
 }
 
 fn world(transports: Vec<Box<dyn Transport + Send>>, ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
@@ -112,6 +112,15 @@ fn every_sum_is_within_its_budget(transports: fn(usize) -> Vec<Box<dyn Transport
                         let told = f64::from(f32::from_bits(done.error));
                         assert!(lost <= told * 1.001, "{what}, told {told}");
                         assert!(most.is_none_or(|most| told <= most * 1.0001), "{what}, told {told}");
+                        let measured = f64::from(f32::from_bits(done.measured_error));
+                        assert!(measured <= told, "{what}, measured {measured}");
+                        assert_eq!(harmonaize_abi::CODECS[usize::from(done.codec)], *name);
+                        // Of many elements and in bits that lose, errors are not alike by chance; of several ranks the squares
+                        // of the sum stand for theirs, which are more.
+                        let single = ranks.iter().all(|ranks| ranks.len() == 1);
+                        if single && count > 50_000 && done.fallback == 0 && lost > 1e-7 {
+                            assert!((0.9..1.1).contains(&(measured / lost)), "{what}, measured {measured}");
+                        }
                         assert_eq!(done.algorithm, 6, "{what}");
                         assert!(done.fallback == 0 || most.is_some(), "{what}");
                         assert!(done.wire_bytes > 0, "{what}");
@@ -192,8 +201,9 @@ fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budge
                         signal += sent.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
                     }
                 }
-                let told = f64::from(f32::from_bits(completions[locals[0] as usize].error));
-                let lost = error / signal;
+                let done = completions[locals[0] as usize];
+                let (told, lost) = (f64::from(f32::from_bits(done.error)), error / signal);
+                assert_eq!(done.measured_error, done.error, "{what}: nothing is a bound");
                 // Of a rotated block that is not full, what falls into its padding is told, too.
                 let least = if name.starts_with("rotated") { told / 2.0 } else { told * 0.999 - 1e-6 };
                 assert!(lost >= least && lost <= told * 1.001 + 1e-6, "{what}: lost {lost}, told {told}");
@@ -315,6 +325,7 @@ fn the_codec_changes_in_the_midst_of_an_operation() {
         // Coded for a while: less than the ring alone would have sent, more than either codec would.
         let exact = count as u64 * 4 * 2 * 3 / 4;
         assert!(completions.iter().all(|done| (exact / 8..exact).contains(&done.wire_bytes)));
+        assert!(completions.iter().all(|done| done.codec == harmonaize_abi::SEVERAL_CODECS));
         let after = run(&mut world, ReduceOp::Sum, 9000, OUTPUT);
         assert!(after.iter().all(|done| (done.algorithm, done.error) == (2, 0)));
     }
@@ -323,7 +334,7 @@ fn the_codec_changes_in_the_midst_of_an_operation() {
 #[test]
 fn a_codec_that_is_not_known_is_refused() {
     let mut world = world(loopback(2), &hosts(2), coding("int8", None));
-    change(&mut world, 2, Some(Coding { codec: 999, most: None, exchanges: false }));
+    change(&mut world, 2, Some(Coding { codec: 999, most: None, exchanges: false, measured: false }));
     let refused = |notice: &Notice| matches!(notice, Notice::PrepareFailed { epoch: 2, reason, .. } if reason.contains("999"));
     assert!(world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(refused)));
     let completions = run(&mut world, ReduceOp::Sum, 9000, OUTPUT);

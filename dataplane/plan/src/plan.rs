@@ -56,6 +56,8 @@ pub struct Coding {
     pub most: Option<f64>,
     /// Whether AllToAlls are coded, too.
     pub exchanges: bool,
+    /// Whether chunks of sums say what encoders measured, beside the bound.
+    pub measured: bool,
 }
 
 /// What a participant knows of its own ranks. Participants need not agree on it: messages do not depend on it.

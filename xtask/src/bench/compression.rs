@@ -73,6 +73,7 @@ struct Figures {
     fallback: bool,
     bits_per_element: f64,
     claimed: f64,
+    encoders: f64,
     measured: f64,
 }
 
@@ -91,12 +92,13 @@ impl Suite {
         let figures: Vec<Figures> = lab.figures("coded", &hosts, &arguments, LIMIT)?;
         for found in &figures {
             eprintln!(
-                "{rate}, {}: {:.1} ms, {}, {:.2} bits an element, vNMSE {:.3e} claimed and {:.3e} measured{}",
+                "{rate}, {}: {:.1} ms, {}, {:.2} bits an element, vNMSE at most {:.3e}, {:.3e} by encoders, {:.3e} against the exact result{}",
                 found.budget,
                 median(&found.times_us).unwrap_or(0.0) / 1e3,
                 found.algorithm,
                 found.bits_per_element,
                 found.claimed,
+                found.encoders,
                 found.measured,
                 if found.fallback { ", in part exact" } else { "" }
             );
@@ -125,9 +127,10 @@ fn speed(suite: &Suite) -> Result<Vec<Row>> {
         let found = of(name)?;
         let case = suite.case(format!("allreduce f32 as {name}, 1 Gbit/s: busbw GB/s"), Better::More, bar);
         rows.push(case.compare(&busbw(suite.effort.bytes, found), &exact, "the same exact"));
-        // Of codes whose errors may be alike at all ranks the receipt tells a bound.
-        let case = suite.case(format!("{name}: vNMSE, against the receipt's"), Better::Less, 1.05);
+        let case = suite.case(format!("{name}: vNMSE, against the receipt's bound"), Better::Less, 1.0);
         rows.push(case.compare(&[found.measured], &[found.claimed], "the receipt"));
+        let case = suite.case(format!("{name}: vNMSE, against what encoders measured"), Better::Less, 1.05);
+        rows.push(case.compare(&[found.measured], &[found.encoders], "the receipt"));
     }
     Ok(rows)
 }

@@ -7,6 +7,7 @@ use super::communicator::Communicator;
 use super::decisions::{Changed, Trigger};
 use super::form::Proposal;
 use super::replan::{Planned, changed};
+use super::session::Abilities;
 use super::{Fact, SessionId, State};
 use harmonaize_abi::session::Budget as Said;
 use harmonaize_api::v1;
@@ -33,6 +34,8 @@ pub(super) struct Chosen {
     pub reason: String,
     /// Whether AllToAlls are coded too.
     exchanges: bool,
+    /// Whether chunks say what encoders measured.
+    measured: bool,
     /// What it was chosen by, where there was something to choose.
     outlook: Option<Outlook>,
     /// How much of a tensor is summed by it in a second, bits; 0 where it is exact, or not known.
@@ -47,6 +50,7 @@ impl Chosen {
             budget: Budget::Exact,
             reason: String::new(),
             exchanges: false,
+            measured: false,
             outlook: None,
             speed: 0,
         }
@@ -64,6 +68,7 @@ impl Chosen {
             codec: self.codec.name().to_owned(),
             most: self.budget.most_by(self.codec),
             exchanges: self.exchanges,
+            measured: self.measured,
         })
     }
 
@@ -81,6 +86,7 @@ impl Chosen {
             budget,
             reason: "as before control restarted".to_owned(),
             exchanges: recipe.coding.as_ref().is_some_and(|coding| coding.exchanges),
+            measured: recipe.coding.as_ref().is_some_and(|coding| coding.measured),
             outlook: None,
             speed: 0,
         }
@@ -254,13 +260,15 @@ impl State {
         } else {
             self.fastest(now, id, known, planned)
         };
-        let all = known.members.iter().all(|member| {
-            let session = member.session.and_then(|session| self.sessions.get(&session));
-            session.is_some_and(|session| session.abilities.coded_exchanges)
-        });
+        let all = |can: fn(&Abilities) -> bool| {
+            let session = |session: Option<SessionId>| self.sessions.get(&session?);
+            let mut agents = known.members.iter().map(|member| session(member.session));
+            codec != Codec::EXACT && agents.all(|agent| agent.is_some_and(|agent| can(&agent.abilities)))
+        };
+        let (exchanges, measured) = (all(|can| can.coded_exchanges), all(|can| can.coded_measured));
         let (outlook, speed) = chosen.unzip();
         let speed = speed.filter(|_| codec != Codec::EXACT).unwrap_or(0);
-        Chosen { codec, budget, reason, exchanges: all && codec != Codec::EXACT, outlook, speed }
+        Chosen { codec, budget, reason, exchanges, measured, outlook, speed }
     }
 
     fn fastest(

@@ -41,6 +41,7 @@ pub(super) struct Abilities {
     pub carry: bool,
     pub direct: bool,
     pub coded_exchanges: bool,
+    pub coded_measured: bool,
     pub aggregation: bool,
     pub aggregated_codes: bool,
     /// Codecs that it takes, and what they take there.
@@ -64,6 +65,7 @@ impl Abilities {
             carry: said.carry,
             direct: said.direct,
             coded_exchanges: said.coded_exchanges,
+            coded_measured: said.coded_measured,
             aggregation: said.aggregation,
             aggregated_codes: said.aggregated_codes,
             codecs: super::coding::levels(&said.codecs),

@@ -26,7 +26,7 @@ pub(crate) struct Books {
 fn any_coding(rng: &mut ChaCha8Rng) -> Option<Coding> {
     let codec = rng.random_range(0..Codec::NAMED.len()) as u16;
     let most = [None, Some(1e-4), Some(1e-2), Some(0.3)][rng.random_range(0..4)];
-    rng.random_bool(0.8).then_some(Coding { codec, most, exchanges: true })
+    rng.random_bool(0.8).then_some(Coding { codec, most, exchanges: true, measured: rng.random() })
 }
 
 impl Scenario {
@@ -73,7 +73,15 @@ impl World {
     fn terms(&self, segment: &Segment) -> (Terms, Coding) {
         let coding = segment.coding.expect("coded steps without a codec");
         let (_, codec) = Codec::NAMED[usize::from(coding.codec)];
-        (Terms { codec, most: coding.most, participants: self.scenario.group.participants() }, coding)
+        (
+            Terms {
+                codec,
+                most: coding.most,
+                participants: self.scenario.group.participants(),
+                measured: coding.measured,
+            },
+            coding,
+        )
     }
 
     /// A step with coded operands. `Err` names the peer whose chunk is none.
@@ -89,7 +97,7 @@ impl World {
         let (terms, coding) = self.terms(&context.segment);
         let budget = self.books.budgets.entry(operation).or_insert(coding.most);
         *budget = budget.zip(coding.most).map(|(one, other)| one.max(other));
-        let mut done = Coded::default();
+        let mut done = Coded { codec: coding.codec, ..Coded::default() };
         let peer = sources.first().map(|message| message.peer);
         let from = match sources.first() {
             Some(message) => self.landed(context, message),
@@ -122,6 +130,7 @@ impl World {
                 (Err(error), None) => panic!("an own chunk: {error}"),
             };
             (done.error, done.signal) = (lost.squares.error, lost.squares.signal);
+            done.measured = lost.measured;
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             for operand in &step.destinations {
                 let to = self.locate(context, operand, false);
@@ -267,7 +276,7 @@ impl World {
         let coded = self.books.budgets.contains_key(&receipt.operation) && receipt.signature.count > 0;
         assert_eq!(receipt.coded.is_some(), coded, "{receipt:?}");
         let Some(told) = receipt.coded else { return };
-        assert!(told.wire_bytes <= receipt.wire_bytes);
+        assert!(told.wire_bytes <= receipt.wire_bytes && told.measured <= told.error, "{told:?}");
         let tensor = &self.tensors[&(rank.0, receipt.operation)];
         let (error, signal) = self.lost(rank, receipt.operation, &receipt.signature, tensor.output());
         // What is moved is told for all ranks of a participant.

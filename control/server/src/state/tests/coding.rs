@@ -64,8 +64,12 @@ fn a_slow_fabric_is_coded_within_the_budget_and_who_has_none_stays_exact() {
         fabric.run(SECOND * 3);
         assert_eq!(runs(&fabric, id).0, codec, "{budget:?}: {}", plan(&fabric, id).codec_reason);
         let recipe = fabric.recipe_of(0, id);
-        let expected =
-            (codec != "exact").then(|| v1::Coding { codec: codec.to_owned(), most, exchanges: false });
+        let expected = (codec != "exact").then(|| v1::Coding {
+            codec: codec.to_owned(),
+            most,
+            exchanges: false,
+            measured: false,
+        });
         assert_eq!((recipe.coding, recipe.budget), (expected, budget));
         assert_eq!((plan(&fabric, id).codec, runs(&fabric, beside).0), (codec.to_owned(), "exact"));
         assert_eq!(fabric.recipe_of(0, beside).coding, None);
@@ -260,7 +264,13 @@ fn coded(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
         .iter()
         .map(|(name, _)| v1::CodecSpeed { codec: (*name).to_owned(), ..v1::CodecSpeed::default() });
     let codecs = codecs.collect();
-    let abilities = v1::Abilities { codecs, carry: true, coded_exchanges: true, ..v1::Abilities::default() };
+    let abilities = v1::Abilities {
+        codecs,
+        carry: true,
+        coded_exchanges: true,
+        coded_measured: true,
+        ..v1::Abilities::default()
+    };
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
 
@@ -281,10 +291,12 @@ fn all_to_alls_are_coded_where_all_agents_can() {
     for all in [true, false] {
         let mut world = World::new(settings(4), 7);
         let mut hellos = [coded(0, vec![]), coded(1, vec![])];
-        hellos[1].abilities.as_mut().unwrap().coded_exchanges = all;
+        let abilities = hellos[1].abilities.as_mut().unwrap();
+        (abilities.coded_exchanges, abilities.coded_measured) = (all, all);
         let sessions = hellos.map(|hello| world.hello(hello));
         let recipes = joined(&mut world, &sessions, &bound(0.05));
-        assert!(recipes.iter().all(|recipe| recipe.coding.as_ref().unwrap().exchanges == all));
+        let told = recipes.iter().map(|recipe| recipe.coding.as_ref().unwrap());
+        assert!(told.into_iter().all(|coding| (coding.exchanges, coding.measured) == (all, all)));
     }
 }
 
