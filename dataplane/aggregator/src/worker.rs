@@ -261,12 +261,16 @@ impl Worker {
     }
 
     /// Makes the next chunk if it is below `limit`. Ranges go first, those of segments to come too: so they are there when the
-    /// turn is on their codes. Cost: a look at each segment that is submitted.
+    /// turn is on their codes. But these never take the last place in flight: others may not have come so far, and wait for codes
+    /// from here. Cost: a look at each segment that is submitted.
     fn make_below(&mut self, limit: u64) -> Option<u64> {
         let (chunk, of_ranges) = (self.chunk(), self.ranges_chunk);
         let below = |at: u64| (at < limit).then_some(at);
-        let ahead = self.work.iter_mut().find(|work| work.ranges_made < work.elements);
-        let ranges = ahead.and_then(|work| {
+        let spare = self.open + 1 < u64::from(self.config.window);
+        let turn = self.work.iter().position(|work| work.made < work.elements);
+        let mut ahead = self.work.iter_mut().enumerate();
+        let ahead = ahead.find(|(_, work)| work.ranges_made < work.elements);
+        let ranges = ahead.filter(|(at, _)| spare || Some(*at) == turn).and_then(|(_, work)| {
             let at = below(work.first + work.ranges_made / of_ranges.max(1))?;
             let elements = (work.elements - work.ranges_made).min(of_ranges);
             let offset = work.ranges_made;

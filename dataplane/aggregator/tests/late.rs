@@ -28,6 +28,70 @@ fn done(segment: u64) -> Option<Event> {
     Some(Event::Done { segment, hosts: 1, squares: Squares::default() })
 }
 
+/// Who is ahead of others sends ranges of segments that they have not come to, and still the codes that they wait for.
+#[test]
+fn ranges_of_segments_to_come_hold_up_no_codes() {
+    let form = Form::Shared { bits: 4, block: 64, ranks: 2 };
+    let mut aggregator = Aggregator::new(1, Pool::new(64, 512));
+    let share = Share { tenant: 1, weight: 1, guaranteed: 64, most: 64 };
+    let grant = Grant {
+        communicator: COMMUNICATOR,
+        secret: SECRET,
+        workers: 2,
+        form,
+        elements: 64,
+        ordered: false,
+        partial: None,
+        share,
+        parent: None,
+    };
+    aggregator.grant(grant).unwrap();
+    let worker = |worker: u16| {
+        Worker::new(WorkerConfig {
+            communicator: COMMUNICATOR,
+            worker,
+            key: Key::derive(&SECRET, COMMUNICATOR, worker),
+            form,
+            elements: 64,
+            window: 2,
+            segments: 4,
+            codes: Codes { segment_elements: 128, ..Codes::default() },
+            hosts: 2,
+            partial: false,
+            patience: Duration::from_millis(150),
+            retry_least: Duration::from_millis(4),
+            retry_most: Duration::from_millis(40),
+            loss_most: 500,
+        })
+    };
+    let mut workers = [worker(0), worker(1)];
+    workers.iter_mut().for_each(|worker| worker.begin(Duration::ZERO, 1));
+    let (mut done, mut called) = ([0; 2], [0; 2]);
+    for step in 0..20 {
+        let now = Duration::from_micros(100 * step);
+        for at in 0..2 {
+            // One has called all its operations, the other one after the other.
+            let ahead = if at == 0 { 4 } else { (done[1] + 1).min(4) };
+            while called[at] < ahead && workers[at].submit(called[at], 128) {
+                called[at] += 1;
+            }
+            let mut packet = [0; HEADER_BYTES + 512];
+            while let Some(bytes) = workers[at].poll_transmit(now, &Zeros, &mut packet) {
+                let mut sent = Vec::new();
+                aggregator.receive(now, &packet[..bytes], &mut |to: To, packet: &[u8]| {
+                    let To::Worker { worker, .. } = to else { panic!("no parent") };
+                    sent.push((usize::from(worker), packet.to_vec()));
+                });
+                sent.iter().for_each(|(to, packet)| workers[*to].receive(now, packet, &mut Zeros));
+            }
+            while let Some(Event::Done { .. }) = workers[at].poll_event() {
+                done[at] += 1;
+            }
+        }
+    }
+    assert_eq!(done, [4, 4]);
+}
+
 /// An aggregator and its only worker.
 struct Ends {
     aggregator: Aggregator,
