@@ -67,13 +67,11 @@ fn numbers(seen: &Seen, measured: &[Vec<f64>], by: By, i: usize, j: usize) -> Ve
 fn measure(seen: &Seen, noise: f64, seed: u64) -> Vec<Vec<f64>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut found = vec![vec![0.0; RANKS]; RANKS];
-    for i in 0..RANKS {
-        for j in i + 1..RANKS {
-            // Twelve of them are about normal.
-            let normal: f64 = (0..12).map(|_| rng.random_range(0.0..1.0)).sum::<f64>() - 6.0;
-            found[i][j] = seen.delays[i][j] * 2.0 + normal * noise;
-            found[j][i] = found[i][j];
-        }
+    for (i, j) in (0..RANKS).flat_map(|i| (i + 1..RANKS).map(move |j| (i, j))) {
+        // Twelve of them are about normal.
+        let normal: f64 = (0..12).map(|_| rng.random_range(0.0..1.0)).sum::<f64>() - 6.0;
+        found[i][j] = seen.delays[i][j] * 2.0 + normal * noise;
+        found[j][i] = found[i][j];
     }
     found
 }
@@ -203,7 +201,7 @@ fn what_is_told_is_the_same_for_every_two_ranks() {
         assert!(differ(&|i, j| raw.times(i, j)[0]));
     }
     let told = |seen: &&Seen| seen.told.events(0, 1)[0] > 0.0;
-    assert!(whole.iter().any(|seen| told(seen)), "nothing was ever told");
+    assert!(whole.iter().any(told), "nothing was ever told");
     let known = |seen: &&Seen| differ(&|i, j| seen.raw.events(i, j)[0]);
-    assert!(whole.iter().any(|seen| known(seen)), "the experiment shows nothing");
+    assert!(whole.iter().any(known), "the experiment shows nothing");
 }
