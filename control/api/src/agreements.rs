@@ -4,7 +4,7 @@ use crate::v1::{self, budget::Lets};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{
     Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Expected, Hints, Knobs, Negotiated,
-    OnFailure, Priority, Reason, Record, Target,
+    Priority, Reason, Record, Target,
 };
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ impl From<&Constraints> for v1::Constraints {
             weight: constraints.weight,
             min_busbw: constraints.min_busbw,
             no_aggregation: !constraints.aggregation,
-            go_on: constraints.on_failure == OnFailure::GoOn,
+            go_on: false,
             price_ceiling: constraints.price_ceiling,
         }
     }
@@ -82,7 +82,6 @@ impl From<&v1::Constraints> for Constraints {
             weight: said.weight,
             min_busbw: said.min_busbw,
             aggregation: !said.no_aggregation,
-            on_failure: if said.go_on { OnFailure::GoOn } else { OnFailure::End },
             price_ceiling: said.price_ceiling,
         }
     }
@@ -98,7 +97,6 @@ impl From<Clause> for v1::Clause {
             Clause::Weight => Self::Weight,
             Clause::Bandwidth => Self::Bandwidth,
             Clause::Aggregation => Self::Aggregation,
-            Clause::OnFailure => Self::OnFailure,
             Clause::Price => Self::Price,
         }
     }
@@ -108,7 +106,7 @@ impl v1::Clause {
     /// As tenants are told it; none for one that is not known here.
     pub fn told(self) -> Option<Clause> {
         Some(match self {
-            Self::Unspecified => return None,
+            Self::Unspecified | Self::OnFailure => return None,
             Self::Budget => Clause::Budget,
             Self::Completion => Clause::Completion,
             Self::Iteration => Clause::Iteration,
@@ -116,7 +114,6 @@ impl v1::Clause {
             Self::Weight => Clause::Weight,
             Self::Bandwidth => Clause::Bandwidth,
             Self::Aggregation => Clause::Aggregation,
-            Self::OnFailure => Clause::OnFailure,
             Self::Price => Clause::Price,
         })
     }
@@ -306,7 +303,6 @@ mod tests {
             .weight(3)
             .min_busbw(125_000_000)
             .aggregation(false)
-            .on_failure(OnFailure::GoOn)
             .price_ceiling(7)
     }
 
@@ -324,7 +320,6 @@ mod tests {
             Clause::Weight,
             Clause::Bandwidth,
             Clause::Aggregation,
-            Clause::OnFailure,
             Clause::Price,
         ];
         assert_eq!(clauses(&clause_numbers(&all)), all);

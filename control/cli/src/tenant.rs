@@ -9,7 +9,7 @@ use crate::Failure;
 use clap::{Args, Subcommand, ValueEnum};
 use harmonaize_client::{
     Access, AttachOptions, Budget, Client, Collective, Constraints, Error, EventCursor, Expected, Hints,
-    Negotiated, OnFailure, Priority,
+    Negotiated, Priority,
 };
 use harmonaize_planner::{Bytes, Nanos};
 use std::io::Write;
@@ -123,9 +123,6 @@ struct Wanted {
     /// Nothing is to be summed on the way.
     #[arg(long)]
     no_aggregation: bool,
-    /// Go on without ranks that are lost.
-    #[arg(long)]
-    go_on: bool,
     /// Most that it may cost an hour, in millionths of the provider's currency.
     #[arg(long, value_name = "N")]
     price_ceiling: Option<u64>,
@@ -262,7 +259,6 @@ impl Wanted {
         };
         wanted.budget = self.budget.map(|Loss(budget)| budget);
         wanted.aggregation = !self.no_aggregation;
-        wanted.on_failure = if self.go_on { OnFailure::GoOn } else { OnFailure::End };
         wanted.price_ceiling = self.price_ceiling;
         let said = wanted != Constraints::new() || self.weight.is_some() || self.priority.is_some();
         (self.none || said).then_some(wanted)
@@ -401,7 +397,7 @@ mod tests {
         assert_eq!(wanted("tenant constraints job --none"), Some(Constraints::new()));
         assert_eq!(wanted("tenant constraints job --weight 1"), Some(Constraints::new()));
         let all = "tenant constraints job --p99 1MiB=20ms --p99 64KiB=5ms --iteration 1GiB=2s --min-busbw 80MB/s \
-            --weight 2 --priority high --budget vnmse=0.01 --no-aggregation --go-on --price-ceiling 7";
+            --weight 2 --priority high --budget vnmse=0.01 --no-aggregation --price-ceiling 7";
         let expected = Constraints::new()
             .p99(64 << 10, ms * 5)
             .p99(1 << 20, ms * 20)
@@ -411,7 +407,6 @@ mod tests {
             .priority(Priority::High)
             .budget(Budget::Vnmse(0.01))
             .aggregation(false)
-            .on_failure(OnFailure::GoOn)
             .price_ceiling(7);
         assert_eq!(wanted(all), Some(expected));
         let codecs = wanted("tenant constraints job --budget int8,bf16").unwrap().budget;

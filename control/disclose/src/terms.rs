@@ -5,7 +5,7 @@
 //! a counter-offer are steps too. Reasons name the tenant's own values, and of others only that they are there.
 //! A counter-offer, proposed while nothing else changes, is agreed on.
 
-use harmonaize_abi::session::{BUSBW, Clause, Constraints, OnFailure, Priority, Reason, TARGETS, Target};
+use harmonaize_abi::session::{BUSBW, Clause, Constraints, Priority, Reason, TARGETS, Target};
 use std::time::Duration;
 
 /// Steps of a decade, E12 of IEC 60063.
@@ -44,8 +44,6 @@ pub struct House<'a> {
     pub hosts: u32,
     /// The largest weight for this tenant.
     pub most_weight: u32,
-    /// Whether communicators go on without ranks that are lost.
-    pub goes_on: bool,
     /// What it charges.
     pub tariff: Tariff,
     /// What its hosts could send at all.
@@ -115,11 +113,6 @@ impl Talk<'_, '_> {
                 format!("a weight of {}; this tenant has at most {most}", self.counter.weight),
             );
             self.counter.weight = most.max(1);
-        }
-        if self.counter.on_failure == OnFailure::GoOn && !self.house.goes_on {
-            let text = "communicators do not go on by themselves without ranks that are lost; they end, and can regroup";
-            self.refuse(Clause::OnFailure, text.to_owned());
-            self.counter.on_failure = OnFailure::End;
         }
     }
 

@@ -22,7 +22,7 @@ mod proof;
 pub use budget::Budget;
 pub use constraints::{
     Agreement, BULK_BYTES, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
-    Negotiated, OnFailure, Priority, Reason, Record, TARGETS, Target,
+    Negotiated, Priority, Reason, Record, TARGETS, Target,
 };
 pub use event::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};

@@ -1,8 +1,8 @@
 //! Agreements and events, for people and for programs.
 
 use harmonaize_client::{
-    Agreement, Budget, Clause, Constraints, Event, EventBatch, EventKind, Level, OnFailure, Priority, Rank,
-    Reason, Target,
+    Agreement, Budget, Clause, Constraints, Event, EventBatch, EventKind, Level, Priority, Rank, Reason,
+    Target,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -17,7 +17,6 @@ fn clause(clause: Clause) -> &'static str {
         Clause::Weight => "weight",
         Clause::Bandwidth => "min-busbw",
         Clause::Aggregation => "aggregation",
-        Clause::OnFailure => "on-failure",
         Clause::Price => "price-ceiling",
     }
 }
@@ -58,11 +57,7 @@ fn options(wanted: &Constraints) -> String {
     }
     wanted.budget.iter().for_each(|wanted| add("budget", budget(wanted)));
     wanted.price_ceiling.iter().for_each(|ceiling| add("price-ceiling", ceiling.to_string()));
-    for (wanted, option) in
-        [(!wanted.aggregation, " --no-aggregation"), (wanted.on_failure == OnFailure::GoOn, " --go-on")]
-    {
-        text += if wanted { option } else { "" };
-    }
+    text += if wanted.aggregation { "" } else { " --no-aggregation" };
     match text.trim() {
         "" => "--none".to_owned(),
         text => text.to_owned(),
@@ -83,7 +78,6 @@ fn constraints_json(wanted: &Constraints) -> Value {
         "weight": wanted.weight,
         "min_busbw": wanted.min_busbw,
         "aggregation": wanted.aggregation,
-        "go_on": wanted.on_failure == OnFailure::GoOn,
         "price_ceiling": wanted.price_ceiling,
     })
 }

@@ -19,16 +19,8 @@ fn with(asked: &Constraints, hosts: u32, free: f64, tariff: Tariff) -> (Outcome,
         rate <= free
     };
     let (time, most_weight) = (ring(hosts), 8);
-    let mut house = House {
-        ranks: hosts,
-        hosts,
-        most_weight,
-        goes_on: false,
-        tariff,
-        line: LINE,
-        time: &time,
-        holds: &mut holds,
-    };
+    let mut house =
+        House { ranks: hosts, hosts, most_weight, tariff, line: LINE, time: &time, holds: &mut holds };
     let outcome = negotiate(asked, &mut house);
     (outcome, tried)
 }
@@ -90,9 +82,9 @@ fn what_no_plan_can_reach_is_refused_with_what_one_can() {
 
 #[test]
 fn weights_and_policies_that_are_not_offered_come_back_as_they_are() {
-    let asked = Constraints::new().weight(20).on_failure(OnFailure::GoOn);
+    let asked = Constraints::new().weight(20);
     let refused = outcome(&asked, LINE);
-    assert_eq!(clauses(&refused), [Clause::Weight, Clause::OnFailure]);
+    assert_eq!(clauses(&refused), [Clause::Weight]);
     assert_eq!(counter(refused), Constraints::new().weight(8));
 }
 
@@ -129,17 +121,15 @@ fn constraints() -> impl Strategy<Value = Constraints> {
         priorities,
         1_u32..20,
         prop_oneof![Just(0), 1_000_u64..1_000_000_000],
-        any::<bool>(),
         proptest::option::of(0_u64..3_000_000),
     )
-        .prop_map(|(targets, iteration, priority, weight, busbw, go_on, ceiling)| {
+        .prop_map(|(targets, iteration, priority, weight, busbw, ceiling)| {
             let mut wanted = Constraints::new().priority(priority).weight(weight).min_busbw(busbw);
             for (bytes, micros) in targets {
                 wanted = wanted.p99(bytes, Duration::from_micros(micros));
             }
             wanted.iteration =
                 iteration.map(|(bytes, micros)| Target { bytes, p99: Duration::from_micros(micros) });
-            wanted.on_failure = if go_on { OnFailure::GoOn } else { OnFailure::End };
             wanted.price_ceiling = ceiling;
             wanted
         })

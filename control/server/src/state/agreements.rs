@@ -180,6 +180,10 @@ impl State {
         if let Err(refused) = self.agreements.proposed.asks(now, &asked.tenant, id, "proposals") {
             return Some(Err(refused));
         }
+        if propose.go_on {
+            let why = "communicators do not go on by themselves without ranks that are lost; they end, and their processes regroup";
+            return Some(Err(why.to_owned()));
+        }
         let wanted = Constraints::from(propose);
         let refused = |reasons, counter| Some(Ok(Negotiated::Refused { reasons, counter }));
         if let Some(Err(error)) = wanted.budget.as_ref().map(Budget::try_from) {
@@ -221,7 +225,6 @@ impl State {
             ranks: known.ranks,
             hosts: hosts.len() as u32,
             most_weight: if state.settings.replan { state.settings.most_weight } else { 1 },
-            goes_on: false,
             tariff: state.settings.tariff,
             line: line_rate(topology, &hosts).0 as f64 * PART * PART,
             time: &time,

@@ -41,16 +41,6 @@ pub enum Priority {
     High,
 }
 
-/// What becomes of a communicator of which ranks are lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum OnFailure {
-    /// It ends, with an error that names them.
-    #[default]
-    End,
-    /// The others go on without them.
-    GoOn,
-}
-
 /// What a tenant wants of one communicator: intent, no mechanism. What is left out is the provider's choice.
 ///
 /// ```
@@ -78,8 +68,6 @@ pub struct Constraints {
     pub min_busbw: u64,
     /// Whether its operations may be summed on the way.
     pub aggregation: bool,
-    /// What becomes of it when ranks are lost.
-    pub on_failure: OnFailure,
     /// Most that it may cost an hour, in millionths of the provider's currency.
     pub price_ceiling: Option<u64>,
 }
@@ -95,7 +83,6 @@ impl Default for Constraints {
             weight: 1,
             min_busbw: 0,
             aggregation: true,
-            on_failure: OnFailure::End,
             price_ceiling: None,
         }
     }
@@ -118,8 +105,6 @@ pub enum Clause {
     Bandwidth,
     /// [`Constraints::aggregation`].
     Aggregation,
-    /// [`Constraints::on_failure`].
-    OnFailure,
     /// [`Constraints::price_ceiling`].
     Price,
 }
@@ -233,13 +218,6 @@ impl Constraints {
         self
     }
 
-    /// Says what happens when ranks are lost.
-    #[must_use]
-    pub fn on_failure(mut self, policy: OnFailure) -> Self {
-        self.on_failure = policy;
-        self
-    }
-
     /// Pays at most so much an hour, in millionths of the provider's currency.
     #[must_use]
     pub fn price_ceiling(mut self, an_hour: u64) -> Self {
@@ -328,7 +306,6 @@ mod tests {
             .weight(MAX_WEIGHT)
             .min_busbw(BUSBW.1)
             .aggregation(false)
-            .on_failure(OnFailure::GoOn)
             .price_ceiling(0);
         assert_eq!(clauses(&all), []);
         assert!(all.completions[0].bytes < all.completions[1].bytes, "sorted");

@@ -4,7 +4,7 @@ use super::fabric::Fabric;
 use super::world::{SECOND, settings_of};
 use crate::state::{Fact, Instruction, State};
 use harmonaize_abi::session::{
-    Because, Budget, Checkpoint, Clause, Constraints, Knobs, Negotiated, OnFailure, Priority, Reason,
+    Because, Budget, Checkpoint, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
 };
 use harmonaize_api::v1::{self, EventKind};
 use harmonaize_disclose::Tariff;
@@ -226,13 +226,13 @@ fn prices_and_policies_are_the_operators() {
     fabric.run(SECOND * 3);
     fabric.form("a", "c0", &[0, 4]);
     fabric.run(SECOND * 3);
-    let wanted = Constraints::new().weight(3).on_failure(OnFailure::GoOn).min_busbw(82 * MB);
+    let wanted = Constraints::new().weight(3).min_busbw(82 * MB);
     let (reasons, counter) = refused(fabric.negotiate("a", "c0", Some(&wanted.price_ceiling(1_000_000))));
     let clauses: Vec<Clause> = reasons.iter().map(|reason| reason.clause).collect();
-    assert_eq!(clauses, [Clause::Weight, Clause::OnFailure, Clause::Price], "{reasons:?}");
+    assert_eq!(clauses, [Clause::Weight, Clause::Price], "{reasons:?}");
     let agreement = agreed(fabric.negotiate("a", "c0", counter.as_ref()));
     assert!(agreement.price <= 1_000_000 && agreement.price > 700_000, "{agreement:?}");
-    assert_eq!((agreement.constraints.weight, agreement.constraints.on_failure), (2, OnFailure::End));
+    assert_eq!(agreement.constraints.weight, 2);
 }
 
 #[test]
