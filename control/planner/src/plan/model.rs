@@ -27,8 +27,17 @@ pub(super) struct Candidate {
 pub(super) struct Options {
     /// To choose from; empty where the hop is spread by hash, or stuck.
     pub(super) candidates: Vec<Rc<Candidate>>,
-    /// Where it is spread by hash: the part of its bytes on each link.
-    pub(super) spread: Option<Rc<[(Local, f64)]>>,
+    /// Where it is spread by hash.
+    pub(super) spread: Option<Spread>,
+}
+
+/// Bytes that switches spread by hash over all ways: nobody knows which.
+#[derive(Clone, Debug)]
+pub(super) struct Spread {
+    /// The part of its bytes on each link.
+    parts: Rc<[(Local, f64)]>,
+    /// The worst of them: some may go there.
+    pub(super) usable: Use,
 }
 
 /// What the connections of a hop do take.
@@ -39,7 +48,7 @@ pub(super) enum Choice {
     /// No way is left.
     Stuck,
     /// Spread by hash.
-    Spread(Rc<[(Local, f64)]>),
+    Spread(Spread),
     /// A path each.
     Pinned(Vec<Rc<Candidate>>),
 }
@@ -49,7 +58,7 @@ impl Choice {
     pub(super) fn each(&self, mut call: impl FnMut(Local, f64)) {
         match self {
             Self::Local | Self::Stuck => {}
-            Self::Spread(parts) => parts.iter().for_each(|(link, part)| call(*link, *part)),
+            Self::Spread(spread) => spread.parts.iter().for_each(|(link, part)| call(*link, *part)),
             Self::Pinned(paths) => {
                 let part = 1.0 / paths.len().max(1) as f64;
                 paths.iter().flat_map(|path| path.links.iter()).for_each(|link| call(*link, part));
@@ -60,7 +69,8 @@ impl Choice {
     /// Whether it crosses a link that should not be crossed, or cannot be.
     pub(super) fn worst(&self) -> Use {
         match self {
-            Self::Local | Self::Spread(_) => Use::Open,
+            Self::Local => Use::Open,
+            Self::Spread(spread) => spread.usable,
             Self::Stuck => Use::Failed,
             Self::Pinned(paths) => paths.iter().map(|path| path.usable).max().unwrap_or(Use::Failed),
         }
@@ -232,10 +242,15 @@ impl<'a> Model<'a> {
     }
 
     /// Bytes spread evenly over paths; none over none.
-    fn spread(&mut self, paths: &[Path], both: bool) -> Option<Rc<[(Local, f64)]>> {
+    fn spread(&mut self, paths: &[Path], both: bool) -> Option<Spread> {
         let part = 1.0 / paths.len() as f64;
         let mut parts: BTreeMap<Local, f64> = BTreeMap::new();
+        let mut usable = Use::Open;
         for path in paths {
+            usable = usable.max(self.request.conditions.path(path));
+            if both {
+                usable = usable.max(self.request.conditions.path(&path.reversed()));
+            }
             for link in path.links() {
                 *parts.entry(self.number(*link)).or_default() += part;
                 if both {
@@ -243,7 +258,7 @@ impl<'a> Model<'a> {
                 }
             }
         }
-        (!parts.is_empty()).then(|| parts.into_iter().collect())
+        (!parts.is_empty()).then(|| Spread { parts: parts.into_iter().collect(), usable })
     }
 
     /// The hosts at both ends of each hop of an order, and whether one hop stands for both.

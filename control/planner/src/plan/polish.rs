@@ -3,12 +3,13 @@
 use super::Job;
 use super::model::{Candidate, Choice, Ring};
 use super::search::Search;
+use crate::conditions::Use;
 use crate::topology::SwitchId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// A score to be made small: jobs stuck, slowdown, and the sum over links where those are alike.
-type Merit = (u32, f64, f64);
+/// A score to be made small: jobs stuck and hops over what is to be left alone, slowdown, and the sum over links where those are alike.
+type Merit = ((u32, usize), f64, f64);
 
 /// A prediction costs so many times what a look at each of its links costs.
 const PREDICTION: u64 = 8;
@@ -43,7 +44,7 @@ pub(super) fn polish(search: &mut Search<'_, '_>, budget: u64) {
 
 /// Nobody can be quicker than its own links let it be.
 fn is_perfect(merit: Merit) -> bool {
-    merit.0 == 0 && merit.1 <= 1.0 + 1e-9
+    merit.0 == (0, 0) && merit.1 <= 1.0 + 1e-9
 }
 
 /// Numbers that look random: splitmix64 (Steele, Lea and Flood, 2014).
@@ -67,7 +68,9 @@ impl Polish<'_, '_, '_> {
     fn merit(&mut self) -> Merit {
         self.left = self.left.saturating_sub(self.search.size() * PREDICTION);
         let (_, score) = self.search.predict(&|_| true);
-        (score.stuck, score.total(), self.search.sum())
+        let hops = self.search.rings.iter().flat_map(|ring| &ring.hops);
+        let avoided = hops.filter(|hop| hop.worst() == Use::Avoid).count();
+        ((score.stuck, avoided), score.total(), self.search.sum())
     }
 
     /// Single moves until none is left.

@@ -1,7 +1,7 @@
 //! The search: jobs move one after the other to where the fabric is least loaded, until none wants to. Each move lowers one sum
 //! over all links, so it ends (Rosenthal, "A class of games possessing pure-strategy Nash equilibria", 1973).
 
-use super::model::{Candidate, Choice, Local, Model, Options, Ring};
+use super::model::{Candidate, Choice, Local, Model, Options, Ring, Spread};
 use super::shares::{Flow, Shares};
 use super::{Job, Score};
 use crate::conditions::Use;
@@ -32,6 +32,11 @@ pub(super) struct Search<'m, 'a> {
     looked: u64,
     shares: Shares,
     risky: bool,
+}
+
+/// How many times a way that is to be left alone counts beside one that is open.
+fn avoided(usable: Use) -> f64 {
+    if usable == Use::Open { 0.0 } else { 64.0 }
 }
 
 /// What a link costs at a load: it grows steeply where demand nears what is there, so that the sum looks to the fullest.
@@ -247,10 +252,11 @@ impl<'m, 'a> Search<'m, 'a> {
                     let rate = self.model.rate.get(*link as usize).copied().unwrap_or(0.0);
                     (rate / self.capacity(*link).max(1.0)).min(64.0)
                 });
-                less.fold(1.0, f64::max) + if path.usable == Use::Open { 0.0 } else { 64.0 }
+                less.fold(1.0, f64::max) + avoided(path.usable)
             };
             let best = options.candidates.iter().map(of_path).fold(f64::INFINITY, f64::min);
-            if best.is_finite() { best } else { options.spread.as_ref().map_or(1e4, |_| 1.0) }
+            let spread = |spread: &Spread| 1.0 + avoided(spread.usable);
+            if best.is_finite() { best } else { options.spread.as_ref().map_or(1e4, spread) }
         });
         let [there, back] = slower;
         crossings.saturating_add(((there + back - 2.0) * LINK_WEIGHT as f64) as u64)
@@ -364,9 +370,10 @@ impl<'m, 'a> Search<'m, 'a> {
                 let new = self.choose(job, ends, demand);
                 let better = match (&old, &new) {
                     (Choice::Spread(_), Choice::Spread(_)) | (_, Choice::Stuck) => false,
-                    (Choice::Spread(_), Choice::Pinned(_)) => {
+                    (Choice::Spread(_), Choice::Pinned(_)) if new.worst() == old.worst() => {
                         self.choice_cost(&new, demand) < self.choice_cost(&old, demand) * (1.0 - 1e-3)
                     }
+                    (Choice::Spread(_), Choice::Pinned(_)) => new.worst() < old.worst(),
                     _ => true,
                 };
                 if let (true, Some(cell)) =

@@ -90,6 +90,44 @@ fn a_drained_spine_is_left_even_for_a_slower_way_and_a_dead_one_too() {
 }
 
 #[test]
+fn ways_that_nobody_knows_are_no_way_around_a_drained_spine() {
+    let topology = leaf_spine(2, 2, 4, 1000, 1000);
+    let mut conditions = Conditions::clear(&topology);
+    conditions.restrict(link(&topology, "leaf0", "spine1").link, Use::Avoid);
+    conditions.restrict(link(&topology, "leaf1", "spine1").link, Use::Avoid);
+    let forming = [job(1, &[0, 1, 4, 5], 2), job(2, &[2, 3, 6, 7], 2)];
+    let jobs = run(&forming, &planned(&request(&topology, &conditions, &forming)));
+    let ends = |job: &Job| {
+        let order = job.current.as_ref().unwrap().order.clone();
+        let pairs = order.clone().into_iter().zip(order.into_iter().cycle().skip(1));
+        let host = |at: u32| job.hosts[at as usize];
+        pairs.map(|(from, to)| (host(from), host(to))).collect::<Vec<_>>()
+    };
+    let paths = |(from, to): (HostId, HostId)| ((from, to), topology.equal_cost_paths(from, to));
+    let known: BTreeMap<_, _> = jobs.iter().flat_map(ends).map(paths).collect();
+    let routes = Routes::Known(&known);
+    // Other orders have hops whose ways are not known yet. Spread over both spines they would look twice as wide.
+    let stays = planned(&Request { routes, ..request(&topology, &conditions, &jobs) });
+    assert_eq!(
+        stays.assignments.iter().map(|job| job.changed).collect::<Vec<_>>(),
+        [false, false],
+        "{stays:?}"
+    );
+
+    // And whose own ways are not known leaves them for some that are, however narrow.
+    let unknown = |job: &Job| {
+        let current = job.current.clone().unwrap();
+        let hops = vec![Hop::default(); current.hops.len()];
+        Job { current: Some(Current { hops, ..current }), ..job.clone() }
+    };
+    let jobs: Vec<Job> = jobs.iter().map(unknown).collect();
+    let leaves = planned(&Request { routes, ..request(&topology, &conditions, &jobs) });
+    for assignment in &leaves.assignments {
+        assert_eq!((assignment.changed, crossing(&topology, assignment, "spine1")), (true, 0), "{leaves:?}");
+    }
+}
+
+#[test]
 fn many_changes_ask_for_more_gain() {
     let topology = leaf_spine(2, 2, 1, 1000, 1000);
     let mut conditions = Conditions::clear(&topology);
