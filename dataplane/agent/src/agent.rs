@@ -2,19 +2,16 @@
 //!
 //! One task owns all of it and never waits for anyone: every answer arrives as a message.
 
-use crate::asked::Asked;
 use crate::coding;
 use crate::control::Event;
 use crate::paths::Paths;
-use crate::readers::{batch, read_events};
+use crate::questions::Questions;
 use crate::recipe::{Proved, expand};
 use crate::report;
 use crate::session::{AttachmentId, Joined, SessionRequest};
 use crate::telemetry;
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{
-    Budget, Choice, EventBatch, FailureDetail, JoinRefusal, JoinRefused, Negotiated, Regrouping,
-};
+use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Formation, Handle, LocalRank, Notice};
@@ -84,10 +81,7 @@ pub struct Agent {
     waiting: BTreeMap<u64, Waiting>,
     next_request: u64,
     communicators: HashMap<u64, Communicator>,
-    readers: Asked<EventBatch>,
-    negotiations: Asked<Negotiated>,
-    iterations: Asked<Choice>,
-    hints: Asked<()>,
+    questions: Questions,
     proved: Proved,
     start: Instant,
     errors: u64,
@@ -115,10 +109,7 @@ impl Agent {
             waiting: BTreeMap::new(),
             next_request: 1,
             communicators: HashMap::new(),
-            readers: Asked::default(),
-            negotiations: Asked::default(),
-            iterations: Asked::default(),
-            hints: Asked::default(),
+            questions: Questions::default(),
             proved: Proved::default(),
             start: Instant::now(),
             errors: 0,
@@ -197,34 +188,10 @@ impl Agent {
             SessionRequest::Detail { attachment, communicator, reply } => {
                 self.detail(attachment, communicator, reply);
             }
-            SessionRequest::Events { attachment, from, wait, reply } => {
+            SessionRequest::Ask { attachment, question } => {
                 let Some(attached) = self.attachments.get(&attachment) else { return };
-                if let Some(request) = self.readers.ask(reply) {
-                    let asked = read_events(request, &attached.tenant, from, wait);
-                    self.tell(from_agent::Message::ReadEvents(asked));
-                }
-            }
-            SessionRequest::Negotiate { attachment, communicator, propose, reply } => {
-                let Some(attached) = self.attachments.get(&attachment) else { return };
-                if let Some(request) = self.negotiations.ask(reply) {
-                    let (tenant, propose) = (attached.tenant.clone(), propose.as_ref().map(Into::into));
-                    let asked = v1::Negotiate { request, tenant, communicator, propose };
-                    self.tell(from_agent::Message::Negotiate(asked));
-                }
-            }
-            SessionRequest::Iteration { attachment, communicator, knobs, reply } => {
-                let Some(attached) = self.attachments.get(&attachment) else { return };
-                if let Some(request) = self.iterations.ask(reply) {
-                    let asked = v1::BeginIteration::of(request, &attached.tenant, communicator, &knobs);
-                    self.tell(from_agent::Message::BeginIteration(asked));
-                }
-            }
-            SessionRequest::Hint { attachment, communicator, hints, reply } => {
-                let Some(attached) = self.attachments.get(&attachment) else { return };
-                if let Some(request) = self.hints.ask(reply) {
-                    let (tenant, hints) = (attached.tenant.clone(), Some((&hints).into()));
-                    let hint = v1::Hint { request, tenant, communicator, hints };
-                    self.tell(from_agent::Message::Hint(hint));
+                if let Some(message) = self.questions.ask(&attached.tenant, question) {
+                    self.tell(message);
                 }
             }
             SessionRequest::Detached { attachment } => self.detached(attachment),
@@ -349,12 +316,9 @@ impl Agent {
             }),
             // Control asks these of aggregators alone.
             Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
-            Event::EventsRead(answer) => self.readers.answer(answer.request, batch(answer)),
-            Event::Negotiated(answer) => self.negotiations.answer(answer.request, answer.outcome()),
-            Event::IterationChoice(answer) => self.iterations.answer(answer.request, answer.choice()),
-            Event::Hinted(answer) => self.hints.answer(answer.request, answer.outcome()),
+            Event::Answered(answer) => self.questions.answer(answer),
             Event::Connected(welcome) => {
-                self.questions(welcome.events, welcome.agreements, welcome.hints);
+                self.questions.session(Some(&welcome));
                 let interval = welcome.telemetry_interval_ns;
                 let interval = (interval > 0).then(|| Duration::from_nanos(interval).max(REPORTS));
                 if let Some(telemetry) = &self.telemetry {
@@ -365,19 +329,11 @@ impl Agent {
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {
-                self.questions(false, false, false);
+                self.questions.session(None);
                 self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
                 self.note(format!("no session with control: {reason}"));
             }
         }
-    }
-
-    /// What tenants may ask of control from now on.
-    fn questions(&mut self, events: bool, agreements: bool, hints: bool) {
-        self.readers.session(events);
-        self.negotiations.session(agreements);
-        self.iterations.session(agreements);
-        self.hints.session(hints);
     }
 
     /// Ends what control has ended.

@@ -4,6 +4,7 @@
 //! again; a join that has waited for control too long is refused here.
 
 mod ledger;
+mod takes;
 
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
@@ -12,6 +13,7 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::time::Duration;
+use takes::Takes;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -108,19 +110,27 @@ pub enum Event {
         /// Which.
         communicator: u64,
     },
-    /// Answer to `ReadEvents`.
-    EventsRead(v1::EventsRead),
-    /// Answer to `Negotiate`.
-    Negotiated(v1::Negotiated),
-    /// Answer to `BeginIteration`.
-    IterationChoice(v1::IterationChoice),
-    /// Answer to `Hint`.
-    Hinted(v1::Hinted),
+    /// Answer to what a tenant asked.
+    Answered(Answered),
     /// Answer with a `Report` of this id.
     ReportRequest {
         /// For the answer.
         id: u64,
     },
+}
+
+/// Control's answer to what a tenant asked.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, handed on at once")]
+pub enum Answered {
+    /// To `ReadEvents`.
+    Events(v1::EventsRead),
+    /// To `Negotiate`.
+    Negotiated(v1::Negotiated),
+    /// To `BeginIteration`.
+    Iteration(v1::IterationChoice),
+    /// To `Hint`.
+    Hinted(v1::Hinted),
 }
 
 /// The agent's end of the session. Dropping `to_control` ends it after what is queued.
@@ -224,11 +234,7 @@ impl Session {
 
     async fn talk(&mut self, stream: &mut Stream) -> Result<(String, Option<RefusedKind>, bool), AgentGone> {
         let mut welcomed = false;
-        // A control that does not ask for telemetry may not know of it.
-        let mut telemetry = false;
-        // As little may it know of paths; answers about them go to who asked, in the session in which it asked.
-        let (mut verdicts, mut asked, mut budgets, mut events, mut agreements, mut hints) =
-            (false, false, false, false, false, false);
+        let mut takes = Takes::default();
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
@@ -252,18 +258,7 @@ impl Session {
             };
             match step {
                 Step::Moved => {}
-                Step::Said(Some(from_agent::Message::Telemetry(_))) if !telemetry => {}
-                Step::Said(Some(from_agent::Message::PathCongestion(_))) if !verdicts => {}
-                Step::Said(Some(
-                    from_agent::Message::PathsTraced(_) | from_agent::Message::PathProbed(_),
-                )) if !asked => {}
-                // An older control would end the session; exact is within any budget.
-                Step::Said(Some(from_agent::Message::SetBudget(_))) if !budgets => {}
-                Step::Said(Some(from_agent::Message::ReadEvents(_))) if !events => {}
-                Step::Said(Some(
-                    from_agent::Message::Negotiate(_) | from_agent::Message::BeginIteration(_),
-                )) if !agreements => {}
-                Step::Said(Some(from_agent::Message::Hint(_))) if !hints => {}
+                Step::Said(Some(message)) if !takes.takes(&message) => {}
                 Step::Said(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
@@ -277,18 +272,12 @@ impl Session {
                     }
                     Some(to_agent::Message::Welcome(welcome)) => {
                         welcomed = true;
-                        telemetry = welcome.telemetry_interval_ns > 0;
-                        verdicts = welcome.path_verdicts_per_second > 0;
-                        (budgets, events, agreements) = (welcome.budgets, welcome.events, welcome.agreements);
-                        hints = welcome.hints;
-                        self.outbox.extend(self.ledger.connected(budgets));
+                        takes.welcome(&welcome);
+                        self.outbox.extend(self.ledger.connected(takes.budgets));
                         self.inbox.push_back(Event::Connected(welcome));
                     }
                     Some(message) => {
-                        asked |= matches!(
-                            message,
-                            to_agent::Message::TracePaths(_) | to_agent::Message::ProbePath(_)
-                        );
+                        takes.asked(&message);
                         self.inbox.extend(self.ledger.incoming(message));
                     }
                     // Of a later version of the interface.

@@ -6,13 +6,12 @@
 pub mod agent;
 mod aggregation;
 pub mod aggregator;
-mod asked;
 pub mod coding;
 pub mod config;
 pub mod control;
 pub mod observe;
 pub mod paths;
-mod readers;
+mod questions;
 pub mod recipe;
 mod report;
 pub mod run;

@@ -203,21 +203,35 @@ pub enum SessionRequest {
         /// What may be lost.
         budget: Budget,
     },
-    /// Read the tenant's events. If `reply` is closed, nobody waits any more.
-    Events {
+    /// Ask control.
+    Ask {
         /// Which attachment.
         attachment: AttachmentId,
+        /// What, which makes sense.
+        question: Question,
+    },
+    /// The process is gone, or the socket is going down.
+    Detached {
+        /// Which attachment.
+        attachment: AttachmentId,
+    },
+}
+
+/// What a tenant's process asks of control. Each has a `reply`: the answer, or for people why there is none; dropped where control cannot
+/// be asked. If it is closed, nobody waits any more.
+#[derive(Debug)]
+pub enum Question {
+    /// Read the tenant's events.
+    Events {
         /// Where the process stands; what comes from now on if nowhere.
         from: Option<EventCursor>,
         /// How long it waits for the first.
         wait: Duration,
-        /// Events, or for people why there are none; dropped where control cannot be asked, as with the next three.
+        /// What there is.
         reply: oneshot::Sender<Result<EventBatch, String>>,
     },
-    /// Negotiate for the tenant. What is proposed makes sense.
+    /// Negotiate for the tenant.
     Negotiate {
-        /// Which attachment.
-        attachment: AttachmentId,
         /// The communicator's name.
         communicator: String,
         /// What is wanted; nothing to ask what is in force.
@@ -225,10 +239,8 @@ pub enum SessionRequest {
         /// What came of it.
         reply: oneshot::Sender<Result<Negotiated, String>>,
     },
-    /// An iteration begins. The knobs make sense.
+    /// An iteration begins.
     Iteration {
-        /// Which attachment.
-        attachment: AttachmentId,
         /// The communicator's name.
         communicator: String,
         /// What is left to the provider.
@@ -236,20 +248,13 @@ pub enum SessionRequest {
         /// What it chose.
         reply: oneshot::Sender<Result<Choice, String>>,
     },
-    /// What is expected of a communicator. It makes sense.
+    /// What is expected of a communicator.
     Hint {
-        /// Which attachment.
-        attachment: AttachmentId,
         /// The communicator's name.
         communicator: String,
         /// What.
         hints: Hints,
-        /// Once it is taken note of, or for people why it is not.
+        /// Once it is taken note of.
         reply: oneshot::Sender<Result<(), String>>,
-    },
-    /// The process is gone, or the socket is going down.
-    Detached {
-        /// Which attachment.
-        attachment: AttachmentId,
     },
 }

@@ -1,6 +1,6 @@
 //! What the agent and control have agreed on, so that a new session can take up where the last one ended.
 
-use super::{Event, Settings};
+use super::{Answered, Event, Settings};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_disclose::{JoinFailure, disclose_join};
@@ -182,10 +182,10 @@ impl Ledger {
             Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
             Message::Hold(hold) => Some(Event::Hold(hold)),
-            Message::EventsRead(answer) => Some(Event::EventsRead(answer)),
-            Message::Negotiated(answer) => Some(Event::Negotiated(answer)),
-            Message::IterationChoice(answer) => Some(Event::IterationChoice(answer)),
-            Message::Hinted(answer) => Some(Event::Hinted(answer)),
+            Message::EventsRead(answer) => Some(Event::Answered(Answered::Events(answer))),
+            Message::Negotiated(answer) => Some(Event::Answered(Answered::Negotiated(answer))),
+            Message::IterationChoice(answer) => Some(Event::Answered(Answered::Iteration(answer))),
+            Message::Hinted(answer) => Some(Event::Answered(Answered::Hinted(answer))),
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
                 self.granted.remove(&communicator);

@@ -2,7 +2,7 @@
 
 use super::stream::Stream;
 use super::tenant::Tenant;
-use super::{AttachmentId, Joined, SessionRequest};
+use super::{AttachmentId, Joined, Question, SessionRequest};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     Answer, Bounded, Budget, Choice, Clause, Constraints, EventBatch, JoinRefusal, JoinRefused, MAX_LISTED,
@@ -167,7 +167,8 @@ impl Attached {
                     Answer::Events { id, read: read.map(Bounded::bounded).map_err(Bounded::bounded) }
                 });
                 let wait = Duration::from_nanos(wait_ns);
-                (Some(SessionRequest::Events { attachment, from, wait, reply }), None)
+                let question = Question::Events { from, wait, reply };
+                (Some(SessionRequest::Ask { attachment, question }), None)
             }
             Request::Negotiate { id, communicator, propose } => {
                 let senseless = propose.as_ref().map_or_else(Vec::new, senseless);
@@ -190,7 +191,8 @@ impl Attached {
                     let outcome = outcome.map(Bounded::bounded).map_err(Bounded::bounded);
                     Answer::Negotiated { id, outcome }
                 });
-                (Some(SessionRequest::Negotiate { attachment, communicator, propose, reply }), None)
+                let question = Question::Negotiate { communicator, propose, reply };
+                (Some(SessionRequest::Ask { attachment, question }), None)
             }
             Request::Iteration { id, communicator, knobs } => {
                 let refused = match knobs.check() {
@@ -208,7 +210,8 @@ impl Attached {
                     let choice = answer.await.unwrap_or_else(|_| Ok(knobs.alone()));
                     Answer::Iteration { id, choice: choice.map_err(Bounded::bounded) }
                 });
-                (Some(SessionRequest::Iteration { attachment, communicator, knobs, reply }), None)
+                let question = Question::Iteration { communicator, knobs, reply };
+                (Some(SessionRequest::Ask { attachment, question }), None)
             }
             Request::Hint { id, communicator, hints } => {
                 let refused = match hints.check() {
@@ -225,7 +228,8 @@ impl Attached {
                     let hinted = answer.await.unwrap_or_else(|_| Err(AWAY.to_owned()));
                     Answer::Hinted { id, refused: hinted.err().map(Bounded::bounded) }
                 });
-                (Some(SessionRequest::Hint { attachment, communicator, hints, reply }), None)
+                let question = Question::Hint { communicator, hints, reply };
+                (Some(SessionRequest::Ask { attachment, question }), None)
             }
         };
         if let Some(request) = passed_on {

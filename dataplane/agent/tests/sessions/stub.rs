@@ -5,8 +5,8 @@ use harmonaize_abi::session::{
 };
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
 use harmonaize_agent::session::{
-    AttachmentId, Joined, NetworkRules, Quota, RdmaRules, SessionRequest, SessionServer, SocketRules,
-    TenantRules,
+    AttachmentId, Joined, NetworkRules, Question, Quota, RdmaRules, SessionRequest, SessionServer,
+    SocketRules, TenantRules,
 };
 use harmonaize_client::{Access, AgentAddress, AttachOptions, RdmaOptions, Secret};
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
@@ -288,7 +288,17 @@ impl Engine {
                 };
                 let _ = reply.send(Some(detail));
             }
-            SessionRequest::Events { from, wait, reply, .. } => {
+            SessionRequest::Ask { question, .. } => self.asked(question),
+            SessionRequest::Detached { attachment } => {
+                self.knobs.say(format!("detached {}", self.ordinal(attachment)));
+                self.attachments.remove(&attachment);
+            }
+        }
+    }
+
+    fn asked(&mut self, question: Question) {
+        match question {
+            Question::Events { from, wait, reply } => {
                 self.knobs.say(format!("events from {from:?} within {wait:?}"));
                 match from {
                     Some(EventCursor { feed: 0, .. }) => self.readers.push(reply),
@@ -302,23 +312,19 @@ impl Engine {
                 }
             }
             // Who only asks finds nobody to ask.
-            SessionRequest::Negotiate { communicator, propose, reply, .. } => {
+            Question::Negotiate { communicator, propose, reply } => {
                 self.knobs.say(format!("negotiates for {communicator}"));
                 if let Some(constraints) = propose {
                     let agreement = Agreement { number: 3, constraints, ..Agreement::default() };
                     let _ = reply.send(Ok(Negotiated::Agreed(agreement)));
                 }
             }
-            SessionRequest::Iteration { .. } => {}
-            SessionRequest::Hint { communicator, hints, reply, .. } => {
+            Question::Iteration { .. } => {}
+            Question::Hint { communicator, hints, reply } => {
                 self.knobs.say(format!("hints for {communicator}: {hints:?}"));
                 if hints.period.is_some() {
                     let _ = reply.send(Ok(()));
                 }
-            }
-            SessionRequest::Detached { attachment } => {
-                self.knobs.say(format!("detached {}", self.ordinal(attachment)));
-                self.attachments.remove(&attachment);
             }
         }
     }

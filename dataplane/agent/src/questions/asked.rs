@@ -1,14 +1,14 @@
-//! What tenants' processes ask of control through their agent, and who waits for which answer.
+//! Questions of one kind, and who waits for which answer.
 
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
 /// Where an answer goes, or for people why there is none. Dropped where control cannot be asked, or does not answer any more.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, String>>;
+pub(super) type Reply<T> = oneshot::Sender<Result<T, String>>;
 
 /// Questions of one kind.
 #[derive(Debug)]
-pub(crate) struct Asked<T> {
+pub(super) struct Asked<T> {
     /// Whether control is there and takes them.
     there: bool,
     waiting: BTreeMap<u64, Reply<T>>,
@@ -23,7 +23,7 @@ impl<T> Default for Asked<T> {
 
 impl<T> Asked<T> {
     /// The number of a question, if it can be asked.
-    pub(crate) fn ask(&mut self, reply: Reply<T>) -> Option<u64> {
+    pub(super) fn ask(&mut self, reply: Reply<T>) -> Option<u64> {
         if !self.there {
             return None;
         }
@@ -34,7 +34,7 @@ impl<T> Asked<T> {
     }
 
     /// Control's answer.
-    pub(crate) fn answer(&mut self, request: u64, answer: Result<T, String>) {
+    pub(super) fn answer(&mut self, request: u64, answer: Result<T, String>) {
         if let Some(reply) = self.waiting.remove(&request) {
             // Nobody hears it if the process went away.
             let _ = reply.send(answer);
@@ -43,7 +43,7 @@ impl<T> Asked<T> {
 
     /// A session with control has begun, and it takes them or not, or ended. What was asked in the one before is answered by nobody
     /// else.
-    pub(crate) fn session(&mut self, there: bool) {
+    pub(super) fn session(&mut self, there: bool) {
         self.there = there;
         self.waiting.clear();
     }

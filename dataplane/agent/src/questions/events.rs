@@ -6,7 +6,7 @@ use harmonaize_api::v1;
 use std::time::Duration;
 
 /// What to ask control.
-pub(crate) fn read_events(
+pub(super) fn read_events(
     request: u64,
     tenant: &str,
     from: Option<EventCursor>,
@@ -18,7 +18,7 @@ pub(crate) fn read_events(
 }
 
 /// What control said, as the tenant gets it. Events of kinds that this agent does not know are left out.
-pub(crate) fn batch(answer: v1::EventsRead) -> Result<EventBatch, String> {
+pub(super) fn batch(answer: v1::EventsRead) -> Result<EventBatch, String> {
     let v1::EventsRead { refused, missed, events, cursor, .. } = answer;
     match cursor {
         Some(v1::EventCursor { feed, next }) if refused.is_empty() => {
