@@ -192,13 +192,13 @@ pub enum CheckError {
         found: usize,
     },
     /// An order that is not one of the participants.
-    #[error("communicator {0}: the order does not name each participant once")]
+    #[error("communicator {0:x}: the order does not name each participant once")]
     Order(u64),
     /// Not one hop from each participant to the next.
-    #[error("communicator {0}: the hops do not go along the order")]
+    #[error("communicator {0:x}: the hops do not go along the order")]
     Hops(u64),
     /// A path that is broken, or leads elsewhere.
-    #[error("communicator {communicator}: a path of hop {hop} does not lead from its host to the next")]
+    #[error("communicator {communicator:x}: a path of hop {hop} does not lead from its host to the next")]
     Path {
         /// Which.
         communicator: u64,
@@ -206,7 +206,7 @@ pub enum CheckError {
         hop: usize,
     },
     /// A path over a link that passes nothing, or that is drained, though there is another.
-    #[error("communicator {communicator}: hop {hop} crosses {link}, though there is another way")]
+    #[error("communicator {communicator:x}: hop {hop} crosses {link}, though there is another way")]
     Forbidden {
         /// Which.
         communicator: u64,
