@@ -6,8 +6,15 @@ use crate::topology::{HostId, Topology};
 use crate::units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 
-/// How long a segment may last at the planned rate: the time in which a change of plan takes effect.
-const SEGMENT_TIME: Nanos = Nanos(10_000_000);
+/// How long a segment may last at the planned rate. All that are in flight are done before a change of plan takes effect.
+const SEGMENT_TIME: Nanos = Nanos(5_000_000);
+
+/// Segments are no smaller, however slow links are, and messages as they are cut no smaller and no larger.
+const LEAST_SEGMENT: u64 = 32 << 10;
+const CHUNK: (u64, u64) = (8 << 10, 256 << 10);
+
+/// Segments in flight.
+const CHANNELS: (u64, u64) = (4, 8);
 
 /// What all participants of a communicator share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +42,9 @@ impl Tuning {
     };
 }
 
-/// Sizes for a group: a segment lasts at most some 10 ms on the slowest link of the ring (in which each of n hosts sends
-/// 2(n-1)/n of it), a message is a host's share of it within 16..=256 KiB, and four to eight segments are in flight, as
-/// many as cover twice what the longest way holds.
+/// Sizes for a group: a segment lasts at most some 5 ms on the slowest link of the ring (in which each of n hosts sends
+/// 2(n-1)/n of it) where that is not very slow, a message is a host's share of it within 8..=256 KiB, and four to eight segments are in flight,
+/// as many, and as large, as cover twice what the longest way holds.
 pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
     let count = hosts.len() as u64;
     let ring: Vec<HostId> =
@@ -55,11 +62,12 @@ pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
     };
     let delay = paths.iter().map(|(_, delay)| delay.0).max().unwrap_or_default();
     let allowed = segment_at(rate, count);
-    let chunk = previous_power_of_two(allowed / count).clamp(16 << 10, 256 << 10);
-    let segment = (chunk * count).min(allowed.max(16 << 10)) & !4095;
     let round_trip = Nanos(delay.0.saturating_mul(2));
     let held = rate.bytes_in(round_trip).0.saturating_mul(2);
-    let channels = held.div_ceil(chunk).clamp(4, 8) as u32;
+    let covers = held.div_ceil(CHANNELS.1).min(CHUNK.1).next_power_of_two();
+    let chunk = previous_power_of_two(allowed / count).max(covers).clamp(CHUNK.0, CHUNK.1);
+    let segment = (chunk * count).min(allowed.max(covers * count).max(LEAST_SEGMENT)) & !4095;
+    let channels = held.div_ceil(chunk).clamp(CHANNELS.0, CHANNELS.1) as u32;
     Tuning { channels, chunk: Bytes(chunk), segment: Bytes(segment), copy: Bytes(64 << 10), landing_slots: 4 }
 }
 
@@ -95,8 +103,8 @@ mod tests {
         let (topology, hosts) = star(4, "1Gbit/s", "50us");
         let expected = Tuning {
             channels: 4,
-            chunk: Bytes(128 << 10),
-            segment: Bytes(512 << 10),
+            chunk: Bytes(64 << 10),
+            segment: Bytes(256 << 10),
             copy: Bytes(64 << 10),
             landing_slots: 4,
         };
@@ -109,18 +117,26 @@ mod tests {
     fn long_ways_have_more_in_flight() {
         let (topology, hosts) = star(4, "10Gbit/s", "250us");
         assert_eq!(tuning(&topology, &hosts).channels, 8);
+        // So slow that 5 ms are small messages, and so long that these would not fill it.
+        let (topology, hosts) = star(8, "200Mbit/s", "5ms");
+        let long = tuning(&topology, &hosts);
+        assert_eq!((long.channels, long.chunk, long.segment), (8, Bytes(128 << 10), Bytes(1 << 20)));
     }
 
     proptest! {
         #[test]
         fn within_bounds(hosts in 2_usize..40, rate in 1_u64..400_000_000_000, delay in 0_u64..1_000_000_000) {
-            let (topology, hosts) = star(hosts, &format!("{rate}bit/s"), &format!("{delay}ns"));
-            let tuning = tuning(&topology, &hosts);
-            prop_assert!((16 << 10..=256 << 10).contains(&tuning.chunk.0) && tuning.chunk.0.is_power_of_two());
+            let (topology, group) = star(hosts, &format!("{rate}bit/s"), &format!("{delay}ns"));
+            let tuning = tuning(&topology, &group);
+            prop_assert!((8 << 10..=256 << 10).contains(&tuning.chunk.0) && tuning.chunk.0.is_power_of_two());
             prop_assert!((4..=8).contains(&tuning.channels));
-            prop_assert!(tuning.segment.0 >= 16 << 10 && tuning.segment.0.is_multiple_of(4096));
-            let lasts = |bytes: u64| u128::from(bytes) * 2 * (hosts.len() as u128 - 1) / hosts.len() as u128 * 8_000_000_000;
-            prop_assert!(tuning.segment.0 == 16 << 10 || lasts(tuning.segment.0) / u128::from(rate) <= 10_000_000);
+            prop_assert!(tuning.segment.0 >= 32 << 10 && tuning.segment.0.is_multiple_of(4096));
+            let held = Rate(rate).bytes_in(Nanos(delay * 4)).0.saturating_mul(2);
+            prop_assert!(tuning.chunk.0 * u64::from(tuning.channels) >= held.min(2 << 20), "it fills the way");
+            let lasts = |bytes: u64| u128::from(bytes) * 2 * (hosts as u128 - 1) / hosts as u128 * 8_000_000_000;
+            let short = lasts(tuning.segment.0) / u128::from(rate) <= 5_000_000;
+            let needed = tuning.segment.0 <= (32 << 10).max(held / 4 * hosts as u64);
+            prop_assert!(short || needed);
         }
     }
 }
