@@ -1,7 +1,8 @@
 //! `cargo xtask demo`: one tenant trains a model through the provider's AllReduce, another exchanges by AllToAll on the
-//! same links, a third answers requests within a time that was promised, a foreign flow congests a spine meanwhile, and all results are
-//! proved right.
+//! same links, a third answers requests within a time that was promised, and a foreign flow congests a spine meanwhile. Then the first trains
+//! so that it reacts to what it is told, while hosts are taken away and lost, beside one that adopts nothing. All results are proved right.
 
+pub mod changes;
 pub mod course;
 pub mod lines;
 pub mod page;
@@ -10,13 +11,18 @@ pub mod timeline;
 pub mod verdict;
 pub mod views;
 
+use crate::bystander::Bystander;
 use crate::deployment::{Deployment, Setup, Tenant};
+use crate::elastic::disturbances::{Moments, Places};
+use crate::elastic::{self, Recipe, Stage};
 use crate::fabric::Fabric;
 use crate::job::{self, Job, Programs, Spaces};
 use crate::packages::{self, Consent};
+use crate::plans;
 use crate::topology::{self, Topology};
 use crate::workspace::{self, Binaries, Profile};
 use anyhow::{Context, Result, bail};
+use changes::Changes;
 use course::Course;
 use indicatif::{ProgressBar, ProgressStyle};
 use lines::{Line, Tail};
@@ -50,6 +56,21 @@ const REST: Duration = Duration::from_millis(20);
 /// 99 of 100 requests answered in so many milliseconds.
 const REQUESTS: [usize; 2] = [0, 1];
 const P99_MS: u64 = 50;
+/// The first tenant's training that reacts: how many micro-batches, how often it loses a host, what happens to it and where. None of the
+/// others' hosts is taken away.
+const WORK: u64 = 1200;
+const BETWEEN_LOSSES: Duration = Duration::from_secs(60);
+const MOMENTS: Moments = Moments {
+    congested: 0.1,
+    drained: 0.4,
+    lost: 0.7,
+    flows: Duration::from_secs(6),
+    notice: Duration::from_secs(3),
+    away: Duration::from_secs(2),
+};
+const PLACES: Places = Places { rate: RATE, drained: HOSTS - 1, lost: HOSTS - 1 };
+/// For how long the tenant that adopts nothing is seen before that.
+const BEFORE: Duration = Duration::from_secs(4);
 /// How long the training may stand still.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
@@ -89,7 +110,7 @@ pub fn run(args: &Args) -> Result<()> {
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
     let began = Instant::now();
     let demo = Demo { args, logs, stop, binaries };
-    let (mut printed, seen, requests) = demo.tenants()?;
+    let Ran { mut printed, seen, requests, changes } = demo.tenants()?;
     eprintln!("The same training in one process");
     printed.reference = demo.reference(printed.steps())?;
     let mut verdict = verdict::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
@@ -99,15 +120,25 @@ pub fn run(args: &Args) -> Result<()> {
     let training = printed.workers.first().map(Vec::as_slice).unwrap_or_default();
     let views = Views::of(&timeline, training, &requests, began_us);
     verdict.hold(views.check.clone());
+    changes.checks.iter().for_each(|check| verdict.hold(check.clone()));
     let report = folder.join("report.html");
     let setting = demo.setting(began.elapsed());
-    std::fs::write(&report, page::page(&verdict, &timeline, &views, &setting))
+    std::fs::write(&report, page::page(&verdict, &timeline, (&views, &changes), &setting))
         .with_context(|| format!("cannot write {}", report.display()))?;
     show(args, &verdict, &report)?;
     if !verdict.passed {
         bail!("a check failed; {} has the programs' logs", demo.logs.display());
     }
     Ok(())
+}
+
+/// What came of the tenants.
+struct Ran {
+    printed: Printed,
+    seen: Seen,
+    /// What the ranks printed that answer requests.
+    requests: Vec<Vec<Line>>,
+    changes: Changes,
 }
 
 struct Demo<'a> {
@@ -118,8 +149,8 @@ struct Demo<'a> {
 }
 
 impl Demo<'_> {
-    /// Runs all tenants on a fabric until the training has ended; what they printed, what was seen, and what the third one printed.
-    fn tenants(&self) -> Result<(Printed, Seen, Vec<Vec<Line>>)> {
+    /// Runs all tenants on a fabric until the trainings have ended.
+    fn tenants(&self) -> Result<Ran> {
         let [rate, host_rate] = [RATE, HOST_RATE].map(|rate| format!("{}Mbit/s", rate / 1_000_000));
         eprintln!(
             "{RACKS} racks of {HOSTS_A_RACK} hosts with agents and one without, {SPINES} spines, links of {rate}, {host_rate} to \
@@ -154,13 +185,9 @@ impl Demo<'_> {
         }
     }
 
-    fn jobs(
-        &self,
-        deployment: &mut Deployment,
-        [a, b, c]: &[Tenant; 3],
-    ) -> Result<(Printed, Seen, Vec<Vec<Line>>)> {
+    fn jobs(&self, deployment: &mut Deployment, [a, b, c]: &[Tenant; 3]) -> Result<Ran> {
         let folder = self.binaries.path("train")?.parent().map(Path::to_path_buf).unwrap_or_default();
-        let programs = Programs::publish(&folder, &["train", "alltoall", "inference"])?;
+        let programs = Programs::publish(&folder, &["train", "alltoall", "inference", "elastic"])?;
         let seed = ["--seed".to_owned(), self.args.seed.to_string()];
         let steps = ["--steps".to_owned(), self.args.steps.to_string()];
         let (space_a, space_b) = (Spaces::make(deployment, a)?, Spaces::make(deployment, b)?);
@@ -179,6 +206,7 @@ impl Demo<'_> {
         let mut course = Course::begin(deployment, FOREIGN)?;
         let workers = self.watch(deployment, &mut course, &mut training, &mut exchange)?;
         let seen = course.finish(deployment)?;
+        let changes = self.react(deployment, &space_a, programs.path("elastic"))?;
         for job in [&mut inference, &mut exchange] {
             job.stop()?;
             job.wait(STANDSTILL, || self.go_on())?;
@@ -189,7 +217,22 @@ impl Demo<'_> {
         let (exchangers, requests) = (lines(&exchange)?, lines(&inference)?);
         let printed =
             Printed { workers, exchangers, reference: Vec::new(), workers_per_host: WORKERS_PER_HOST };
-        Ok((printed, seen, requests))
+        Ok(Ran { printed, seen, requests, changes })
+    }
+
+    /// The first tenant trains so that it reacts, beside the others and one that adopts nothing.
+    fn react(&self, deployment: &mut Deployment, spaces: &Spaces, program: PathBuf) -> Result<Changes> {
+        eprintln!("Tenant A trains on and reacts; tenant D keeps to TCP of its own");
+        let bystander = Bystander::start(deployment.fabric(), "f1", "f0")?;
+        let since = Instant::now();
+        while since.elapsed() < BEFORE {
+            self.go_on()?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut stage = Stage { deployment, spaces, program, logs: &self.logs };
+        let recipe = Recipe::new(WORK, BETWEEN_LOSSES, true);
+        let (lines, happened) = elastic::train(&mut stage, &recipe, (MOMENTS, PLACES), || self.go_on())?;
+        Changes::of(&lines, &happened, &plans::decisions(stage.deployment)?, &bystander.stop()?)
     }
 
     fn go_on(&self) -> Result<()> {
@@ -268,7 +311,7 @@ impl Demo<'_> {
                 HOST_RATE / 1_000_000,
                 took.as_secs_f64()
             ),
-            "Tenant A: 8 workers, 2 a host; tenant B: 4, 2 each on a host a rack; tenant C: 2, on two hosts of a rack. Each process runs under its tenant's user, in a \
+            "Tenant A: 8 workers, 2 a host; tenant B: 4, 2 each on a host a rack; tenant C: 2, on two hosts of a rack; tenant D: a connection between the hosts without agents. Each process of A, B and C runs under its tenant's user, in a \
              namespace that has loopback alone, and sees its agent's socket."
                 .to_owned(),
             "The model: 64-512-512-10, SiLU, SGD with momentum 0.9, rate 0.05, weight decay 1e-3, batches of 128.".to_owned(),

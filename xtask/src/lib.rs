@@ -4,6 +4,7 @@
 
 pub mod aarch64;
 pub mod bench;
+pub mod bystander;
 pub mod ci;
 pub mod clock;
 pub mod counters;
@@ -11,6 +12,7 @@ pub mod demo;
 pub mod deployment;
 pub mod dpu;
 pub mod ebpf;
+pub mod elastic;
 pub mod emulate;
 pub mod fabric;
 pub mod foreign;

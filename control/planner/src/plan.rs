@@ -8,6 +8,7 @@ use crate::units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+mod bursts;
 mod change;
 mod check;
 mod model;
@@ -161,7 +162,8 @@ pub struct Assignment {
     pub pace: Option<Rate>,
     /// Predicted time of the job's typical operation (of 1 MiB where it is not known), an AllReduce; the largest where stuck.
     pub time: Nanos,
-    /// That time relative to the job where only its hosts' own links are a limit; infinite where stuck.
+    /// That time relative to the job where only its hosts' own links are a limit; infinite where stuck. For a job with a rhythm it is
+    /// that of operations while they run, though links may carry all that it sends on average.
     pub slowdown: f64,
     /// Why, in words, where it changes; else why it stays, where something better was not worth it; else empty.
     pub reason: String,
@@ -252,11 +254,15 @@ pub fn plan(request: &Request<'_>) -> Plan {
         (each, after) = search.predict(&|_| true);
     }
     let paces = paces(&search, &each);
+    let slowdowns = bursts::slowdowns(&search, &each);
     let mut assignments = Vec::with_capacity(request.jobs.len());
     for (index, job) in request.jobs.iter().enumerate() {
-        let (Some(ring), Some((share, slowdown)), Some(verdict)) =
-            (search.rings.get(index), each.get(index).copied(), verdicts.get(index).copied())
-        else {
+        let (Some(ring), Some((share, on_average)), Some(slowdown), Some(verdict)) = (
+            search.rings.get(index),
+            each.get(index).copied(),
+            slowdowns.get(index).copied(),
+            verdicts.get(index).copied(),
+        ) else {
             continue;
         };
         let load = |link: Local| loads_before.get(link as usize).copied().unwrap_or(0.0);
@@ -273,7 +279,7 @@ pub fn plan(request: &Request<'_>) -> Plan {
             pace: paces.get(index).copied().flatten(),
             time: Nanos((seconds * 1e9).min(1e18) as u64),
             slowdown,
-            reason: reason(search.model, verdict, was, (ring, slowdown), &load),
+            reason: reason(search.model, verdict, was, (ring, on_average), &load),
         });
     }
     let reason = summary(&assignments, &verdicts, before, after);

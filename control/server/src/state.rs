@@ -22,6 +22,7 @@ mod regroup;
 mod replan;
 mod rhythms;
 mod session;
+mod slowness;
 mod status;
 mod telemetry;
 mod trace;

@@ -2,19 +2,20 @@
 //! real agents.
 
 mod adversary;
-mod bystander;
-mod disturbances;
+mod inference;
 mod subscribers;
 mod tenant;
 
 use super::lab::Lab;
 use super::part::{self, Outcome, Part};
 use super::row::{Better, Case};
+use crate::deployment::Tenant;
+use crate::job::printed;
 use crate::topology::{Topology, racks_and_strangers};
-use crate::workspace::Binaries;
-use anyhow::Result;
+use crate::workspace::{self, Binaries};
+use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Racks, hosts with agents in each, and spines; on each rack hangs one host more, without an agent.
 const RACKS: usize = 2;
@@ -23,6 +24,9 @@ const SPINES: usize = 2;
 const HOSTS: usize = RACKS * HOSTS_A_RACK;
 /// Rate of every link in bits a second: what two cores forward over three switches with time to spare.
 const RATE: u64 = 200_000_000;
+
+/// The position of the tenant that fills links, beside the lab's own.
+const BULK: usize = 1;
 
 /// How much is measured.
 #[derive(Debug, Clone)]
@@ -56,6 +60,7 @@ struct Suite {
 
 const PARTS: &[Part<Suite>] = &[
     ("tenant", tenant::tenant),
+    ("inference", inference::inference),
     ("adversary", adversary::adversary),
     ("subscribers", subscribers::subscribers),
 ];
@@ -70,12 +75,31 @@ fn case(case: &str, better: Better, bar: f64) -> Case {
     Case { suite: "cooperation", case: case.to_owned(), size: 0, ranks: HOSTS, better, bar }
 }
 
+/// Runs an experiment of control's own tests, in virtual time; all that it printed, and the line with its figures.
+fn experiment(test: &str, ignored: bool, environment: &[(&str, &str)]) -> Result<(String, String)> {
+    let mut experiment = workspace::cargo();
+    experiment.args(["test", "--quiet", "--release", "--package", "harmonaize-server", "--lib"]);
+    experiment.args([test, "--", "--exact", "--nocapture"]);
+    experiment.args(ignored.then_some("--ignored")).envs(environment.iter().copied());
+    let text = printed(&mut experiment)?;
+    let line = text.lines().find(|line| line.starts_with('{')).map(str::to_owned);
+    let line = line.with_context(|| format!("no figures in: {text}"))?;
+    Ok((text, line))
+}
+
 impl Suite {
+    /// An error when a signal has asked to stop.
+    fn go_on(&self) -> Result<()> {
+        ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
+        Ok(())
+    }
+
     /// The fabric with agents; `control` and `agent` are more lines for their configurations.
     fn lab(&self, control: &str, agent: &str) -> Result<Lab> {
         let rate = format!("{}Mbit/s", RATE / 1_000_000);
         let topology = racks_and_strangers(RACKS, HOSTS_A_RACK, SPINES, &rate);
         Lab::on(Topology::parse(&topology)?, self.binaries.clone(), Arc::clone(&self.stop), |mut setup| {
+            setup.tenants.push(Tenant { name: "b".to_owned(), user: 3002 });
             setup.strangers = RACKS;
             setup.control += control;
             setup.agent += agent;

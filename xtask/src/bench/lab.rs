@@ -1,6 +1,7 @@
 //! Where the suites measure: a star of hosts with agents and one tenant, and the measuring programs.
 
 use crate::deployment::{Deployment, Setup, Tenant};
+use crate::elastic::Stage;
 use crate::fabric::Fabric;
 use crate::job::{self, Job, Programs, Spaces};
 use crate::process::Process;
@@ -77,7 +78,19 @@ impl Lab {
         let folder = binaries.path("collective")?.parent().map(Path::to_path_buf).unwrap_or_default();
         let programs = Programs::publish(
             &folder,
-            &["bursts", "coded", "collective", "direct", "elastic", "flows", "rhythm", "stream", "train"],
+            &[
+                "alltoall",
+                "bursts",
+                "coded",
+                "collective",
+                "direct",
+                "elastic",
+                "flows",
+                "inference",
+                "rhythm",
+                "stream",
+                "train",
+            ],
         )?;
         let tenant = Tenant { name: "a".to_owned(), user: 3001 };
         let fabric = Fabric::build(&topology)?;
@@ -90,16 +103,8 @@ impl Lab {
 
     /// An error when a signal has asked to stop, or when control or an agent has ended.
     pub fn check(&mut self) -> Result<()> {
-        self.go_on()?;
+        ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
         self.deployment.check()
-    }
-
-    /// An error when a signal has asked to stop.
-    pub fn go_on(&self) -> Result<()> {
-        if self.stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        Ok(())
     }
 
     /// Ends control and agents; the fabric with the hosts' folders stays until it is dropped.
@@ -134,20 +139,15 @@ impl Lab {
         self.start_of(0, program, hosts, arguments)
     }
 
-    /// Starts one process of a measuring program for the tenant's job of that name; what it prints goes to a log with the label.
-    pub fn start_one(
-        &self,
-        name: &str,
-        label: &str,
-        program: &str,
-        host: usize,
-        arguments: &[String],
-    ) -> Result<Process> {
+    /// Where an elastic training runs, by a program of that name.
+    pub fn stage(&mut self, program: &str) -> Result<Stage<'_>> {
         let spaces = self.spaces.first().context("no tenant")?;
-        spaces.start_one(name, label, host, &self.programs.path(program), arguments, &self.logs)
+        let program = self.programs.path(program);
+        Ok(Stage { deployment: &mut self.deployment, spaces, program, logs: &self.logs })
     }
 
-    fn start_of(
+    /// The same as the job of a tenant, counted from 0 (the lab's own).
+    pub fn start_of(
         &mut self,
         tenant: usize,
         program: &str,

@@ -1,9 +1,10 @@
 //! The demo's report: one HTML file with its plots, without any outside resource.
 
+use super::changes::Changes;
 use super::plot::{self, Chart, Series, escape};
 use super::timeline::Timeline;
 use super::verdict::{TOLERANCE, Verdict, WHY};
-use super::views::Views;
+use super::views::{View, Views};
 use std::fmt::Write;
 
 const STYLE: &str = "
@@ -161,7 +162,48 @@ fn views(html: &mut String, views: &Views) {
          their own communicators, without a name of a host, link or neighbour. Tenant B asks for nothing and hears nothing.</p>\n<table>\n\
          <tr><th></th><th>provider</th><th>tenant A is told</th><th>tenant C is told</th></tr>\n",
     );
-    for view in &views.views {
+    beside(html, &views.views);
+    html.push_str("</table>\n<h2>Tenant C's requests</h2>\n<table>\n");
+    for (what, figure) in &views.figures {
+        let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(what), escape(figure));
+    }
+    html.push_str("</table>\n");
+}
+
+/// What happened to the training that reacts: the provider's view beside the tenant's.
+fn changes(html: &mut String, changes: &Changes) {
+    html.push_str(
+        "<h2>A tenant that reacts, and one that adopts nothing</h2>\n<p>Tenant A trains on with a rank a host, hears the provider's events and \
+         leaves choices to it. Others fill both spines; a host is drained and taken away; a host is lost without notice; both come back. \
+         Tenant D sends 512 KiB every 200 ms by TCP of its own between two hosts that have no agent; it is told nothing and asks for \
+         nothing.</p>\n<table>\n<tr><th></th><th>provider</th><th>tenant A is told</th><th>tenant A does</th></tr>\n",
+    );
+    beside(html, &changes.views);
+    html.push_str("</table>\n<table>\n");
+    for (what, figure) in &changes.figures {
+        let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(what), escape(figure));
+    }
+    html.push_str("</table>\n");
+    let charts = [
+        ("AllReduce of the training that reacts", "milliseconds", &changes.collectives),
+        ("What it accumulates", "micro-batches a rank", &changes.accumulated),
+    ];
+    for (title, y, points) in charts {
+        let chart = Chart {
+            title: title.to_owned(),
+            x: "seconds".to_owned(),
+            y: y.to_owned(),
+            logarithmic: false,
+            series: vec![series(y, points.iter().copied())],
+            marks: changes.marks.clone(),
+        };
+        html.push_str(&chart.svg());
+    }
+}
+
+/// Rows of three columns, in one of which something stands.
+fn beside(html: &mut String, views: &[View]) {
+    for view in views {
         let cell = |whose: usize| if view.whose == whose { escape(&view.what) } else { String::new() };
         let _ = writeln!(
             html,
@@ -172,15 +214,15 @@ fn views(html: &mut String, views: &Views) {
             cell(2)
         );
     }
-    html.push_str("</table>\n<h2>Tenant C's requests</h2>\n<table>\n");
-    for (what, figure) in &views.figures {
-        let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(what), escape(figure));
-    }
-    html.push_str("</table>\n");
 }
 
 /// The page. `setting` describes fabric, machine and command, a sentence each.
-pub fn page(verdict: &Verdict, timeline: &Timeline, views: &Views, setting: &[String]) -> String {
+pub fn page(
+    verdict: &Verdict,
+    timeline: &Timeline,
+    (views, changes): (&Views, &Changes),
+    setting: &[String],
+) -> String {
     let (class, word) = match (verdict.passed, verdict.checks.iter().all(|check| check.passed)) {
         (true, true) => ("good", "All checks passed"),
         (true, false) => ("good", "All results right, with a warning"),
@@ -189,9 +231,9 @@ pub fn page(verdict: &Verdict, timeline: &Timeline, views: &Views, setting: &[St
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width,initial-scale=1\"><title>harmonaize demo</title><style>{STYLE}{}</style></head>\n\
-         <body><h1>Three tenants on {} hosts</h1>\n<p>Tenant A trains a classifier of handwritten digits on {} workers; its \
+         <body><h1>Four tenants on {} hosts</h1>\n<p>Tenant A trains a classifier of handwritten digits on {} workers; its \
          gradients go through the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links, tenant C answers requests \
-         by small AllReduces.</p>\n\
+         by small AllReduces. Then tenant A trains so that it reacts to what it is told, beside tenant D, which adopts nothing.</p>\n\
          <p class=\"{class}\"><strong>{word}.</strong></p>\n<table>\n",
         plot::STYLE,
         verdict.hosts,
@@ -214,6 +256,7 @@ pub fn page(verdict: &Verdict, timeline: &Timeline, views: &Views, setting: &[St
     html.push_str("</table>\n");
     self::timeline(&mut html, verdict, timeline);
     self::views(&mut html, views);
+    self::changes(&mut html, changes);
     for chart in charts(verdict) {
         html.push_str(&chart.svg());
     }
@@ -232,7 +275,6 @@ pub fn page(verdict: &Verdict, timeline: &Timeline, views: &Views, setting: &[St
 mod tests {
     use super::super::timeline::Event;
     use super::super::verdict::{Check, Round, Step};
-    use super::super::views::View;
     use super::*;
 
     fn verdict(passed: bool) -> Verdict {
@@ -278,11 +320,22 @@ mod tests {
         Views { views: vec![view], figures, check }
     }
 
+    fn reacting() -> Changes {
+        Changes {
+            views: vec![View { at: 1.25, whose: 1, what: "Maintenance".to_owned() }],
+            figures: vec![("D".to_owned(), "17.0 ms".to_owned())],
+            collectives: vec![(0.1, 9.0), (0.2, 90.0)],
+            accumulated: vec![(0.1, 2.0), (0.2, 16.0)],
+            marks: vec![0.15],
+            checks: Vec::new(),
+        }
+    }
+
     #[test]
     fn the_page_stands_alone_and_escapes_text() {
-        let html = page(&verdict(true), &seen(), &told(), &["<script>".into()]);
-        assert_eq!(html.matches("<svg").count(), 7);
-        assert_eq!(html.matches("</svg>").count(), 7);
+        let html = page(&verdict(true), &seen(), (&told(), &reacting()), &["<script>".into()]);
+        assert_eq!(html.matches("<svg").count(), 9);
+        assert_eq!(html.matches("</svg>").count(), 9);
         for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
             assert!(!html.contains(outside), "{outside}");
         }
@@ -296,10 +349,15 @@ mod tests {
             "97.5%",
             "<td></td><td></td><td>Congestion(&lt;Mild&gt;)</td>",
             "4.0 ms",
+            "<td></td><td>Maintenance</td><td></td>",
+            "17.0 ms",
         ] {
             assert!(html.contains(text), "{text}");
         }
-        assert!(!html.contains("FAILED") && page(&verdict(false), &seen(), &told(), &[]).contains("FAILED"));
+        assert!(
+            !html.contains("FAILED")
+                && page(&verdict(false), &seen(), (&told(), &reacting()), &[]).contains("FAILED")
+        );
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Timeline {
 }
 
 /// What is told of a decision, with its time.
-fn told(decision: &Decision) -> Vec<(u64, String)> {
+pub(super) fn told(decision: &Decision) -> Vec<(u64, String)> {
     let mut events = Vec::new();
     if let Some(verdict) = &decision.verdict {
         events.push((verdict.found_ns, format!("{} finds: {}", verdict.host, verdict.what)));

@@ -43,14 +43,14 @@ impl Views {
         };
         let mut views: Vec<View> = provider.chain(told(1, training)).chain(told(2, first)).collect();
         views.sort_by(|one, other| one.at.total_cmp(&other.at));
-        let served = Served::of(first, inference);
+        let served = Served::of(inference);
         Self { views, figures: served.figures(), check: served.check() }
     }
 }
 
 /// What became of the requests.
 #[derive(Debug, Default, PartialEq)]
-struct Served {
+pub struct Served {
     /// Milliseconds of each request, of the last rank that came; ascending.
     times: Vec<f64>,
     /// Milliseconds asked for, and promised; none where nothing was.
@@ -62,7 +62,9 @@ struct Served {
 }
 
 impl Served {
-    fn of(first: &[Line], all: &[Vec<Line>]) -> Self {
+    /// Of what the ranks that answer them printed, the one that agreed on a target first.
+    pub fn of(all: &[Vec<Line>]) -> Self {
+        let first = all.first().map(Vec::as_slice).unwrap_or_default();
         let mut requests: BTreeMap<u64, u64> = BTreeMap::new();
         for line in all.iter().flatten() {
             if let Line::Served { request, collective_us } = line {
@@ -93,6 +95,34 @@ impl Served {
         self.times.get(place).copied().unwrap_or(f64::NAN)
     }
 
+    /// Whether something was promised.
+    pub fn is_promised(&self) -> bool {
+        self.promised.is_some()
+    }
+
+    /// Whether it was kept.
+    pub fn is_kept(&self) -> bool {
+        self.promised.is_some_and(|(_, promised)| self.p99() <= promised)
+    }
+
+    /// Whether it was not, and its tenant was told.
+    pub fn is_reported(&self) -> bool {
+        self.promised.is_some() && self.kept.is_some_and(|(_, _, breaches)| breaches > 0) && self.told
+    }
+
+    /// In a sentence.
+    pub fn told_in_words(&self) -> String {
+        match self.promised {
+            Some((_, promised)) => format!(
+                "promised {promised:.1} ms, p99 of {} requests {:.1} ms{}",
+                self.times.len(),
+                self.p99(),
+                if self.is_reported() { ", and its tenant was told of a breach" } else { "" }
+            ),
+            None => format!("nothing promised, p99 {:.1} ms", self.p99()),
+        }
+    }
+
     fn figures(&self) -> Vec<(String, String)> {
         let row = |what: &str, figure: String| (what.to_owned(), figure);
         let promised = match self.promised {
@@ -112,14 +142,11 @@ impl Served {
 
     fn check(&self) -> Check {
         let what = "99 of 100 requests of tenant C were answered as fast as promised, or it was told that they are not";
-        let kept = self.promised.is_some_and(|(_, promised)| self.p99() <= promised);
-        let reported =
-            self.promised.is_some() && self.kept.is_some_and(|(_, _, breaches)| breaches > 0) && self.told;
         let found = match self.promised {
             Some((_, promised)) => format!("p99 {:.1} ms, promised {promised:.1} ms", self.p99()),
             None => "nothing was promised".to_owned(),
         };
-        Check { what: what.to_owned(), passed: kept || reported, found, warns: true }
+        Check { what: what.to_owned(), passed: self.is_kept() || self.is_reported(), found, warns: true }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What tenants are told while their communicators run: facts go into the tenant's feed of `disclose`, and what that makes of them
 //! goes to whoever waits for it.
 
+use super::slowness::Slowness;
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Level};
@@ -32,6 +33,10 @@ pub(super) struct Events {
     own: BTreeMap<String, Own>,
     /// By communicator: what it was planned for last.
     slowdowns: BTreeMap<u64, f64>,
+    /// By communicator: the part of its expected rate that others leave it by the last plan.
+    pub(super) left: BTreeMap<u64, f64>,
+    /// By communicator: what its operations show.
+    pub(super) slowness: BTreeMap<u64, Slowness>,
     /// All facts that went into feeds: what tenants would see if nothing stood between.
     #[cfg(test)]
     pub(super) facts: Vec<(Duration, u64, Fact)>,
@@ -135,6 +140,8 @@ impl State {
         self.note(now, id, Fact::Ended);
         self.events.best.remove(&id);
         self.events.slowdowns.remove(&id);
+        self.events.left.remove(&id);
+        self.events.slowness.remove(&id);
     }
 
     /// What tenants run themselves is nobody else's traffic: where that has changed, a communicator's best becomes what leaves it the share
@@ -146,10 +153,15 @@ impl State {
             own.entry(known.tenant.clone()).or_default().insert(*id, terms);
         }
         let Events { best, own: before, slowdowns, .. } = &mut self.events;
+        let tenant = |id: u64| self.communicators.get(&id).map(|known| &known.tenant);
+        let changed: Vec<u64> = planned
+            .iter()
+            .map(|(id, _)| *id)
+            .filter(|id| tenant(*id).is_some_and(|tenant| own.get(tenant) != before.get(tenant)))
+            .collect();
         for (id, slowdown) in planned {
-            let Some(tenant) = self.communicators.get(id).map(|known| &known.tenant) else { continue };
             let was = slowdowns.insert(*id, *slowdown).unwrap_or(*slowdown);
-            if own.get(tenant) != before.get(tenant)
+            if changed.contains(id)
                 && let Some(best) = best.get_mut(id)
                 && slowdown.is_finite()
                 && was.is_finite()
@@ -159,6 +171,7 @@ impl State {
             }
         }
         *before = own;
+        changed.into_iter().for_each(|id| self.forget_usual(id));
     }
 
     /// How all communicators are slowed now, by what was planned last. While something is out of use that is the cause of what they
@@ -183,7 +196,8 @@ impl State {
                 Some(_) => (1.0, 0.0),
                 None => (part(*best, slowdown), 1.0),
             };
-            self.note(now, id, Fact::Congestion { share: congestion });
+            self.events.left.insert(id, congestion);
+            self.note_congestion(now, id, true);
             self.note(now, id, Fact::Capacity { share: capacity });
             self.watch_plan(now, id);
         }

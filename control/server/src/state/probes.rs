@@ -262,7 +262,9 @@ impl State {
     }
 
     /// Has trains tell whether a verdict is right, before it is believed. Whether that is so, or was so a moment ago, and nothing else
-    /// is to be made of the verdict. One of a connection that is `starved`, where nobody else of ours takes the rest, hardly waits.
+    /// is to be made of the verdict. One of a connection that is `starved`, where nobody else of ours takes the rest, hardly waits. One
+    /// of a connection that moves next to nothing is no news; but where others leave it next to nothing, that is all that it can
+    /// move, so that where the queue is long and nobody of ours is in their way, trains are asked.
     pub(super) fn prove(
         &mut self,
         now: Duration,
@@ -276,10 +278,12 @@ impl State {
         if verdict.level == Level::None || !able || !self.is_named(&verdict.path) {
             return false;
         }
-        let starved = starved && self.estimates.is_alone_before_last(from, &verdict.path);
-        let news = starved || self.estimates.is_news(&self.settings.topology, verdict);
+        let alone = self.estimates.is_alone_before_last(from, &verdict.path);
+        let starved = starved && alone;
+        let faint = alone && verdict.level == Level::Severe;
+        let news = starved || faint || self.estimates.is_news(&self.settings.topology, verdict);
         if !self.estimates.is_active(&connection) || !news {
-            // Next to nothing passes: it found the queues of others of ours, unless something was lost.
+            // Next to nothing passes: it found the queues of others of ours, or was acknowledged late, unless something was lost.
             return !verdict.lost;
         }
         self.probes.suspected.retain(|_, known| known.heard + FORGOTTEN > now);

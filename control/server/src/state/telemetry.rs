@@ -160,9 +160,13 @@ impl State {
             let Some(communicator) = self.communicators.get(&operation.communicator) else { continue };
             let id = operation.communicator;
             let merging = self.telemetry.communicators.entry(id).or_insert_with(|| Merging::new(id));
-            for mut found in merging.take(operation, from, &communicator.members) {
+            let (judged, took) = merging.take(operation, from, &communicator.members);
+            for mut found in judged {
                 found.host = host_of(communicator, found.rank, &self.settings);
                 remember(&mut self.telemetry.changes, now, Verdict::Straggler(found));
+            }
+            if let Some((bytes, took)) = took {
+                self.operation_took(now, id, bytes, took);
             }
         }
         self.take_turns(now);

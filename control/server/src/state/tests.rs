@@ -16,6 +16,7 @@ mod paths;
 mod random;
 mod regroup;
 mod scenarios;
+mod targets;
 mod telemetry;
 mod turns;
 mod world;

@@ -169,6 +169,9 @@ impl State {
         let connection = Connection { communicator: told.communicator, from, to, port };
         let (path, own, lost) = (path.clone(), Rate(found.own_bits), found.loss || found.marks);
         let verdict = Verdict { connection, path, level, cause, own, lost, foreign: None };
+        if level == Level::Severe && cause != Cause::Own {
+            self.queue_stands(now, told.communicator);
+        }
         if level == Level::Severe && found.loss {
             // It may be dead: whether it is, a trace tells.
             self.suspect(now, &verdict.path);

@@ -1,11 +1,9 @@
 //! What a tenant finds out of the provider's racks by what it is told, and what being told is worth to it: an experiment of control's
 //! own tests, in virtual time.
 
-use super::Suite;
+use super::{Suite, experiment};
 use crate::bench::row::{Better, Case, Row};
-use crate::job::printed;
-use crate::workspace;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Deserialize;
 
 /// Most that what is told may add to the adjusted Rand index of probing alone.
@@ -40,15 +38,9 @@ struct Probing {
 }
 
 pub(super) fn adversary(suite: &Suite) -> Result<Vec<Row>> {
-    let mut experiment = workspace::cargo();
-    experiment.args(["test", "--quiet", "--release", "--package", "harmonaize-server", "--lib"]);
-    experiment.args(["state::tests::adversary::full", "--", "--exact", "--ignored", "--nocapture"]);
-    if suite.effort.smoke {
-        experiment.env("FABRICS", "6").env("WHILES", "4");
-    }
-    let text = printed(&mut experiment)?;
-    let line = text.lines().find(|line| line.starts_with('{'));
-    let found: Found = serde_json::from_str(line.with_context(|| format!("no figures in: {text}"))?)?;
+    let fewer: &[(&str, &str)] = if suite.effort.smoke { &[("FABRICS", "6"), ("WHILES", "4")] } else { &[] };
+    let (text, line) = experiment("state::tests::adversary::full", true, fewer)?;
+    let found: Found = serde_json::from_str(&line)?;
     eprint!(
         "{}",
         text.lines().filter(|line| line.starts_with("  ")).fold(String::new(), |all, line| all + line + "\n")

@@ -53,7 +53,7 @@ pub(super) fn subscribers(suite: &Suite) -> Result<Vec<Row>> {
         Process::start("subscribers", &mut command, &host.namespace, &host.folder.join("subscribers.log"))?;
     readers.line_by(Instant::now() + PATIENCE, |line| line == "ready")?;
     for change in 0..changes {
-        ensure!(!suite.stop.load(std::sync::atomic::Ordering::Relaxed), "interrupted");
+        suite.go_on()?;
         // At another moment within the second each time.
         std::thread::sleep(pause + Duration::from_millis(change * 130 % 700));
         let drain = ["drain", host.name.as_str()];

@@ -164,3 +164,32 @@ fn weights_split_a_link_and_are_paced() {
     assert_eq!([0, 1].map(|job| plan.assignments[job].share), [mbit(800), mbit(100)]);
     assert_eq!([0, 1].map(|job| plan.assignments[job].pace), [None, Some(mbit(100))]);
 }
+
+#[test]
+fn what_is_quiet_most_of_the_time_is_slowed_while_it_communicates() {
+    let topology = leaf_spine(2, 2, 4, 1000, 1000);
+    let rhythm = Rhythm { period: Nanos(100), busy: Nanos(10), bytes: Bytes(0), began: Nanos(0) };
+    let training = Job { rhythm: Some(rhythm), ..job(1, &[0, 1, 2, 3, 4, 5, 6, 7], 2) };
+    let clear = Conditions::clear(&topology);
+    let forming = [training.clone()];
+    let first = planned(&request(&topology, &clear, &forming));
+    assert_eq!((first.assignments[0].share, first.assignments[0].slowdown), (mbit(100), 1.0));
+    let mut conditions = clear.clone();
+    for spine in ["spine0", "spine1"] {
+        conditions.set_available(link(&topology, "leaf0", spine), mbit(100));
+    }
+    // All that it sends on average is there, and its operations have a fifth of what they had.
+    let jobs = run(&forming, &first);
+    let congested = planned(&request(&topology, &conditions, &jobs));
+    let part = &congested.assignments[0];
+    assert_eq!((part.share, part.changed), (mbit(100), false));
+    assert!((part.slowdown - 5.0).abs() < 1e-6, "{part:?}");
+    assert!(part.time.0.abs_diff(first.assignments[0].time.0 * 5) <= 5, "{part:?}");
+    // Beside one who always communicates it has its half while it does; that one has hardly less for it.
+    let pair = [Job { rhythm: Some(rhythm), ..job(1, &[0, 4], 1) }, job(2, &[1, 5], 1)];
+    let mut single = clear.clone();
+    single.restrict(link(&topology, "leaf0", "spine1").link, Use::Failed);
+    let beside = planned(&request(&topology, &single, &pair));
+    assert_eq!(beside.assignments[1].share, mbit(900));
+    assert!((beside.assignments[0].slowdown - 2.0).abs() < 1e-6, "{beside:?}");
+}

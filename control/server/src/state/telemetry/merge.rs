@@ -72,17 +72,19 @@ impl Merging {
         self.found.iter().max_by_key(|found| found.by_ns)
     }
 
-    /// Takes one agent's word on an operation, which was checked; returns verdicts that are new or over.
+    /// Takes one agent's word on an operation, which was checked; returns verdicts that are new or over, and of an operation of which all
+    /// have told its bytes and nanoseconds from the last rank's call.
     pub(super) fn take(
         &mut self,
         operation: v1::Operation,
         from: SessionId,
         members: &[Member],
-    ) -> Vec<v1::Straggler> {
-        let number = operation.operation;
-        let Some(me) = members.iter().position(|member| member.session == Some(from)) else { return vec![] };
+    ) -> (Vec<v1::Straggler>, Option<(u64, u64)>) {
+        let (number, bytes) = (operation.operation, operation.bytes);
+        let nothing = (Vec::new(), None);
+        let Some(me) = members.iter().position(|member| member.session == Some(from)) else { return nothing };
         if self.last.is_some_and(|last| number <= last) {
-            return vec![];
+            return nothing;
         }
         let own = self.open.entry(me).or_default();
         own.insert(number, operation);
@@ -92,10 +94,15 @@ impl Merging {
         let parts: Vec<&v1::Operation> =
             (0..members.len()).filter_map(|index| self.open.get(&index)?.get(&number)).collect();
         if parts.len() < members.len() {
-            return vec![];
+            return nothing;
         }
-        let lasted = parts.iter().flat_map(|part| &part.ranks).filter(|rank| rank.called_ns > 0);
-        let lasted = lasted.map(|rank| rank.ended_ns.saturating_sub(rank.called_ns)).max().unwrap_or(0);
+        let each = parts.iter().flat_map(|part| &part.ranks).filter(|rank| rank.called_ns > 0);
+        let each = each.map(|rank| (rank.ended_ns.saturating_sub(rank.called_ns), rank.failed));
+        let each: Vec<(u64, bool)> = each.collect();
+        let lasted = each.iter().map(|(time, _)| *time).max().unwrap_or(0);
+        // Who called last waited least.
+        let took =
+            each.iter().map(|(time, _)| *time).min().filter(|_| each.iter().all(|(_, failed)| !failed));
         let whole = parts.iter().all(|part| part.whole);
         let observed = whole.then(|| {
             align(&mut self.ahead, &parts);
@@ -110,7 +117,8 @@ impl Merging {
             self.recent.pop_front();
         }
         self.recent.push_back(lasted);
-        observed.map_or_else(Vec::new, |observed| self.judge(&observed))
+        let judged = observed.map_or_else(Vec::new, |observed| self.judge(&observed));
+        (judged, took.map(|took| (bytes, took)))
     }
 
     fn judge(&mut self, observed: &Observed) -> Vec<v1::Straggler> {

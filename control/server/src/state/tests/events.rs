@@ -1,9 +1,10 @@
 //! What tenants are told while their communicators run, and who of them.
 
 use super::fabric::{Fabric, Stranger};
+use super::turns::{Job, run};
 use super::world::SECOND;
 use crate::state::Instruction;
-use harmonaize_api::v1::{self, EventKind, EventLevel};
+use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, EventKind, EventLevel, from_agent};
 use harmonaize_store::WithdrawalKind;
 use std::time::Duration;
 
@@ -119,13 +120,8 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
     let (mut fabric, id) = formed(3, &EVERYONE);
     let from = here(&mut fabric);
     // Half of both spines, which no plan avoids.
-    for (number, spine) in ["spine0", "spine1"].into_iter().enumerate() {
-        for (rack, (from, to)) in [("leaf0", spine), (spine, "leaf1")].into_iter().enumerate() {
-            let link = fabric.link(from, to);
-            fabric.strangers.insert((number * 2 + rack) as u32, Stranger { link, bits: 600_000_000 });
-        }
-    }
-    fabric.look_all();
+    cross(&mut fabric, 0, "spine0", 600_000_000);
+    cross(&mut fabric, 1, "spine1", 600_000_000);
     let (events, from) = told(&mut fabric, from);
     let levels = |events: &[(EventKind, EventLevel, Vec<u32>)]| -> Vec<EventLevel> {
         assert!(events.iter().all(|(.., ranks)| ranks.is_empty()), "{events:?}");
@@ -140,6 +136,135 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
     let (events, _) = told(&mut fabric, from);
     assert_eq!(levels(&events).last(), Some(&EventLevel::None), "{events:?}");
     assert!(fabric.ids().contains(&id));
+}
+
+/// A stranger's flow from the first rack to the second, over a spine.
+fn cross(fabric: &mut Fabric, number: u32, spine: &str, bits: u64) {
+    for (way, (from, to)) in [("leaf0", spine), (spine, "leaf1")].into_iter().enumerate() {
+        let link = fabric.link(from, to);
+        fabric.strangers.insert(number * 2 + way as u32, Stranger { link, bits });
+    }
+    fabric.look_all();
+}
+
+#[test]
+fn a_training_that_mostly_computes_hears_of_what_slows_its_operations() {
+    // So much of each spine; of the larger flow nothing is left that a connection's own agent would call traffic.
+    for (seed, bits) in [(0, 900_000_000), (1, 900_000_000), (2, 960_000_000), (3, 960_000_000)] {
+        let mut fabric = Fabric::new(seed, 1);
+        fabric.state.settings.telemetry_interval = SECOND;
+        fabric.run(SECOND * 3);
+        let mut jobs = [Job::of("a", &mut fabric, 0, (120.0, 30.0, 10.0))];
+        run(&mut fabric, &mut jobs, 10);
+        let from = here(&mut fabric);
+        let levels = |fabric: &mut Fabric, from| -> (Vec<EventLevel>, v1::EventCursor) {
+            let (told, from) = everything(fabric, from);
+            let told = told.iter().filter(|event| event.kind() == EventKind::Congestion);
+            (told.map(|event| event.level()).collect(), from)
+        };
+        // One spine is left to the stranger; the other has room for all.
+        cross(&mut fabric, 0, "spine0", bits);
+        run(&mut fabric, &mut jobs, 10);
+        let (told, from) = levels(&mut fabric, from);
+        assert!(told.last().is_none_or(|level| *level == EventLevel::None), "seed {seed}: {told:?}");
+        // What it sends on average passes over what is left of both, and its operations take five times as long.
+        cross(&mut fabric, 1, "spine1", bits);
+        run(&mut fabric, &mut jobs, 10);
+        let (told, from) = levels(&mut fabric, from);
+        assert_eq!(told.last(), Some(&EventLevel::Severe), "seed {seed}: {told:?}");
+        fabric.strangers.clear();
+        fabric.look_all();
+        run(&mut fabric, &mut jobs, 40);
+        let (told, _) = levels(&mut fabric, from);
+        assert_eq!(told.last(), Some(&EventLevel::None), "seed {seed}: {told:?}");
+    }
+}
+
+/// Both agents of a pair tell of ten operations more of so many milliseconds, the second's rank having called a second before.
+fn both_tell(fabric: &mut Fabric, id: u64, report: u64, ms: u64) {
+    for participant in 0..2 {
+        let operation = |number: u64| {
+            let called = 1_700_000_000_000_000_000 + number * 2_000_000_000;
+            let (called_ns, ended_ns) =
+                (called - u64::from(participant) * 1_000_000_000, called + ms * 1_000_000);
+            let ranks = vec![v1::RankTiming { rank: participant, called_ns, ended_ns, failed: false }];
+            v1::Operation {
+                communicator: id,
+                operation: number,
+                bytes: 1 << 20,
+                participant,
+                ranks,
+                ..Default::default()
+            }
+        };
+        let operations = (report * 10..report * 10 + 10).map(operation).collect();
+        let told = v1::TelemetryReport { sequence: report + 1, operations, ..Default::default() };
+        let session = fabric.state.communicators[&id].members[participant as usize].session.unwrap();
+        fabric.state.message(fabric.now, session, from_agent::Message::Telemetry(told).into());
+        fabric.settle();
+    }
+    fabric.run(SECOND);
+}
+
+/// The agent of host 0 says that a long queue stands on its connection, which trains find free.
+fn queue(fabric: &mut Fabric, id: u64) {
+    let recipe = fabric.recipe_of(0, id);
+    let congestion = v1::Congestion {
+        interface: "eth0".to_owned(),
+        level: CongestionLevel::Severe.into(),
+        cause: CongestionCause::Unspecified.into(),
+        delay: true,
+        capacity_bits: 1_000_000_000,
+        ..v1::Congestion::default()
+    };
+    let told = v1::PathCongestion {
+        congestion: Some(congestion),
+        communicator: id,
+        epoch: recipe.epoch,
+        peer: 1,
+        source_port: recipe.peers[0].source_ports[0],
+    };
+    let session = fabric.state.communicators[&id].members[0].session.unwrap();
+    fabric.state.message(fabric.now, session, from_agent::Message::PathCongestion(told).into());
+    fabric.settle();
+}
+
+#[test]
+fn operations_that_take_longer_while_queues_stand_are_congestion_though_no_plan_shows_it() {
+    let mut fabric = Fabric::new(8, 1);
+    fabric.state.settings.telemetry_interval = SECOND;
+    fabric.run(SECOND * 3);
+    let id = fabric.form("a", "world", &[0, 4]);
+    fabric.run(SECOND * 3);
+    let mut from = here(&mut fabric);
+    let mut report = 0;
+    let mut levels = |fabric: &mut Fabric, ms: u64, queued: bool, seconds: u32| -> Vec<EventLevel> {
+        for _ in 0..seconds {
+            if queued {
+                queue(fabric, id);
+            }
+            both_tell(fabric, id, report, ms);
+            report += 1;
+        }
+        fabric.run(SECOND);
+        let (told, next) = everything(fabric, from);
+        from = next;
+        let told = told.iter().filter(|event| event.kind() == EventKind::Congestion);
+        told.map(|event| event.level()).collect()
+    };
+    assert_eq!(levels(&mut fabric, 30, true, 5), []);
+    // Without a queue it is a slow host's, or its own doing.
+    fabric.run(SECOND * 6);
+    assert_eq!(levels(&mut fabric, 300, false, 5), []);
+    assert_eq!(levels(&mut fabric, 300, true, 4), [EventLevel::Severe]);
+    assert_eq!(levels(&mut fabric, 30, true, 3), [EventLevel::None]);
+    // Beside another of the tenant's own that communicates too, nobody can say whose doing it is.
+    let other = fabric.form("a", "other", &[1, 5]);
+    fabric.run(SECOND * 3);
+    for number in 0..4 {
+        both_tell(&mut fabric, other, number, 30);
+        assert_eq!(levels(&mut fabric, 300, true, 1), []);
+    }
 }
 
 #[test]

@@ -521,7 +521,9 @@ impl Fabric {
                 continue;
             }
             self.agents[host].told.insert(key, (held, self.now));
-            let level = match (held, liar) {
+            // Where next to nothing is left, queues are long.
+            let nothing = path.links().iter().any(|link| self.foreign(*link) > 900_000_000);
+            let level = match (held, liar || nothing) {
                 (true, true) => CongestionLevel::Severe,
                 (true, false) => CongestionLevel::Mild,
                 _ => CongestionLevel::None,

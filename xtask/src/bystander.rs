@@ -1,5 +1,6 @@
 //! A tenant that adopts nothing: plain TCP of its own between two hosts without agents, some bytes every now and then.
 
+use crate::clock::realtime_ns;
 use crate::fabric::Fabric;
 use anyhow::{Context, Result};
 use std::io::{Read, Write};
@@ -15,16 +16,25 @@ const EVERY: Duration = Duration::from_millis(200);
 /// How long one may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// One transfer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Transfer {
+    /// When it began, by CLOCK_REALTIME.
+    pub at_ns: u64,
+    /// How long it took, in milliseconds.
+    pub ms: f64,
+}
+
 /// Its traffic, until it is stopped or dropped.
 #[derive(Debug)]
-pub(super) struct Bystander {
+pub struct Bystander {
     stop: Arc<AtomicBool>,
-    ends: Option<[JoinHandle<Result<Vec<f64>>>; 2]>,
+    ends: Option<[JoinHandle<Result<Vec<Transfer>>>; 2]>,
 }
 
 impl Bystander {
     /// Begins to send from one host to another.
-    pub(super) fn start(fabric: &Fabric, from: &str, to: &str) -> Result<Self> {
+    pub fn start(fabric: &Fabric, from: &str, to: &str) -> Result<Self> {
         let (sender, receiver) = (fabric.host(from)?, fabric.host(to)?);
         let address = *receiver.addresses.first().with_context(|| format!("{to} has no address"))?;
         let listener = receiver.namespace.enter(|| TcpListener::bind((address, 0)))??;
@@ -41,19 +51,19 @@ impl Bystander {
         Ok(Self { stop, ends: Some(ends) })
     }
 
-    /// Ends it; the milliseconds that each transfer took.
-    pub(super) fn stop(mut self) -> Result<Vec<f64>> {
+    /// Ends it; all its transfers.
+    pub fn stop(mut self) -> Result<Vec<Transfer>> {
         self.end()
     }
 
-    fn end(&mut self) -> Result<Vec<f64>> {
+    fn end(&mut self) -> Result<Vec<Transfer>> {
         self.stop.store(true, Ordering::Relaxed);
-        let mut times = Vec::new();
+        let mut transfers = Vec::new();
         for end in self.ends.take().into_iter().flatten() {
             let found = end.join().map_err(|_| anyhow::anyhow!("a bystander's thread has panicked"))?;
-            times.extend(found.context("the bystander's traffic")?);
+            transfers.extend(found.context("the bystander's traffic")?);
         }
-        Ok(times)
+        Ok(transfers)
     }
 }
 
@@ -65,20 +75,20 @@ impl Drop for Bystander {
     }
 }
 
-fn send(mut stream: TcpStream, stop: &AtomicBool) -> Result<Vec<f64>> {
-    let (bytes, mut answer, mut times) = (vec![0x5a; BYTES], [0], Vec::new());
+fn send(mut stream: TcpStream, stop: &AtomicBool) -> Result<Vec<Transfer>> {
+    let (bytes, mut answer, mut transfers) = (vec![0x5a; BYTES], [0], Vec::new());
     while !stop.load(Ordering::Relaxed) {
-        let began = Instant::now();
+        let (at_ns, began) = (realtime_ns()?, Instant::now());
         stream.write_all(&bytes)?;
         stream.read_exact(&mut answer)?;
-        times.push(began.elapsed().as_secs_f64() * 1e3);
+        transfers.push(Transfer { at_ns, ms: began.elapsed().as_secs_f64() * 1e3 });
         std::thread::sleep(EVERY.saturating_sub(began.elapsed()));
     }
-    Ok(times)
+    Ok(transfers)
 }
 
 /// A byte for each transfer, until the other end has closed.
-fn answer(mut stream: TcpStream) -> Result<Vec<f64>> {
+fn answer(mut stream: TcpStream) -> Result<Vec<Transfer>> {
     let mut buffer = vec![0; BYTES];
     let mut got = 0;
     loop {

@@ -1,0 +1,171 @@
+//! Whether a communicator's operations take longer than they used to, where agents say at the same time that queues stand on its paths.
+//! That is congestion too, though no plan shows it: what others take comes and goes, and trains prove too little of it where they are
+//! shorter than what switches let pass at once.
+//!
+//! It is compared with the communicator's own past alone, and only while it is the tenant's only one that communicates: what a tenant
+//! does to itself is nobody's congestion.
+
+use super::State;
+use harmonaize_disclose::Fact;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Fewest operations of a size that say what is usual; most that are kept, and of how many sizes.
+const FEWEST: usize = 8;
+const MOST: usize = 256;
+const MOST_SIZES: usize = 16;
+
+/// The latest operations, by which it is judged.
+const LATEST: usize = 4;
+
+/// More of its usual speed is none the less usual: processors and own bursts make as much.
+const SLOW: f64 = 0.5;
+
+/// For how long an agent's word on a long queue counts: over some iterations of who computes for a second or two.
+const WORD: Duration = Duration::from_secs(6);
+
+/// Who has told of no operation for so long does not communicate.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// One communicator's operations.
+#[derive(Debug, Default)]
+pub(super) struct Slowness {
+    /// By bytes: nanoseconds from the last rank's call, oldest first.
+    took: BTreeMap<u64, VecDeque<u64>>,
+    /// The newest ones' parts of their usual speed.
+    latest: VecDeque<f64>,
+    heard: Duration,
+    /// When an agent last said that a long queue stands.
+    queue: Option<Duration>,
+    /// What was made of it last.
+    noted: f64,
+}
+
+impl Slowness {
+    fn operation(&mut self, now: Duration, bytes: u64, took: u64) {
+        self.heard = now;
+        if let Some(usual) = self.usual(bytes) {
+            if self.latest.len() >= LATEST {
+                self.latest.pop_front();
+            }
+            self.latest.push_back((usual as f64 / took.max(1) as f64).min(1.0));
+        }
+        if self.took.len() >= MOST_SIZES && !self.took.contains_key(&bytes) {
+            self.took.pop_first();
+        }
+        let kept = self.took.entry(bytes).or_default();
+        if kept.len() >= MOST {
+            kept.pop_front();
+        }
+        kept.push_back(took);
+    }
+
+    /// What operations of this size usually take: a quarter of them took less.
+    fn usual(&self, bytes: u64) -> Option<u64> {
+        let kept = self.took.get(&bytes).filter(|kept| kept.len() >= FEWEST)?;
+        let mut sorted: Vec<u64> = kept.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 4).copied()
+    }
+
+    /// The part of its usual speed that it has now; 1 where no queue stands, too little is known, or it is more than half.
+    fn share(&self, now: Duration) -> f64 {
+        let stands = self.queue.is_some_and(|at| at + WORD > now);
+        if !stands || self.latest.len() < LATEST {
+            return 1.0;
+        }
+        let mut parts: Vec<f64> = self.latest.iter().copied().collect();
+        parts.sort_by(f64::total_cmp);
+        parts.get(parts.len() / 2).copied().filter(|part| *part <= SLOW).unwrap_or(1.0)
+    }
+
+    /// What was before says nothing of what comes.
+    fn forget(&mut self) {
+        self.took.clear();
+        self.latest.clear();
+    }
+}
+
+impl State {
+    /// An operation took so many nanoseconds from its last rank's call, as all agents tell.
+    pub(super) fn operation_took(&mut self, now: Duration, id: u64, bytes: u64, took: u64) {
+        let Some(tenant) = self.communicators.get(&id).map(|known| &known.tenant) else { return };
+        let of_tenant =
+            |other: &u64| self.communicators.get(other).is_some_and(|known| known.tenant == *tenant);
+        let all = self.events.slowness.iter();
+        let busy =
+            all.filter(|(other, known)| **other != id && known.heard + QUIET > now && of_tenant(other));
+        let busy: Vec<u64> = busy.map(|(other, _)| *other).collect();
+        let own = self.events.slowness.entry(id).or_default();
+        own.operation(now, bytes, took);
+        if !busy.is_empty() {
+            own.forget();
+        }
+        for other in busy {
+            self.events.slowness.entry(other).or_default().forget();
+            self.note_congestion(now, other, false);
+        }
+        self.note_congestion(now, id, false);
+    }
+
+    /// An agent says that a long queue stands on a path of a communicator.
+    pub(super) fn queue_stands(&mut self, now: Duration, id: u64) {
+        self.events.slowness.entry(id).or_default().queue = Some(now);
+    }
+
+    /// A communicator is slowed by others as the last plan says, or as its operations show, whichever is worse. Always noted where a plan was
+    /// made, else where it is other than before.
+    pub(super) fn note_congestion(&mut self, now: Duration, id: u64, planned: bool) {
+        let measured = self.events.slowness.get(&id).map_or(1.0, |known| known.share(now));
+        let share = self.events.left.get(&id).copied().unwrap_or(1.0).min(measured);
+        let known = self.events.slowness.entry(id).or_default();
+        let before = std::mem::replace(&mut known.noted, share);
+        if planned || before != share {
+            self.note(now, id, Fact::Congestion { share });
+        }
+    }
+
+    /// A communicator's own tenant runs other things now.
+    pub(super) fn forget_usual(&mut self, id: u64) {
+        if let Some(known) = self.events.slowness.get_mut(&id) {
+            known.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn the_latest_operations_are_held_against_the_usual_ones_of_their_size() {
+        let (mut slowness, now) = (Slowness::default(), Duration::from_secs(10));
+        slowness.queue = Some(now);
+        (0..20).for_each(|_| slowness.operation(now, 1 << 20, 30 * MS));
+        (0..20).for_each(|_| slowness.operation(now, 1 << 10, MS));
+        assert_eq!(slowness.share(now), 1.0);
+        // One that was late is none.
+        slowness.operation(now, 1 << 20, 900 * MS);
+        assert_eq!(slowness.share(now), 1.0);
+        (0..3).for_each(|_| slowness.operation(now, 1 << 20, 300 * MS));
+        assert_eq!(slowness.share(now), 0.1);
+        (0..4).for_each(|_| slowness.operation(now, 1 << 20, 50 * MS));
+        assert_eq!(slowness.share(now), 1.0);
+        (0..4).for_each(|_| slowness.operation(now, 1 << 20, 300 * MS));
+        assert_eq!(slowness.share(now + WORD), 1.0, "nobody says any more that a queue stands");
+        slowness.forget();
+        assert_eq!(slowness.share(now), 1.0);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let (mut slowness, now) = (Slowness::default(), Duration::from_secs(10));
+        for bytes in 0..1000 {
+            (0..2 * MOST as u64).for_each(|_| slowness.operation(now, bytes, MS));
+        }
+        assert_eq!((slowness.took.len(), slowness.latest.len()), (MOST_SIZES, LATEST));
+        assert!(slowness.took.values().all(|kept| kept.len() <= MOST));
+    }
+}
