@@ -1,7 +1,7 @@
 //! The emulated fabric itself: nodes reach one another, paths are spread, tenants are confined, nothing is left behind.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use harmonaize_tests::{echo, fabric, racks, racks_and_strangers, star};
+use harmonaize_tests::{echo, fabric, racks, racks_and_strangers, star, star_with_aggregator};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -15,6 +15,7 @@ use xtask::load::Watch;
 use xtask::process::Process;
 use xtask::route::{Flow, Protocol, switches};
 use xtask::tenant::TenantSpace;
+use xtask::topology::Topology;
 
 fn up(topology: &str) -> Option<Fabric> {
     fabric(topology).map(|built| built.unwrap())
@@ -231,4 +232,32 @@ fn route(fabric: &Fabric, from: Ipv4Addr, to: Ipv4Addr, port: u16) -> String {
     let answer = said(fabric, "leaf0", &question);
     let mut words = answer.split_whitespace().skip_while(|word| *word != "dev");
     words.nth(1).unwrap().to_owned()
+}
+
+/// By the kernel, or where it cannot by a thread of this process.
+#[test]
+fn delays_of_links_are_kept_both_ways() {
+    if !xtask::fabric::privileged() {
+        return eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+    }
+    let topology = Topology::parse(&star_with_aggregator(2, 1000, "3ms")).unwrap();
+    let fabric = Fabric::build(&Topology { forwards: true, ..topology }).unwrap();
+    assert!(fabric.delays());
+    let [first, second] = fabric.hosts() else { panic!("two hosts") };
+    // Twice over two links, and over one.
+    for (other, least) in [(second, 12), (&fabric.aggregators()[0], 6)] {
+        let listener = other.namespace.enter(|| TcpListener::bind((other.addresses[0], 0))).unwrap().unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = || {
+            let begun = Instant::now();
+            TcpStream::connect_timeout(&address, Duration::from_secs(5)).map(|_| begun.elapsed())
+        };
+        let measure = || (0..20).map(|_| connect()).collect::<Result<Vec<_>, _>>();
+        let mut times = first.namespace.enter(measure).unwrap().unwrap();
+        times.sort();
+        println!("{:?} to {:?}, and {least} ms were asked for", times[0], times[10]);
+        assert!(times[0] >= Duration::from_millis(least), "{times:?}");
+    }
+    let text = "what is long goes in large buffers ".repeat(100_000);
+    assert!(echo(&first.namespace, &second.namespace, second.addresses[0], &text).unwrap() == text);
 }

@@ -17,6 +17,12 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+mod delayed;
+mod faults;
+
+use delayed::Delayed;
+pub use faults::Faults;
+
 /// Where each fabric has its run folder.
 pub const RUN: &str = "/run/harmonaize-emulation";
 
@@ -55,6 +61,7 @@ pub struct Fabric {
     layout: Layout,
     hosts: Vec<Host>,
     aggregators: Vec<Host>,
+    delayed: Delayed,
     reaper: Reaper,
     _lock: File,
 }
@@ -92,7 +99,9 @@ impl Fabric {
         }
         let topology = topology.clone();
         let aggregators = hosts.split_off(topology.hosts().count());
-        let fabric = Self { name, folder, topology, layout, hosts, aggregators, reaper, _lock: lock };
+        let delayed = Delayed::Not;
+        let mut fabric =
+            Self { name, folder, topology, layout, hosts, aggregators, delayed, reaper, _lock: lock };
         fabric.wire()?;
         Ok(fabric)
     }
@@ -212,29 +221,6 @@ impl Fabric {
         Ok(())
     }
 
-    /// Has every host and aggregator lose what comes to it, so many frames of a million and each by itself: what is sent together is
-    /// cut before the wire. A program for traffic control draws a number for each, and has a device that is down take the unlucky.
-    pub fn set_loss(&self, of_a_million: u32) -> Result<()> {
-        let most = u64::from(of_a_million.min(1_000_000)) * u64::from(u32::MAX) / 1_000_000;
-        // Load a random number (SKF_AD_RANDOM of linux/filter.h); if it is above `most` there is no match, else there is.
-        let program = format!("4,32 0 0 4294963256,37 1 0 {most},6 0 0 4294967295,6 0 0 0");
-        for end in self.topology.ends() {
-            let mut devices = vec!["link add lost type ifb".to_owned()];
-            let mut filters = Vec::new();
-            for (_, own, _) in self.layout.ends_of(end) {
-                let device = &own.device;
-                devices.push(format!("link set {device} gso_max_segs 1"));
-                filters.push(format!("qdisc add dev {device} clsact"));
-                filters.push(format!(
-                    "filter add dev {device} ingress bpf bytecode \"{program}\" action mirred egress redirect dev lost"
-                ));
-            }
-            self.node(end).ip(&devices)?;
-            self.node(end).tc(&filters)?;
-        }
-        Ok(())
-    }
-
     /// Leaves the fabric up when this is dropped, until `down` removes it; returns its name.
     pub fn keep(mut self) -> Result<String> {
         File::create(self.folder.join("kept"))?;
@@ -250,21 +236,26 @@ impl Fabric {
         self.namespace(self.name_of(node))
     }
 
-    fn wire(&self) -> Result<()> {
+    fn wire(&mut self) -> Result<()> {
         let count = self.topology.nodes.len();
         let mut names: Vec<String> =
             (0..count).map(|node| format!("netns add {}", self.node(node).name())).collect();
         names.push(format!("netns add {}", self.control().name()));
         batch("ip", &names)?;
+        self.delayed = self.delayed_by();
         for (node, of) in self.topology.nodes.iter().enumerate() {
             settle(&self.node(node), of.kind == Kind::Switch, node)?;
         }
         settle(&self.control(), false, count)?;
-        batch("ip", &self.devices())?;
-        let delays = self.delays();
-        for node in 0..count {
-            self.configure(node, delays)?;
+        if !self.delayed_here().is_empty() {
+            batch("ip", &[format!("netns add {}", self.wires().name())])?;
+            settle(&self.wires(), false, count + 1)?;
         }
+        batch("ip", &self.devices())?;
+        for node in 0..count {
+            self.configure(node)?;
+        }
+        self.delay_here()?;
         self.configure_control()?;
         self.wait_for_ports()
     }
@@ -290,20 +281,6 @@ impl Fabric {
         Ok(())
     }
 
-    /// True when links ask for delay and the kernel can give it; says so loudly when it cannot.
-    pub fn delays(&self) -> bool {
-        let asked = self.layout.cables.iter().any(|cable| !cable.delay.is_zero());
-        if !asked {
-            return false;
-        }
-        let probe = ["qdisc add dev lo root netem delay 1us".to_owned(), "qdisc del dev lo root".to_owned()];
-        let able = self.control().tc(&probe).is_ok();
-        if !able {
-            eprintln!("warning: this kernel has no netem, so the DELAYS of the topology's links are IGNORED");
-        }
-        able
-    }
-
     /// The veth pairs: one a cable, one a host for management.
     fn devices(&self) -> Vec<String> {
         // Each device has an index of its own over all namespaces: where the two ends of a pair had the same, the
@@ -317,10 +294,17 @@ impl Fabric {
             format!("link add {} type veth peer {}", end(a, index), end(b, index + 1))
         };
         let mut lines = Vec::new();
-        for cable in &self.layout.cables {
+        let (wires, delayed) = (self.wires(), self.delayed_here());
+        for (at, cable) in self.layout.cables.iter().enumerate() {
             let [a, b] = &cable.ends;
             let (near, far) = (self.node(a.node), self.node(b.node));
-            lines.push(pair((&a.device, near.name()), (&b.device, far.name())));
+            match delayed.iter().find(|(cable, ..)| *cable == at) {
+                Some((_, [one, other], _)) => {
+                    lines.push(pair((&a.device, near.name()), (one, wires.name())));
+                    lines.push(pair((&b.device, far.name()), (other, wires.name())));
+                }
+                None => lines.push(pair((&a.device, near.name()), (&b.device, far.name()))),
+            }
         }
         for (position, host) in self.ends().enumerate() {
             let port = format!("host{position}");
@@ -329,7 +313,8 @@ impl Fabric {
         lines
     }
 
-    fn configure(&self, node: usize, delays: bool) -> Result<()> {
+    fn configure(&self, node: usize) -> Result<()> {
+        let by_kernel = matches!(self.delayed, Delayed::Kernel);
         let bridge =
             self.layout.bridged && self.topology.nodes.get(node).is_some_and(|n| n.kind == Kind::Switch);
         let mut lines = vec!["link set lo up".to_owned()];
@@ -346,7 +331,7 @@ impl Fabric {
             let master = if bridge { " master bridge" } else { "" };
             lines.push(format!("link set {device}{master} up"));
             if let Some(cable) = self.layout.cables.get(cable) {
-                let delay = if delays { cable.delay } else { Duration::ZERO };
+                let delay = if by_kernel { cable.delay } else { Duration::ZERO };
                 shaping.extend(shape(device, cable.rate, delay));
             }
         }

@@ -8,6 +8,7 @@ pub mod bystander;
 pub mod ci;
 pub mod clock;
 pub mod counters;
+mod delay;
 pub mod demo;
 pub mod deployment;
 pub mod dpu;

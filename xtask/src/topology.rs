@@ -113,6 +113,9 @@ pub struct Topology {
     pub links: Vec<Link>,
     /// What a frame carries on every link, bytes.
     pub mtu: u32,
+    /// Whether a thread of whoever builds the fabric delays frames where the kernel cannot. Links with delays then do not tell one
+    /// end that the other is down.
+    pub forwards: bool,
     /// The text that they were read from, for control.
     pub text: String,
 }
@@ -152,7 +155,13 @@ impl Topology {
             rate: aggregator.rate.0,
             delay: aggregator.delay.into(),
         });
-        Ok(Self { nodes, links: links.chain(own).collect(), mtu: MTU, text: text.to_owned() })
+        Ok(Self {
+            nodes,
+            links: links.chain(own).collect(),
+            mtu: MTU,
+            forwards: false,
+            text: text.to_owned(),
+        })
     }
 
     /// The indices of the hosts.

@@ -5,6 +5,7 @@
 //! switch carry, its link, and its core, each shared by all hosts and by the communicators that it serves.
 
 use crate::conditions::{Conditions, Use};
+use crate::direct::MESSAGE;
 use crate::path::DirectedLink;
 use crate::topology::{AggregatorId, HostId, Node, SwitchId, Topology};
 use crate::units::{Bytes, Nanos, Rate};
@@ -49,6 +50,10 @@ pub struct Aggregated {
     pub delay: Nanos,
     /// Operations of so many bytes and more are faster by it.
     pub least: Bytes,
+    /// Broadcasts of at least, and at most, so many bytes are.
+    pub broadcasts: Option<[Bytes; 2]>,
+    /// Barriers are.
+    pub barriers: bool,
 }
 
 /// What was decided for a group, and why.
@@ -109,8 +114,10 @@ pub fn aggregation(
             Some(least) if best.as_ref().is_none_or(|(time, _, _)| here < *time) => {
                 let rate = Rate((way.rate * 8.0) as u64);
                 let delay = Nanos((way.delay * 1e9) as u64);
+                let (broadcasts, barriers) = (way.broadcasts(&by_hosts), way.barriers(&by_hosts));
+                let (aggregator, least_bytes) = (offer.aggregator, Bytes(least));
                 let aggregated =
-                    Aggregated { aggregator: offer.aggregator, coded, rate, delay, least: Bytes(least) };
+                    Aggregated { aggregator, coded, rate, delay, least: least_bytes, broadcasts, barriers };
                 best = Some((here, aggregated, format!("{took}; from {} on", Bytes(least))));
             }
             Some(_) => {}
@@ -156,6 +163,19 @@ impl Hosts {
         let coded = if coded > 0.0 { size / coded + 2.0 * delay } else { f64::INFINITY };
         ring.min(two).min(one).min(coded)
     }
+
+    /// The faster of a chain, down which pieces follow one another, and of sending to all at once.
+    fn broadcast(&self, size: f64) -> f64 {
+        let Self { count, rate, delay, .. } = *self;
+        let chain = size / rate + (count - 1.0) * (delay + MESSAGE);
+        chain.min((count - 1.0) * (size / rate + MESSAGE) + delay)
+    }
+
+    /// The faster of telling all, and of telling one more in each of as many rounds as double up to all.
+    fn barrier(&self) -> f64 {
+        let Self { count, delay, .. } = *self;
+        (delay + (count - 1.0) * MESSAGE).min(count.log2().ceil() * (delay + MESSAGE))
+    }
 }
 
 /// The hosts' ways to an aggregator; bytes and seconds.
@@ -165,6 +185,8 @@ struct Way {
     /// Of a tensor, what a host brings through in a second.
     tensor: f64,
     delay: f64,
+    /// What a packet takes of its core.
+    packet: f64,
     /// One way between the two hosts that are farthest from each other, at most.
     between: f64,
 }
@@ -196,11 +218,31 @@ impl Way {
         let delay = farthest + seconds(aggregator.delay);
         let coder = if offer.coder.0 == 0 { f64::INFINITY } else { bytes(offer.coder) };
         let tensor = (rate * offer.carries.0 as f64 / payload).min(coder);
-        (rate > 1.0).then_some(Self { rate, tensor, delay, between: 2.0 * farthest })
+        let packet = match offer.packets_per_second {
+            0 => 0.0,
+            packets => takers / packets as f64,
+        };
+        (rate > 1.0).then_some(Self { rate, tensor, delay, packet, between: 2.0 * farthest })
     }
 
     fn time(&self, size: f64) -> f64 {
         size / self.tensor + 2.0 * self.delay
+    }
+
+    /// Sizes of broadcasts that are faster this way: from the least up as far as they are.
+    fn broadcasts(&self, hosts: &Hosts) -> Option<[Bytes; 2]> {
+        let time = |size: f64| size / self.rate + 2.0 * (self.delay + MESSAGE);
+        let pays = |size: &u64| time(*size as f64) < GAIN * hosts.broadcast(*size as f64);
+        let sizes = SIZES.map(|power| 1_u64 << power);
+        let mut sizes = sizes.skip_while(|size| !pays(size)).take_while(pays);
+        let least = sizes.next()?;
+        let most = sizes.last().unwrap_or(least);
+        // What is smaller than all that is looked at is like the least of it.
+        Some([Bytes(if least == 1 << SIZES.start() { 1 } else { least }), Bytes(most)])
+    }
+
+    fn barriers(&self, hosts: &Hosts) -> bool {
+        2.0 * (self.delay + MESSAGE) + hosts.count * self.packet < GAIN * hosts.barrier()
     }
 }
 
@@ -328,6 +370,21 @@ mod tests {
             assert!(here(least / 2.0) >= GAIN * by_hosts.time(least / 2.0) || least <= 1024.0);
             assert!(decided.reason.contains("by agg0 at s0"), "{}", decided.reason);
         }
+    }
+
+    #[test]
+    fn broadcasts_go_by_it_where_a_chain_is_long_and_barriers_where_hosts_are_many() {
+        let decide_for = |hosts: usize| {
+            let topology = star(hosts, "500us", &format!("{hosts}Gbit/s"));
+            decide(&topology, &Conditions::clear(&topology), offer(0)).chosen.unwrap()
+        };
+        let eight = decide_for(8);
+        let [least, most] = eight.broadcasts.unwrap();
+        // A small one takes the hosts one way, and this way two halves of it.
+        assert!(least.0 > 1024 && least.0 <= 4096, "{least}");
+        assert!((1 << 20..64 << 20).contains(&most.0), "a chain's delay is nothing to a large one: {most}");
+        assert!(!eight.barriers, "hosts tell all in one way");
+        assert!(decide_for(64).barriers, "63 messages take longer than a way");
     }
 
     #[test]

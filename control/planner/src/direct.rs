@@ -7,7 +7,7 @@ use crate::units::{Bytes, Nanos, Rate};
 use std::collections::BTreeMap;
 
 /// What a message costs those who send and receive it, about, beside the way that it takes.
-const MESSAGE: f64 = 10e-6;
+pub(crate) const MESSAGE: f64 = 10e-6;
 
 /// What the ring must take longer for an AllReduce to go in two shots, as a part of its time: where the two are about alike, the
 /// ring asks less of the switches.

@@ -52,8 +52,13 @@ pub(crate) fn read(
         return Err(of("a window of 0"));
     }
     let [hold, most_hold] = HOLDS;
-    let averages = told.averages;
-    let rules = Aggregation { form, averages, least_bytes: told.least_bytes, hold, most_hold };
+    let &v1::Aggregation { averages, least_bytes, at_once, barriers, .. } = told;
+    let range = [told.broadcast_least_bytes, told.broadcast_most_bytes];
+    if range[0] > range[1] || (range[1] > 0 || barriers) && !at_once || at_once && told.partial {
+        return Err(of("broadcasts or barriers that cannot be"));
+    }
+    let broadcasts = (range[1] > 0).then_some(range);
+    let rules = Aggregation { form, averages, least_bytes, at_once, broadcasts, barriers, hold, most_hold };
     let aggregator = Aggregator {
         address,
         communicator: told.communicator,
@@ -143,7 +148,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut v1::Aggregation));
-        let damaged: [Damage; 19] = [
+        let damaged: [Damage; 21] = [
             ("address", |told| told.address = "somewhere".into()),
             ("address", |told| told.address = "10.0.0.9:0".into()),
             ("address", |told| told.address = "0.0.0.0:7300".into()),
@@ -162,6 +167,8 @@ mod tests {
             ("chunks of 256", |told| told.form = shared(4, 512, 4)),
             ("codes of others", |told| told.form = shared(4, 256, 5)),
             ("codes of others", |told| (told.form, told.partial) = (shared(4, 256, 4), true)),
+            ("broadcasts or barriers", |told| (told.at_once, told.broadcast_least_bytes) = (true, 1)),
+            ("broadcasts or barriers", |told| told.barriers = true),
             ("no form", |told| told.form = Some(v1::AggregationForm { form: None })),
         ];
         for (what, damage) in damaged {

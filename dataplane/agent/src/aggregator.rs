@@ -62,6 +62,7 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
         packets_per_second: rate,
         granted: Vec::new(),
         codes: true,
+        spreads: true,
     };
     let settings = Settings::new(config.control, config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });

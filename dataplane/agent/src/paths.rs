@@ -78,6 +78,7 @@ impl Paths {
             codecs: Vec::new(),
             aggregation: false,
             aggregated_codes: true,
+            aggregated_at_once: true,
         }
     }
 

@@ -7,7 +7,7 @@ use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_agent::aggregator::{self, AggregatorConfig};
 use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Codes, Event as Done, Form, Key, Tensors, Worker, WorkerConfig};
+use harmonaize_aggregator::{Codes, Event as Done, Form, Key, Task, Tensors, Worker, WorkerConfig};
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_server::{Config, Server, state};
@@ -127,7 +127,7 @@ fn sum(recipes: &[v1::Recipe], session: u64) {
             };
             let mut worker = Worker::new(config);
             worker.begin(Duration::ZERO, session);
-            assert!((0..3).all(|segment| worker.submit(segment, ELEMENTS)));
+            assert!((0..3).all(|segment| worker.submit(segment, Task::Sum(ELEMENTS))));
             let socket = Datagrams::bind(any(), DatagramConfig { bytes, ..DatagramConfig::default() });
             let ramp = Ramp { host: told.worker as f32, written: 0 };
             (worker, socket.unwrap(), ramp, told.address.parse().unwrap())

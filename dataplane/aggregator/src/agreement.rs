@@ -60,6 +60,15 @@ pub enum Agreement {
         /// The segment.
         below: u64,
     },
+    /// To all, before a Resume that undoes segments: of those that may be done at once, these need not be summed again.
+    Held {
+        /// As it was asked.
+        session: u64,
+        /// Somebody has all sums of segments below this one.
+        below: u64,
+        /// Who.
+        worker: u16,
+    },
 }
 
 /// Where the leader sends.
@@ -87,6 +96,8 @@ pub struct Leader {
     gathering: bool,
     way: Way,
     settled: u64,
+    /// At the last Resume: who had most segments whole, and below which.
+    held: (u64, u16),
     first_hold: Duration,
     most_hold: Duration,
     hold: Duration,
@@ -113,6 +124,7 @@ impl Leader {
             gathering: false,
             way: Way::Aggregator,
             settled: 0,
+            held: (0, 0),
             first_hold: hold,
             most_hold: most,
             hold,
@@ -161,7 +173,10 @@ impl Leader {
                     (Audience::All, Agreement::Settled { below: all })
                 })
             }
-            Agreement::Stop { .. } | Agreement::Resume { .. } | Agreement::Settled { .. } => None,
+            Agreement::Stop { .. }
+            | Agreement::Held { .. }
+            | Agreement::Resume { .. }
+            | Agreement::Settled { .. } => None,
         }
     }
 
@@ -181,9 +196,17 @@ impl Leader {
         let whole = self.voices.iter().map(|voice| voice.whole).min().unwrap_or(0);
         let settled = self.voices.iter().map(|voice| voice.settled).max().unwrap_or(0).max(self.settled);
         let from = whole.max(settled);
+        self.held =
+            (0..).zip(&self.voices).map(|(worker, voice)| (voice.whole, worker)).max().unwrap_or_default();
         self.settled = settled;
         self.voices.iter_mut().for_each(|voice| voice.whole = from);
         (Audience::All, Agreement::Resume { session: self.session, from, way: self.way })
+    }
+
+    /// What to send before the last Resume, if anybody has more than is whole everywhere.
+    pub fn held(&self, session: u64, from: u64) -> Option<Agreement> {
+        let (below, worker) = self.held;
+        (below > from).then_some(Agreement::Held { session, below, worker })
     }
 
     /// When [`Leader::poll`] is to be called, if it is.

@@ -1,12 +1,13 @@
 //! One communicator at an aggregator: its session, its workers, and the chunks between their first part and the word of
 //! all workers that they have the sum.
 
+use crate::Pool;
 use crate::aggregator::{Counters, Grant, Outbox, To};
-use crate::packet::{HEADER_BYTES, Header, Key, Kind, RANGES, seal};
-use crate::{Form, Pool};
+use crate::packet::{Content, HEADER_BYTES, Header, Key, Kind, seal};
 use std::time::Duration;
 
 mod parent;
+mod part;
 
 pub(crate) use parent::Up;
 
@@ -30,11 +31,12 @@ enum Stage {
 struct Entry {
     stage: Stage,
     chunk: u64,
-    /// What its parts are: the grant's form, or ranges of its codes.
-    form: Form,
+    content: Content,
     elements: usize,
-    /// Bytes of a part.
+    /// Bytes of a part; of one worker's bytes for all, of these.
     bytes: usize,
+    /// Whose bytes these are.
+    root: u16,
     /// Workers that have sent their part.
     seen: u16,
     /// Hosts whose parts are in the sum.
@@ -47,9 +49,10 @@ struct Entry {
 const FREE: Entry = Entry {
     stage: Stage::Free,
     chunk: 0,
-    form: Form::RANGES,
+    content: Content::Sum,
     elements: 0,
     bytes: 0,
+    root: 0,
     seen: 0,
     count: 0,
     since: Duration::ZERO,
@@ -352,108 +355,6 @@ impl Communicator {
         self.settle(pool);
     }
 
-    /// Cost: a copy of the part for the first, one pass of the sum for each other; for the last, a tag a worker.
-    fn part(
-        &mut self,
-        now: Duration,
-        incarnation: u64,
-        header: &Header,
-        payload: &[u8],
-        pool: &mut Pool,
-        out: &mut impl Outbox,
-    ) {
-        let (chunk, worker) = (header.chunk, header.worker);
-        if chunk < self.base {
-            self.counters.stale += 1;
-            return;
-        }
-        let ranges = header.note == RANGES && matches!(self.grant.form, Form::Shared { .. });
-        let form = if ranges { Form::RANGES } else { self.grant.form };
-        let known = self.entry(chunk);
-        let Some(mut entry) = known.or_else(|| self.open(now, chunk, form, payload.len(), pool)) else {
-            self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
-            return;
-        };
-        if payload.len() != entry.bytes || form != entry.form {
-            // Workers that differ would wait for ever; the host algorithm tells who is wrong.
-            self.counters.size += 1;
-            self.lose(pool);
-            self.answer(Kind::Lost, incarnation, header, 0, 0, pool, out);
-            return;
-        }
-        if self.has(chunk, worker) {
-            self.counters.duplicates += 1;
-            return self.asked(now, incarnation, header, pool, out);
-        }
-        self.mark(chunk, worker);
-        if entry.stage != Stage::Filling {
-            self.counters.late += 1;
-            return self.asked(now, incarnation, header, pool, out);
-        }
-        let added = if self.grant.ordered {
-            let unit = pool.unit_mut(self.unit_of(chunk, usize::from(worker)));
-            let to = unit.get_mut(HEADER_BYTES..HEADER_BYTES + entry.bytes);
-            to.map(|to| to.copy_from_slice(payload)).is_some()
-        } else {
-            let sum = form.sum_bytes(entry.elements).unwrap_or_default();
-            let unit = pool.unit_mut(self.unit_of(chunk, 0));
-            let to = unit.get_mut(HEADER_BYTES..HEADER_BYTES + sum);
-            to.is_some_and(|to| form.add(entry.elements, entry.seen == 0, payload, to))
-        };
-        debug_assert!(added, "lengths were looked at");
-        entry.seen += 1;
-        entry.count = entry.count.saturating_add(header.count);
-        self.set(entry);
-        if entry.seen == self.grant.workers {
-            self.complete(now, incarnation, entry, pool, out);
-        }
-    }
-
-    /// An entry for a chunk that has none, if there is room.
-    fn open(
-        &mut self,
-        now: Duration,
-        chunk: u64,
-        form: Form,
-        bytes: usize,
-        pool: &mut Pool,
-    ) -> Option<Entry> {
-        let whole = self.grant.elements as usize;
-        let most = if form == self.grant.form {
-            whole
-        } else {
-            self.grant.form.ranges_bytes(self.grant.form.ranged(whole)) / size_of::<f32>()
-        };
-        let elements = form.elements(bytes, most).filter(|elements| (1..=most).contains(elements));
-        let Some(elements) = elements else {
-            self.counters.size += 1;
-            return None;
-        };
-        if chunk - self.base >= self.room(pool) {
-            self.counters.no_slot += 1;
-            return None;
-        }
-        let (from, id) = (self.place(chunk) * self.grain as usize, self.grant.communicator);
-        for at in 0..self.grain as usize {
-            let Some(unit) = pool.take(id) else {
-                for unit in self.units.get(from..from + at).unwrap_or_default() {
-                    pool.give_back(id, *unit);
-                }
-                self.counters.no_slot += 1;
-                return None;
-            };
-            if let Some(to) = self.units.get_mut(from + at) {
-                *to = unit;
-            }
-        }
-        let place = self.place(chunk) * self.words;
-        self.bits.iter_mut().skip(place).take(self.words).for_each(|word| *word = 0);
-        self.top = self.top.max(chunk + 1);
-        let entry = Entry { stage: Stage::Filling, chunk, form, elements, bytes, since: now, ..FREE };
-        self.set(entry);
-        Some(entry)
-    }
-
     /// All parts are in, or enough of them.
     fn complete(
         &mut self,
@@ -464,8 +365,9 @@ impl Communicator {
         out: &mut impl Outbox,
     ) {
         self.counters.sums += 1;
-        self.counters.partial_sums += u64::from(entry.seen < self.grant.workers);
-        if self.grant.ordered {
+        let adds = entry.content.adds();
+        self.counters.partial_sums += u64::from(adds && entry.seen < self.grant.workers);
+        if self.grant.ordered && adds {
             self.add_in_order(entry, pool);
         }
         if self.up.is_some() {
@@ -497,12 +399,15 @@ impl Communicator {
         pool.put(sum, memory);
     }
 
-    /// The sum is there: to all workers.
+    /// The sum is there: to all workers. One worker's bytes go to those that have asked, and it is told that they are in.
     fn finish(&mut self, incarnation: u64, mut entry: Entry, pool: &mut Pool, out: &mut impl Outbox) {
         entry.stage = Stage::Done;
         self.set(entry);
+        let all = entry.content != Content::Spread;
         for worker in 0..self.grant.workers {
-            self.send_sum(incarnation, entry, worker, pool, out);
+            if all || self.has(entry.chunk, worker) {
+                self.send_sum(incarnation, entry, worker, pool, out);
+            }
         }
         self.advance_up();
     }
@@ -515,10 +420,11 @@ impl Communicator {
         pool: &mut Pool,
         out: &mut impl Outbox,
     ) {
-        let bytes = entry.form.sum_bytes(entry.elements).unwrap_or_default();
+        let owner = entry.content == Content::Spread && entry.root == worker;
+        let bytes = if owner { 0 } else { self.sum_bytes(&entry) };
         let window = self.window(pool);
         let header = Header {
-            kind: Kind::Result,
+            kind: if owner { Kind::Waiting } else { Kind::Result },
             worker,
             count: entry.count,
             communicator: self.grant.communicator,
@@ -528,7 +434,7 @@ impl Communicator {
             chunk: entry.chunk,
             had: self.base,
             window,
-            note: if entry.form == self.grant.form { 0 } else { RANGES },
+            note: if owner { 1 } else { entry.content as u8 },
         };
         let unit = pool.unit_mut(self.unit_of(entry.chunk, 0));
         let Some(key) = self.key(worker) else { return };
@@ -552,7 +458,7 @@ impl Communicator {
             self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
             return;
         };
-        if entry.stage == Stage::Filling && self.all_joined() {
+        if entry.stage == Stage::Filling && entry.content.adds() && self.all_joined() {
             let enough = |entry: Entry| {
                 self.grant.partial.is_some_and(|partial| {
                     entry.seen >= partial.least.max(1) && now.saturating_sub(entry.since) >= partial.after
@@ -566,7 +472,7 @@ impl Communicator {
         if entry.stage == Stage::Up {
             self.send_up(now, entry, pool, out);
         }
-        if entry.stage == Stage::Done {
+        if entry.stage == Stage::Done && (entry.content != Content::Spread || entry.root != header.worker) {
             self.send_sum(incarnation, entry, header.worker, pool, out);
         } else {
             let note = u8::from(self.has(header.chunk, header.worker));

@@ -21,4 +21,4 @@ pub use agreement::{Agreement, Audience, Leader, Way};
 pub use packet::{Key, worker_key};
 pub use pool::{Pool, PoolError, Share};
 pub use sum::Form;
-pub use worker::{Codes, Event, Reason, SPAN, Tensors, Worker, WorkerConfig, WorkerCounters};
+pub use worker::{Codes, Event, Reason, SPAN, Task, Tensors, Worker, WorkerConfig, WorkerCounters};

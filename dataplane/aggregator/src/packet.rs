@@ -20,8 +20,33 @@ pub const MAX_PAYLOAD: usize = 8192;
 /// Most workers of a communicator.
 pub const MAX_WORKERS: u16 = 1024;
 
-/// The note of a Contribution or a Result of ranges of shared codes.
-pub(crate) const RANGES: u8 = 1;
+/// What the parts of a chunk are; the note of a Contribution or a Result says it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Content {
+    /// Elements or codes, which are added.
+    #[default]
+    Sum = 0,
+    /// Ranges of shared codes, of which the greatest counts.
+    Ranges = 1,
+    /// Bytes of one worker, for all others, whose parts are empty.
+    Spread = 2,
+    /// Nothing: all parts are empty, and all wait for the last.
+    Nothing = 3,
+}
+
+impl Content {
+    pub(crate) fn of(note: u8) -> Option<Self> {
+        [Self::Sum, Self::Ranges, Self::Spread, Self::Nothing]
+            .into_iter()
+            .find(|content| *content as u8 == note)
+    }
+
+    /// Whether parts are added.
+    pub(crate) const fn adds(self) -> bool {
+        matches!(self, Self::Sum | Self::Ranges)
+    }
+}
 
 const MAGIC: U16 = U16::from_bytes(*b"hA");
 /// Bytes of a tag: the first half of an HMAC-SHA256.
@@ -113,7 +138,8 @@ pub struct Header {
     pub had: u64,
     /// From aggregators: how many chunks a worker may have in flight.
     pub window: u16,
-    /// Of [`Kind::Waiting`]: 1 if the worker's part is in. Of [`Kind::Acknowledge`]: 1 if the chunk is asked for. Else 0.
+    /// Of [`Kind::Waiting`]: 1 if the worker's part is in. Of [`Kind::Acknowledge`]: 1 if the chunk is asked for. Of
+    /// [`Kind::Contribution`] and [`Kind::Result`]: what parts are. Else 0.
     pub note: u8,
 }
 
@@ -264,7 +290,13 @@ impl<'a> Sealed<'a> {
         let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == wire.kind);
         let kind = kind.ok_or(PacketError::Kind(wire.kind))?;
         let expected = usize::from(wire.length.get());
-        if payload.len() != expected || expected > MAX_PAYLOAD || kind.carries() == payload.is_empty() {
+        let empty = match Content::of(wire.note).filter(|_| kind.carries()) {
+            None => !kind.carries(),
+            Some(Content::Sum | Content::Ranges) => false,
+            Some(Content::Spread) => kind == Kind::Contribution && payload.is_empty(),
+            Some(Content::Nothing) => true,
+        };
+        if payload.len() != expected || expected > MAX_PAYLOAD || empty != payload.is_empty() {
             return Err(PacketError::Length);
         }
         Ok(Self { wire, kind, payload })

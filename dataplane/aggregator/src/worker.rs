@@ -1,21 +1,20 @@
 //! The worker: a host's side. Segments in; packets out and in; sums written, and at the end of a session the reason why.
 
 use crate::Form;
-use crate::packet::{HEADER_BYTES, Header, Kind, RANGES, Sealed, seal};
+use crate::packet::{Content, HEADER_BYTES, Header, Kind, seal};
 use crate::round_trip::RoundTrip;
-use crate::sum::{SQUARES, split};
+use crate::sum::SQUARES;
 use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
 use std::time::Duration;
 
 mod config;
+mod receive;
 mod work;
 
-pub use config::{Codes, Event, Reason, Tensors, WorkerConfig, WorkerCounters};
+pub use config::{Codes, Event, Reason, Task, Tensors, WorkerConfig, WorkerCounters};
 use work::{Flight, Work};
 
-/// How far above a chunk a sum is after which that chunk is taken for lost: what is less far out of order was overtaken.
-const LATER: u64 = 3;
 /// Windows between the lowest chunk without a sum and the highest that is sent. What is lost holds up nothing but itself for as long as
 /// it takes to ask for it and to send it again.
 pub const SPAN: u32 = 4;
@@ -129,27 +128,33 @@ impl Worker {
         (self.state, self.ended) = (State::Ended, None);
     }
 
-    /// Gives a segment of `elements` elements to be summed, the next after the last. `false` if there is no room, or no session.
-    pub fn submit(&mut self, segment: u64, elements: u64) -> bool {
+    /// Gives a segment to be done, the next after the last. `false` if there is no room, or no session.
+    pub fn submit(&mut self, segment: u64, task: Task) -> bool {
         let follows = self.work.back().is_none_or(|last| last.segment + 1 == segment);
         let running = matches!(self.state, State::Beginning { .. } | State::Running { .. });
-        let coded = self.ranges_chunk > 0;
+        let (elements, adds) = match task {
+            Task::Sum(elements) => (elements, true),
+            Task::Broadcast { bytes, .. } => (bytes, false),
+            Task::Barrier => (1, false),
+        };
+        let coded = adds && self.ranges_chunk > 0;
         let short = !coded || elements <= self.config.codes.segment_elements;
         let fits = running && follows && short && elements > 0 && self.work.len() < self.config.segments;
         if fits {
             let ranged = if coded { 0 } else { elements };
             self.work.push_back(Work {
                 segment,
+                task,
                 elements,
                 first: self.end,
                 ranges_made: ranged,
                 ranged,
                 made: 0,
                 summed: 0,
-                hosts: u16::MAX,
+                hosts: self.config.hosts,
                 squares: Squares::default(),
             });
-            self.end += self.chunks_of_ranges(elements) + elements.div_ceil(self.chunk());
+            self.end += self.chunks_of_ranges(task) + elements.div_ceil(self.chunk(task));
         }
         fits
     }
@@ -165,13 +170,37 @@ impl Worker {
         work.map(|Work { segment, hosts, squares, .. }| Event::Done { segment, hosts, squares })
     }
 
-    fn chunk(&self) -> u64 {
-        u64::from(self.config.elements.max(1))
+    /// How much of a segment is in a chunk: elements, or bytes as many as those of a sum.
+    fn chunk(&self, task: Task) -> u64 {
+        let elements = self.config.elements.max(1);
+        match task {
+            Task::Sum(_) | Task::Barrier => u64::from(elements),
+            Task::Broadcast { .. } => self.config.form.sum_bytes(elements as usize).unwrap_or(1) as u64,
+        }
     }
 
     /// Chunks of ranges of a segment.
-    fn chunks_of_ranges(&self, elements: u64) -> u64 {
-        if self.ranges_chunk == 0 { 0 } else { elements.div_ceil(self.ranges_chunk) }
+    fn chunks_of_ranges(&self, task: Task) -> u64 {
+        match task {
+            Task::Sum(elements) if self.ranges_chunk > 0 => elements.div_ceil(self.ranges_chunk),
+            _ => 0,
+        }
+    }
+
+    /// Bytes of this worker's part of a chunk, and of what comes back.
+    fn sizes(&self, flight: &Flight) -> (Option<usize>, Option<usize>) {
+        let (form, elements) = (self.config.form, flight.elements);
+        match flight.content {
+            Content::Sum => (form.part_bytes(elements), form.sum_bytes(elements)),
+            Content::Ranges => {
+                let bytes = Some(form.ranges_bytes(elements));
+                (bytes, bytes)
+            }
+            // Who has the bytes is told that they are in, and gets none.
+            Content::Spread if flight.root => (Some(elements), None),
+            Content::Spread => (Some(0), Some(elements)),
+            Content::Nothing => (Some(0), Some(0)),
+        }
     }
 
     /// When [`Worker::poll_transmit`] is to be called at the latest.
@@ -264,7 +293,7 @@ impl Worker {
     /// turn is on their codes. But these never take the last place in flight: others may not have come so far, and wait for codes
     /// from here. Cost: a look at each segment that is submitted.
     fn make_below(&mut self, limit: u64) -> Option<u64> {
-        let (chunk, of_ranges) = (self.chunk(), self.ranges_chunk);
+        let of_ranges = self.ranges_chunk;
         let below = |at: u64| (at < limit).then_some(at);
         let spare = self.open + 1 < u64::from(self.config.window);
         let turn = self.work.iter().position(|work| work.made < work.elements);
@@ -281,23 +310,27 @@ impl Worker {
                     segment: work.segment,
                     offset,
                     elements: elements as usize,
-                    ranges: true,
+                    content: Content::Ranges,
                     ..Flight::default()
                 },
             ))
         });
         let (at, flight) = ranges.or_else(|| {
+            let task = self.work.iter().find(|work| work.made < work.elements)?.task;
+            let (chunk, ahead) = (self.chunk(task), self.chunks_of_ranges(task));
             let work = self.work.iter_mut().find(|work| work.made < work.elements)?;
-            let ahead = if of_ranges == 0 { 0 } else { work.elements.div_ceil(of_ranges) };
             let at =
                 below(work.first + ahead + work.made / chunk).filter(|_| work.ranged == work.elements)?;
             let elements = (work.elements - work.made).min(chunk);
             let offset = work.made;
             work.made += elements;
-            Some((
-                at,
-                Flight { segment: work.segment, offset, elements: elements as usize, ..Flight::default() },
-            ))
+            let (content, root) = match task {
+                Task::Sum(_) => (Content::Sum, false),
+                Task::Broadcast { root, .. } => (Content::Spread, root),
+                Task::Barrier => (Content::Nothing, false),
+            };
+            let (segment, elements) = (work.segment, elements as usize);
+            Some((at, Flight { segment, offset, elements, content, root, ..Flight::default() }))
         })?;
         self.set(at, Flight { made: true, ..flight });
         self.next = self.next.max(at + 1);
@@ -360,15 +393,16 @@ impl Worker {
         packet: &mut [u8],
     ) -> Option<usize> {
         let mut flight = self.flight(chunk);
-        let Flight { segment, offset, elements, ranges, .. } = flight;
-        let form = self.config.form;
-        let bytes = if ranges { form.ranges_bytes(elements) } else { form.part_bytes(elements)? };
+        let Flight { segment, offset, elements, content, root, .. } = flight;
+        let bytes = self.sizes(&flight).0?;
         let packet = packet.get_mut(..HEADER_BYTES + bytes)?;
         let payload = packet.get_mut(HEADER_BYTES..)?;
-        match form {
-            Form::Tensor { .. } => tensors.read(segment, offset, elements, payload),
-            Form::Shared { .. } if ranges => tensors.ranges(segment, offset, elements, payload),
-            Form::Shared { .. } => {
+        match (content, self.config.form) {
+            (Content::Spread, _) if root => tensors.give(segment, offset, payload),
+            (Content::Spread | Content::Nothing, _) => {}
+            (Content::Ranges, _) => tensors.ranges(segment, offset, elements, payload),
+            (Content::Sum, Form::Tensor { .. }) => tensors.read(segment, offset, elements, payload),
+            (Content::Sum, Form::Shared { .. }) => {
                 let (codes, squares) = payload.split_at_mut_checked(bytes.checked_sub(SQUARES)?)?;
                 let of_all = self.ranges.get(self.ranges_at(segment, offset, elements))?;
                 let Squares { error, signal } = tensors.encode(segment, offset, elements, of_all, codes);
@@ -382,7 +416,7 @@ impl Worker {
         flight.attempts += 1;
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);
-        self.seal(Kind::Contribution, incarnation, chunk, if ranges { RANGES } else { 0 }, packet);
+        self.seal(Kind::Contribution, incarnation, chunk, content as u8, packet);
         Some(HEADER_BYTES + bytes)
     }
 
@@ -426,164 +460,6 @@ impl Worker {
             note,
         };
         seal(&header, &self.config.key, packet);
-    }
-
-    /// Takes any bytes that came from the network.
-    pub fn receive(&mut self, now: Duration, bytes: &[u8], tensors: &mut impl Tensors) {
-        let ours = |sealed: &Sealed<'_>| {
-            sealed.communicator() == self.config.communicator
-                && sealed.worker() == self.config.worker
-                && !sealed.kind().of_workers()
-        };
-        let Some(sealed) = Sealed::read(bytes).ok().filter(ours) else {
-            self.counters.strange += 1;
-            return;
-        };
-        let Ok((header, payload)) = sealed.open(&self.config.key) else {
-            self.counters.tag += 1;
-            return;
-        };
-        let known = match self.state {
-            State::Idle | State::Ended => false,
-            State::Beginning { .. } => matches!(header.kind, Kind::Granted | Kind::Lost),
-            State::Running { incarnation } => header.incarnation == incarnation || header.kind == Kind::Lost,
-        };
-        if header.session != self.session || !known {
-            self.counters.stale += 1;
-            return;
-        }
-        // An answer to what was sent after all that was answered before: no replay keeps a dead aggregator alive.
-        if header.sequence > self.echoed && header.sequence <= self.sequence {
-            (self.echoed, self.unanswered) = (header.sequence, None);
-        }
-        // Answers overtake one another; for losses each counts.
-        self.answers = self.answers.saturating_add(u32::from(header.sequence != 0));
-        match header.kind {
-            Kind::Lost => self.end(Reason::Lost),
-            Kind::Granted => {
-                if let State::Beginning { incarnation } = self.state {
-                    self.window = u64::from(header.window.max(1));
-                    if header.note == 1 {
-                        self.state = State::Running { incarnation: header.incarnation };
-                        self.unanswered = None;
-                    } else if header.incarnation != incarnation {
-                        // Partial sums wait until all have named the same incarnation.
-                        self.state = State::Beginning { incarnation: header.incarnation };
-                        self.begin_due = now;
-                    }
-                }
-            }
-            Kind::Waiting => self.waiting(now, &header),
-            Kind::Result => self.sum(now, &header, payload, tensors),
-            Kind::Begin | Kind::Contribution | Kind::Acknowledge => {}
-        }
-    }
-
-    fn waiting(&mut self, now: Duration, header: &Header) {
-        self.window = u64::from(header.window.max(1));
-        if header.chunk < self.had || header.chunk >= self.next {
-            return;
-        }
-        let mut flight = self.flight(header.chunk);
-        if flight.done || !flight.made {
-            return;
-        }
-        flight.held = Some(header.note == 1);
-        // A question follows the part on its way: where that has not come it is lost. What waits for a slot, or for others, is
-        // not, and its time-out begins anew.
-        let lost = header.note == 0 && flight.asked;
-        flight.due = if lost { now } else { now + self.round_trip.retry(flight.attempts.saturating_sub(1)) };
-        self.due = self.due.min(flight.due);
-        self.set(header.chunk, flight);
-    }
-
-    fn sum(&mut self, now: Duration, header: &Header, payload: &[u8], tensors: &mut impl Tensors) {
-        self.window = u64::from(header.window.max(1));
-        let chunk = header.chunk;
-        let few = header.count < self.config.hosts;
-        if few && !self.config.partial {
-            self.counters.wrong += 1;
-            return;
-        }
-        // A sum without this host's part may come before it was sent: the part is made, and sent as late.
-        let limit = self.had + self.flights.len() as u64;
-        while few && self.next <= chunk && chunk < limit {
-            let Some(made) = self.make_below(limit) else { break };
-            self.set(made, Flight { due: now, ..self.flight(made) });
-            self.due = now;
-        }
-        let mut flight = self.flight(chunk);
-        if chunk < self.had || chunk >= self.next || !flight.made || flight.done {
-            self.counters.duplicates += 1;
-            return;
-        }
-        let Flight { segment, offset, elements, ranges, .. } = flight;
-        let form = self.config.form;
-        let bytes = if ranges { Some(form.ranges_bytes(elements)) } else { form.sum_bytes(elements) };
-        let of_ranges = header.note == RANGES && matches!(form, Form::Shared { .. });
-        if bytes != Some(payload.len()) || ranges != of_ranges {
-            self.counters.wrong += 1;
-            return;
-        }
-        let coded = matches!(form, Form::Shared { .. }) && !ranges;
-        let sum = if coded { self.judged_sum(payload) } else { Some((payload, Squares::default())) };
-        let Some((sum, lost)) = sum else { return self.end(Reason::Bound) };
-        let of_all = self.ranges_at(segment, offset, elements);
-        let front = self.work.front().map_or(0, |work| work.segment);
-        let at = flight.segment.checked_sub(front).and_then(|at| usize::try_from(at).ok());
-        let Some(work) = at.and_then(|at| self.work.get_mut(at)) else { return };
-        if ranges {
-            let Some(to) = self.ranges.get_mut(of_all) else { return };
-            to.copy_from_slice(payload);
-            work.ranged += elements as u64;
-        } else {
-            tensors.write(segment, offset, elements, sum);
-            work.summed += elements as u64;
-            work.squares = work.squares.and(lost);
-        }
-        work.hosts = work.hosts.min(header.count);
-        self.counters.sums += 1;
-        if flight.attempts == 1 {
-            self.round_trip.sample(now.saturating_sub(flight.sent));
-        }
-        if flight.attempts > 1 {
-            self.answers = self.answers.saturating_add(1);
-        }
-        self.unanswered = None;
-        flight.done = true;
-        self.set(chunk, flight);
-        self.open = self.open.saturating_sub(1);
-        while self.had < self.next && self.flight(self.had).done {
-            self.set(self.had, Flight::default());
-            self.had += 1;
-        }
-        if !ranges {
-            self.judge(now, chunk);
-        }
-    }
-
-    /// A sum of codes and what it says that it lost; `None` if that is more than it may be.
-    fn judged_sum<'a>(&self, payload: &'a [u8]) -> Option<(&'a [u8], Squares)> {
-        let (codes, squares) = split(payload)?;
-        let (error, signal) = squares.split_first_chunk()?;
-        let of = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes));
-        let Codes { most, spread, .. } = self.config.codes;
-        let lost = Squares { error: of(error) * spread, signal: of(signal.first_chunk()?) };
-        (lost.error == 0.0 || lost.error <= most * lost.signal).then_some((codes, lost))
-    }
-
-    /// Has what is so far below a sum, and was sent once, asked for at once. Cost: each chunk is looked at once.
-    fn judge(&mut self, now: Duration, summed: u64) {
-        self.judged = self.judged.max(self.had);
-        while self.judged + LATER <= summed {
-            let mut hole = self.flight(self.judged);
-            if hole.made && !hole.done && hole.attempts == 1 {
-                hole.due = now;
-                self.set(self.judged, hole);
-                self.due = now;
-            }
-            self.judged += 1;
-        }
     }
 
     /// What was sent, taken and dropped.

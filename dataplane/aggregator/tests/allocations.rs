@@ -8,7 +8,7 @@ use counting::Counting;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Form, Grant, Key, Pool, Share, Task, Tensors, To, Worker, WorkerConfig,
 };
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn sum(aggregator: &mut Aggregator, workers: &mut [(Worker, Ones)], from: u64, t
         *steps += 1;
         let now = Duration::from_micros(50 * *steps);
         for index in 0..WORKERS {
-            if next[index] < to && workers[index].0.submit(next[index], 1000) {
+            if next[index] < to && workers[index].0.submit(next[index], Task::Sum(1000)) {
                 next[index] += 1;
             }
             loop {

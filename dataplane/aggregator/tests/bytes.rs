@@ -6,8 +6,8 @@ use harmonaize_aggregator::packet::{
     HEADER_BYTES, Header, Kind, MAX_PAYLOAD, PacketError, Sealed, VERSION, seal,
 };
 use harmonaize_aggregator::{
-    Aggregator, Codes, Counters, Form, Grant, GrantError, Key, Partial, Pool, Share, Tensors, To, Worker,
-    WorkerConfig,
+    Aggregator, Codes, Counters, Form, Grant, GrantError, Key, Partial, Pool, Share, Task, Tensors, To,
+    Worker, WorkerConfig,
 };
 use harmonaize_kernels::codes::Squares;
 use proptest::prelude::*;
@@ -176,7 +176,7 @@ proptest! {
         aggregator.grant(grant()).unwrap();
         let mut worker = worker();
         worker.begin(Duration::ZERO, 1);
-        worker.submit(0, 30);
+        worker.submit(0, Task::Sum(30));
         let mut buffer = [0; 256];
         for (index, (header, elements)) in headers.into_iter().enumerate() {
             let now = Duration::from_micros(10 * index as u64);
@@ -256,7 +256,7 @@ impl Table {
                 ..config()
             });
             worker.begin(Duration::ZERO, 1);
-            assert!(worker.submit(0, total as u64));
+            assert!(worker.submit(0, Task::Sum(total as u64)));
             table.workers.push(worker);
             table.memories.push(Memory {
                 input: input.clone(),

@@ -5,7 +5,7 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Form, Grant, Key, Pool, Share, Task, Tensors, To, Worker, WorkerConfig,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -85,7 +85,7 @@ fn sums(units: u32, shares: &[(Share, Duration)], from: Duration, until: Duratio
             if now >= shares[*id as usize - 1].1 {
                 if begun.insert((*id, *number)) {
                     worker.begin(now, 1);
-                    assert!(worker.submit(0, 1 << 40));
+                    assert!(worker.submit(0, Task::Sum(1 << 40)));
                 }
                 while let Some(bytes) = worker.poll_transmit(now, &Nothing, &mut packet) {
                     answers.push((None, packet[..bytes].to_vec()));

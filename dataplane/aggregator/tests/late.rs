@@ -5,7 +5,7 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Kind, Sealed};
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Form, Grant, Key, Pool, Share, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Form, Grant, Key, Pool, Share, Task, Tensors, To, Worker, WorkerConfig,
 };
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn ranges_of_segments_to_come_hold_up_no_codes() {
         for at in 0..2 {
             // One has called all its operations, the other one after the other.
             let ahead = if at == 0 { 4 } else { (done[1] + 1).min(4) };
-            while called[at] < ahead && workers[at].submit(called[at], 128) {
+            while called[at] < ahead && workers[at].submit(called[at], Task::Sum(128)) {
                 called[at] += 1;
             }
             let mut packet = [0; HEADER_BYTES + 512];
@@ -135,7 +135,7 @@ impl Ends {
         ends.worker.begin(now, 1);
         let begin = ends.sent(now);
         ends.answer(now, &begin);
-        assert!(ends.worker.submit(0, 4));
+        assert!(ends.worker.submit(0, Task::Sum(4)));
         let quick = ends.sent(now);
         ends.answer(now, &quick);
         assert_eq!(ends.worker.poll_event(), done(0));
@@ -169,7 +169,7 @@ fn kinds(packets: &[Vec<u8>]) -> Vec<Kind> {
 fn a_window_that_is_answered_late_ends_no_session() {
     let mut now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
-    assert!(ends.worker.submit(1, 4 * u64::from(WINDOW)));
+    assert!(ends.worker.submit(1, Task::Sum(4 * u64::from(WINDOW))));
     let mut late = ends.sent(now);
     assert!(late.len() >= usize::from(WINDOW));
     now += Duration::from_millis(30);
@@ -186,7 +186,7 @@ fn a_window_that_is_answered_late_ends_no_session() {
 fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
     let now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
-    assert!(ends.worker.submit(1, 4 * 16));
+    assert!(ends.worker.submit(1, Task::Sum(4 * 16)));
     let mut parts = ends.sent(now);
     parts.retain(|packet| packet.len() > HEADER_BYTES);
     assert_eq!(parts.len(), 16);
@@ -208,7 +208,7 @@ fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
 fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
     let now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
-    assert!(ends.worker.submit(1, 4 * 8));
+    assert!(ends.worker.submit(1, Task::Sum(4 * 8)));
     let parts = ends.sent(now);
     let mut sums = Vec::new();
     for packet in &parts {

@@ -5,6 +5,8 @@
 
 #[path = "simulation/coded.rs"]
 mod coded;
+#[path = "simulation/describe.rs"]
+mod describe;
 #[path = "simulation/hostile.rs"]
 mod hostile;
 #[path = "simulation/node.rs"]
@@ -42,6 +44,7 @@ fn family(
         sum.sessions += one.sessions;
         sum.hostile += one.hostile;
         sum.partial += one.partial;
+        sum.ahead += one.ahead;
         sum.again += world.nodes.iter().map(|node| node.worker.counters().sent_again).sum::<u64>();
         count += 1;
     }
@@ -133,6 +136,41 @@ fn coded() {
     assert!(sum.by_hosts > 0);
     let sum =
         family("coded", 200, |seed| Scenario::new(seed).coded().rough().squeezed().straggling(), |_| ());
+    assert!(sum.by_hosts * 1000 < sum.by_aggregator, "{sum:?}");
+}
+
+/// What one worker has goes to all, and all wait for each other, among sums: whatever happens.
+#[test]
+fn mixed() {
+    let sum = family(
+        "mixed",
+        300,
+        |seed| Scenario::new(seed).mixed(),
+        |world| {
+            assert_eq!(world.statistics.by_hosts, 0, "hosts had to help\n{world:?}");
+            for counters in world.counters() {
+                assert_eq!((counters.size, counters.tag, counters.lost), (0, 0, 0), "{world:?}");
+            }
+        },
+    );
+    assert!(sum.by_aggregator > 0, "{sum:?}");
+    let sum = family("mixed", 400, |seed| Scenario::new(seed).mixed().rough(), |_| ());
+    assert!(sum.by_hosts * 1000 < sum.by_aggregator, "losses alone drive nobody away: {sum:?}");
+    let sum = family("mixed", 400, |seed| Scenario::new(seed).mixed().rough().restarting(), |_| ());
+    assert!(sum.by_aggregator > 0 && sum.sessions > 0);
+    let bound = RETRY_MOST + PATIENCE + RETRY_MOST + Duration::from_millis(2);
+    let judge = |world: &World| {
+        if let (Some(killed), Some(recovered)) = (world.killed, world.recovered) {
+            assert!(recovered - killed <= bound, "{:?} from the kill\n{world:?}", recovered - killed);
+        }
+    };
+    let sum = family("mixed", 400, |seed| Scenario::new(seed).mixed().killing(), judge);
+    assert!(sum.by_hosts > 0);
+    family("mixed", 200, |seed| Scenario::new(seed).mixed().rough().killing().replaying(), |_| ());
+    // Who has it early does not wait for who comes late.
+    let sum = family("mixed", 300, |seed| Scenario::new(seed).mixed().rough().straggling(), |_| ());
+    assert!(sum.ahead > 0 && sum.by_hosts * 1000 < sum.by_aggregator, "{sum:?}");
+    let sum = family("mixed", 300, |seed| Scenario::new(seed).mixed().rough().squeezed(), |_| ());
     assert!(sum.by_hosts * 1000 < sum.by_aggregator, "{sum:?}");
 }
 

@@ -9,9 +9,13 @@
 //! (`docs/protocol.md` says why nothing is lost or counted twice). Done segments can be undone by that, so acknowledgements have a
 //! generation, which the leader counts. From the hosts to the aggregator nothing is undone: each says how far it has begun and begins
 //! nothing more, and the aggregator has what follows. An epoch begins like this, so that all know from where on.
+//!
+//! Small operations are done at once where the rules say so: the sum goes from staging to the outputs as soon as it is done here, and stays in
+//! staging until everybody has it. Begun again by the hosts, such a segment has the sum of one who has it for an input, and nothing of
+//! the others, so that all end with the same bits; who has it touches no tensor any more.
 
 use crate::Nanos;
-use crate::channel::Segment;
+use crate::channel::{Restored, Segment};
 use crate::communicator::{Action, Coded, Communicator};
 use crate::epoch::Epoch;
 use crate::message::{Control, Header, Kind, Message};
@@ -29,6 +33,13 @@ pub struct Aggregation {
     pub averages: bool,
     /// AllReduces of at least so many bytes.
     pub least_bytes: u64,
+    /// Whether small operations, of which inputs are copied elsewhere, are done as soon as their sum is here: sums of tensors, broadcasts
+    /// and barriers.
+    pub at_once: bool,
+    /// Broadcasts of at least, and at most, so many bytes; the small ones only at once.
+    pub broadcasts: Option<[u64; 2]>,
+    /// Barriers, at once.
+    pub barriers: bool,
     /// For how long hosts sum after a session with the aggregator failed; twice as long each time,
     pub hold: Nanos,
     /// up to this.
@@ -80,33 +91,60 @@ pub(crate) struct State {
     from: u64,
     /// Segments of the session so far.
     next: u64,
+    /// In which session, and who has the sums of segments below which.
+    held: Option<(u64, u64, u16)>,
 }
 
 impl State {
     pub(crate) fn new(rules: Aggregation) -> Self {
         let way = Way::Hosts;
-        Self { rules, leader: None, asked: false, session: 0, stopped: true, way, from: 0, next: 0 }
+        Self {
+            rules,
+            leader: None,
+            asked: false,
+            session: 0,
+            stopped: true,
+            way,
+            from: 0,
+            next: 0,
+            held: None,
+        }
     }
 
     /// Whether operations like this are aggregated. Depends only on what all participants share.
     pub(crate) fn takes(&self, signature: &Signature) -> bool {
-        let Aggregation { form, averages, least_bytes, .. } = self.rules;
+        let Aggregation { form, averages, least_bytes, broadcasts, barriers, .. } = self.rules;
+        let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
+        match signature.collective {
+            Collective::AllReduce => {}
+            Collective::Broadcast => {
+                return broadcasts.is_some_and(|[least, most]| (least.max(1)..=most).contains(&bytes));
+            }
+            Collective::Barrier => return barriers && self.rules.at_once,
+            Collective::AllToAll => return false,
+        }
         let (dtype, reduce) = match form {
             Form::Tensor { dtype, op } => (dtype, op),
             Form::Shared { .. } => (Dtype::F32, ReduceOp::Sum),
         };
         let average = averages && reduce == ReduceOp::Sum && signature.reduce == ReduceOp::Average;
         let reduces = average || signature.reduce == reduce;
-        let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
-        signature.collective == Collective::AllReduce
-            && signature.dtype == dtype
-            && reduces
-            && bytes >= least_bytes.max(1)
+        signature.dtype == dtype && reduces && bytes >= least_bytes.max(1)
     }
 
-    /// Bytes that this participant sends of so many elements.
-    pub(crate) fn bytes(&self, elements: u64) -> u64 {
-        self.rules.form.sent(elements)
+    /// Whether an operation like this, if it is small, is done as soon as its sum is here.
+    fn at_once(&self, signature: &Signature) -> bool {
+        let sums = matches!(self.rules.form, Form::Tensor { op: ReduceOp::Sum, .. });
+        self.rules.at_once && (sums || signature.collective != Collective::AllReduce)
+    }
+
+    /// Bytes that a participant sends of so many elements; `root`: of a broadcast, whether it is its own.
+    pub(crate) fn bytes(&self, signature: &Signature, elements: u64, root: bool) -> u64 {
+        match signature.collective {
+            Collective::Broadcast if root => elements.saturating_mul(signature.dtype.size() as u64),
+            Collective::AllReduce => self.rules.form.sent(elements),
+            _ => 0,
+        }
     }
 
     /// Whether what is done must stay as it was told.
@@ -124,11 +162,17 @@ impl State {
 }
 
 impl Epoch {
-    /// Whether operations like this may go by the epoch's aggregator. Where inputs are only copied aside they may not: their copy is
-    /// gone once the operation is.
+    /// Whether operations like this may go by the epoch's aggregator. Where inputs are only copied aside they may not, for their copy is
+    /// gone once the operation is, unless their sum is kept.
     pub(crate) fn aggregates(&self, signature: &Signature, retention: Retention) -> bool {
-        let kept = retention != Retention::CopyInputs;
-        kept && self.aggregation.as_ref().is_some_and(|state| state.takes(signature))
+        let state = self.aggregation.as_ref().filter(|state| state.takes(signature));
+        state.is_some_and(|state| retention != Retention::CopyInputs || state.at_once(signature))
+    }
+
+    /// Whether inputs of an operation like this, which usually are copied, must be kept because it may have to be begun again.
+    pub(crate) fn needs_inputs(&self, signature: &Signature) -> bool {
+        let state = self.aggregation.as_ref().filter(|state| state.takes(signature));
+        state.is_some_and(|state| !state.at_once(signature))
     }
 }
 
@@ -206,9 +250,18 @@ impl Communicator {
         let Some((_, agreement)) = said else { return };
         let mut generation = self.acknowledgements.generation();
         let state = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_ref());
-        if matches!(agreement, Agreement::Resume { .. }) && state.is_some_and(State::frozen) {
+        let undoes = state.filter(|state| state.frozen());
+        if let (Agreement::Resume { session, from, .. }, Some(state)) = (agreement, undoes) {
+            let leader = state.leader.as_ref().filter(|_| state.rules.at_once);
+            if let Some(held) = leader.and_then(|leader| leader.held(session, from)) {
+                self.tell_all_of(now, epoch, held, generation);
+            }
             generation = generation.wrapping_add(1);
         }
+        self.tell_all_of(now, epoch, agreement, generation);
+    }
+
+    fn tell_all_of(&mut self, now: Nanos, epoch: u32, agreement: Agreement, generation: u8) {
         for peer in (0..self.group.participants()).map(Participant) {
             if peer != self.me {
                 self.tell_agreement(peer, epoch, agreement, generation);
@@ -231,7 +284,7 @@ impl Communicator {
                 self.lead_aggregation(now, epoch, from, agreement);
                 self.leader() == self.me
             }
-            Agreement::Stop { .. } | Agreement::Resume { .. } => {
+            Agreement::Stop { .. } | Agreement::Held { .. } | Agreement::Resume { .. } => {
                 if from == self.leader() {
                     self.follow(now, epoch, agreement, generation);
                 }
@@ -245,6 +298,11 @@ impl Communicator {
     fn follow(&mut self, now: Nanos, epoch: u32, agreement: Agreement, generation: u8) {
         match agreement {
             Agreement::Stop { session } => self.stop_session(now, epoch, session),
+            Agreement::Held { session, below, worker } => {
+                if let Some(state) = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_mut()) {
+                    state.held = Some((session, below, worker));
+                }
+            }
             Agreement::Resume { session, from, way } => {
                 self.resume_session(epoch, session, from, way, generation);
             }
@@ -276,6 +334,7 @@ impl Communicator {
     }
 
     fn resume_session(&mut self, epoch: u32, session: u64, from: u64, way: Way, generation: u8) {
+        let (me, whole) = (self.me, self.done);
         if generation != self.acknowledgements.generation() {
             self.done = self.done.min(from);
             self.acknowledgements.undo(from, generation);
@@ -285,10 +344,21 @@ impl Communicator {
             return;
         }
         (state.stopped, state.way, state.from, state.next) = (false, way, from, 0);
+        let held = state.held.take().filter(|(of, ..)| *of == session);
         for channel in &mut self.channels {
             let undone = |segment: &&Segment| segment.epoch == epoch && segment.number >= from;
-            if let Some(operation) = channel.segment().filter(undone).map(|segment| segment.operation)
-                && channel.by_hosts()
+            let Some(segment) = channel.segment().filter(undone) else { continue };
+            let (operation, whole) = (segment.operation, segment.number < whole);
+            let giver = held.filter(|(_, below, _)| segment.number < *below);
+            let giver = giver.map(|(_, _, worker)| u32::from(worker) == me.0);
+            let restored = match segment.signature.collective {
+                _ if segment.retention != Retention::CopyInputs => None,
+                Collective::AllReduce => giver.map(|gives| Restored { gives, whole }),
+                // The root has what it gave, or still its input.
+                Collective::Broadcast => whole.then_some(Restored { gives: true, whole }),
+                Collective::Barrier | Collective::AllToAll => None,
+            };
+            if channel.by_hosts(restored)
                 && let Some(operation) = self.operations.get_mut(operation)
             {
                 operation.again += 1;

@@ -1,5 +1,6 @@
 //! The interpreter of one channel: the segment it runs, which steps are issued, which have completed.
 
+use harmonaize_abi::Signature;
 use harmonaize_plan::{Coding, Program, Retention, Step};
 use std::sync::Arc;
 
@@ -11,8 +12,10 @@ const WAITING: u8 = u8::MAX;
 pub struct Segment {
     /// Its number on the communicator.
     pub number: u64,
-    /// The operation it belongs to.
+    /// The operation it belongs to, which may have been completed,
     pub operation: u64,
+    /// and what that is.
+    pub signature: Signature,
     /// The epoch whose plan it follows.
     pub epoch: u32,
     /// First element, of every block.
@@ -26,12 +29,29 @@ pub struct Segment {
     pub(crate) retention: Retention,
     /// Which segment of its session with an aggregator it is, if one sums it; its program waits for it to be left to the hosts.
     pub aggregated: Option<u64>,
+    /// Set if it is begun again although its sum is there.
+    pub restored: Option<Restored>,
+}
+
+/// How a segment is begun again by the hosts of which somebody has what it comes to. No input is read: the program's first steps
+/// copy what is kept, or nothing (for a sum, what adds nothing).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// What is kept here is what the first local rank gives; of a broadcast the root.
+    pub gives: bool,
+    /// It was done here: outputs have been written, and may belong to the tenant again.
+    pub whole: bool,
 }
 
 impl Segment {
-    /// Whether outputs wait in staging for everybody's acknowledgement.
+    /// Whether what comes of it waits in staging: for everybody's acknowledgement, or until it is done here ([`Segment::keeps`]).
     pub fn holds(&self) -> bool {
-        self.retention == Retention::HoldOutputs
+        self.retention == Retention::HoldOutputs || self.aggregated.is_some() && self.keeps()
+    }
+
+    /// Whether what comes of it stays in staging until everybody has it, since the operation may be completed before.
+    pub fn keeps(&self) -> bool {
+        self.retention == Retention::CopyInputs && self.lo < self.hi
     }
 }
 
@@ -160,16 +180,21 @@ impl Channel {
         self.aggregated() && self.summed && !std::mem::replace(&mut self.settled, true) && self.holds()
     }
 
+    /// The same of one that is brought as soon as it is done here.
+    pub(crate) fn settle_at_once(&mut self) -> bool {
+        self.segment.as_ref().is_some_and(Segment::keeps) && self.settle()
+    }
+
     fn holds(&self) -> bool {
         self.segment.as_ref().is_some_and(Segment::holds)
     }
 
     /// Begins an aggregated segment again, by its program; false if it is none.
-    pub(crate) fn by_hosts(&mut self) -> bool {
+    pub(crate) fn by_hosts(&mut self, restored: Option<Restored>) -> bool {
         let Some(segment) = self.segment.take_if(|segment| segment.aggregated.is_some()) else {
             return false;
         };
-        self.begin(Segment { aggregated: None, ..segment });
+        self.begin(Segment { aggregated: None, restored, ..segment });
         true
     }
 

@@ -131,14 +131,15 @@ pub enum Action {
         /// The epoch.
         epoch: u32,
     },
-    /// Have the aggregator sum the segment on `channel`, the session's next (see [`Segment::aggregated`]): the local ranks' inputs,
-    /// added up, are this participant's part. The sum goes to their outputs, but if the segment's outputs are held
-    /// ([`Segment::holds`]) to staging.
+    /// Have the aggregator do the segment on `channel`, the session's next (see [`Segment::aggregated`]). Of a sum the local ranks'
+    /// inputs, added up, are this participant's part. What comes goes to their outputs, but if the segment's outputs are held
+    /// ([`Segment::holds`]) to staging, and what is a broadcast's root's own at once.
     Aggregate {
         /// Channel.
         channel: u16,
     },
-    /// Everybody has the sum of the segment on `channel`: copy it from staging to the local ranks' outputs.
+    /// Everybody has the sum of the segment on `channel`, or this one has it and keeps it ([`Segment::keeps`]): copy it from staging to
+    /// the local ranks' outputs; an average is divided on the way.
     Settle {
         /// Channel.
         channel: u16,
@@ -559,6 +560,10 @@ impl Communicator {
         self.attend_aggregation(now);
         loop {
             self.settle();
+            // What is done here is where it belongs before anybody hears of it.
+            if let Some(action) = self.actions.pop_front() {
+                return Some(action);
+            }
             if let Some(action) = self.report_completed() {
                 return Some(action);
             }

@@ -125,7 +125,7 @@ impl Epoch {
     /// How this participant keeps inputs for a second run.
     pub(crate) fn retention(&self, signature: &Signature, in_place: bool) -> Retention {
         let usual = retention(&self.decided.plan, signature, in_place, &self.decided.tuning);
-        let aggregates = self.aggregation.as_ref().is_some_and(|state| state.takes(signature));
+        let aggregates = self.needs_inputs(signature);
         match usual {
             // What may be aggregated may have to be begun again.
             Retention::CopyInputs if aggregates && in_place => Retention::HoldOutputs,

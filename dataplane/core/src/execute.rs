@@ -15,13 +15,24 @@ impl Communicator {
     pub(crate) fn settle(&mut self) {
         let count = self.channels.len() as u64;
         while self.done < self.begun && !self.frozen() {
-            let channel = self.channels.get((self.done % count) as usize);
-            match channel.and_then(|channel| Some((channel, channel.segment()?.number))) {
-                Some((channel, number)) if number == self.done && !channel.done() => break,
-                _ => self.done += 1,
+            let index = self.done % count;
+            let channel = self.channels.get_mut(index as usize);
+            let this = |segment: &Segment| segment.number == self.done;
+            if let Some(channel) = channel.filter(|channel| channel.segment().is_some_and(this)) {
+                if !channel.done() {
+                    break;
+                }
+                if channel.settle_at_once() {
+                    self.actions.push_back(Action::Settle { channel: index as u16 });
+                }
             }
+            self.done += 1;
         }
         self.acknowledgements.done(self.done);
+        // What is still to be brought from a channel's staging keeps the channel.
+        if !self.actions.is_empty() {
+            return;
+        }
         let everyone = self.acknowledgements.everyone();
         for channel in &mut self.channels {
             let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
@@ -93,14 +104,27 @@ impl Communicator {
         let all_begun = run.begun == run.cut.segments;
         if aggregated.is_some() {
             operation.given += 1;
-            operation.wire_bytes += epoch.aggregation.as_ref().map_or(0, |state| state.bytes(hi - lo));
+            let root = self.group.local(self.me).contains(&signature.root);
+            let state = epoch.aggregation.as_ref();
+            operation.wire_bytes += state.map_or(0, |state| state.bytes(&signature, hi - lo, root));
             self.actions.push_back(Action::Aggregate { channel: channel as u16 });
         }
         if let Some(channel) = self.channels.get_mut(channel) {
             let (operation, number, epoch) = (self.cursor, segment, number);
-            let segment =
-                Segment { number, operation, epoch, lo, hi, program, coding, retention, aggregated };
-            channel.begin(segment);
+            let restored = None;
+            channel.begin(Segment {
+                number,
+                operation,
+                signature,
+                epoch,
+                lo,
+                hi,
+                program,
+                coding,
+                retention,
+                aggregated,
+                restored,
+            });
         }
         self.begun += 1;
         self.cursor += u64::from(all_begun);
@@ -153,8 +177,7 @@ impl Communicator {
         let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
         let Some((step, segment, what)) = channel.ready(acknowledged) else { return Ok(None) };
         let epoch = segment.epoch;
-        let Some(operation) = self.operations.get_mut(segment.operation) else { return Ok(None) };
-        let signature = operation.signature;
+        let signature = segment.signature;
         // Fewest and most bytes; of no elements there is no chunk.
         let expected = |operand: &Operand| {
             let exact = operand.part.elements(segment.lo, segment.hi).1 * signature.dtype.size() as u64;
@@ -204,7 +227,9 @@ impl Communicator {
             header.credit = stream.tell_credit();
             self.acknowledgements.tell(peer, &mut header);
             let bytes = *expected(operand).end() as u32;
-            if operand.form == Form::Exact {
+            if operand.form == Form::Exact
+                && let Some(operation) = self.operations.get_mut(segment.operation)
+            {
                 operation.wire_bytes += u64::from(bytes);
             }
             sends.push(PeerMessage { peer, sequence: header.sequence, bytes, posted: false, header });

@@ -29,7 +29,7 @@ mod stream;
 mod switch;
 
 pub use aggregation::{Aggregated, Aggregation};
-pub use channel::Segment;
+pub use channel::{Restored, Segment};
 pub use communicator::{Action, Coded, Communicator, Config, InFlight, PeerMessage, Receipt};
 pub use epoch::{EpochPlan, Timeouts};
 pub use failure::Failure;

@@ -44,8 +44,9 @@ impl Communicator {
         };
         let (lo, hi) = (segment.lo, segment.hi);
         let coded = step.sources.iter().any(|operand| operand.form != Form::Exact);
-        if step.kind != StepKind::Move || coded || step.committed || destination.part.elements(lo, hi).1 == 0
-        {
+        let restored = segment.restored.is_some();
+        let empty = destination.part.elements(lo, hi).1 == 0;
+        if step.kind != StepKind::Move || coded || step.committed || empty || restored {
             return Thought::Never;
         }
         let Some(in_place) = self.operations.get(segment.operation).map(|operation| operation.in_place)

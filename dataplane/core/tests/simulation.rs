@@ -146,7 +146,7 @@ fn aggregated() {
         well(world);
         agreed(world);
     });
-    assert!(sum.aggregated > 0 && sum.again > 0 && sum.switches > 0, "{sum}");
+    assert!(sum.aggregated > 0 && sum.again > sum.restored && sum.restored > 0 && sum.switches > 0, "{sum}");
 }
 
 #[test]

@@ -6,12 +6,12 @@ use crate::command::Aggregator;
 use crate::engine::{Engine, watch};
 use crate::execute::Context;
 use crate::feedback;
-use crate::member::Member;
+use crate::member::{Kept, Member};
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
+use harmonaize_abi::{Collective, Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Codes, Event, Form, Tensors, Worker, WorkerConfig};
+use harmonaize_aggregator::{Codes, Event, Form, Task, Tensors, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
 use harmonaize_core::{Action, Coded, EpochPlan, Nanos, Segment};
 use harmonaize_events::MarkKind;
@@ -194,7 +194,61 @@ struct Reach<'a> {
 impl<'a> Reach<'a> {
     fn segment(&self, index: u64) -> Option<(u16, &'a Segment, Signature)> {
         let (channel, segment) = self.member.core.aggregated_as(self.epoch, index)?;
-        Some((channel, segment, self.member.core.signature(segment.operation)?))
+        Some((channel, segment, segment.signature))
+    }
+
+    /// Where what comes of a segment is held: its bytes from `at` on.
+    fn held(&self, channel: u16, segment: &Segment, at: u64, bytes: u64) -> Option<ViewMut<'a>> {
+        let size = segment.signature.dtype.size() as u64;
+        let base = if segment.keeps() { self.member.kept(segment, size, Kept::Sum) } else { 0 };
+        self.member.staging_of(channel)?.view_mut(base + at, bytes).ok()
+    }
+
+    /// Where bytes of a broadcast go, from `at` of the segment on.
+    fn places(
+        &self,
+        channel: u16,
+        segment: &Segment,
+        at: u64,
+        bytes: u64,
+    ) -> Option<ArrayVec<ViewMut<'a>, MAX_SOURCES>> {
+        if segment.holds() {
+            return Some(ArrayVec::from_iter([self.held(channel, segment, at, bytes)?]));
+        }
+        let start = segment.lo * segment.signature.dtype.size() as u64;
+        let mut views = ArrayVec::new();
+        for local in &self.member.locals {
+            let (memory, tensor) = self.tensor(segment, &segment.signature, local.rank, true, 0)?;
+            views.try_push(memory.view_mut(tensor + start + at, bytes).ok()?).ok()?;
+        }
+        Some(views)
+    }
+
+    /// Bytes of the root's input, from `at` of the segment on.
+    fn given(&self, segment: &Segment, at: u64, bytes: u64) -> Option<View<'a>> {
+        let signature = &segment.signature;
+        let (memory, tensor) = self.tensor(segment, signature, signature.root, false, segment.lo)?;
+        memory.view(tensor + at, bytes).ok()
+    }
+
+    fn hand_out(&self, index: u64, at: u64, to: &mut [u8]) -> Option<()> {
+        let (_, segment, _) = self.segment(index)?;
+        let from = self.given(segment, at, to.len() as u64)?;
+        harmonaize_kernels::copy(from, &[to.into()]).ok()
+    }
+
+    fn receive(&self, index: u64, at: u64, bytes: &[u8]) -> Option<()> {
+        let (channel, segment, _) = self.segment(index)?;
+        let places = self.places(channel, segment, at, bytes.len() as u64)?;
+        harmonaize_kernels::copy(bytes.into(), &places).ok()
+    }
+
+    /// What a root broadcasts, to its own ranks.
+    fn keep(&self, channel: u16) -> Option<()> {
+        let segment = self.member.core.segment(channel)?;
+        let bytes = (segment.hi - segment.lo) * segment.signature.dtype.size() as u64;
+        let places = self.places(channel, segment, 0, bytes)?;
+        harmonaize_kernels::copy(self.given(segment, 0, bytes)?, &places).ok()
     }
 
     /// A rank's memory and where in it the tensor's bytes from element `at` on lie.
@@ -327,14 +381,15 @@ impl<'a> Reach<'a> {
         let (channel, segment, signature) = self.segment(index)?;
         let size = signature.dtype.size() as u64;
         let bytes = elements as u64 * size;
-        let outputs = if segment.holds() {
-            let staging = self.member.staging_of(channel)?.view_mut(offset * size, bytes).ok()?;
-            ArrayVec::from_iter([staging])
+        let holds = segment.holds();
+        let outputs = if holds {
+            ArrayVec::from_iter([self.held(channel, segment, offset * size, bytes)?])
         } else {
             self.outputs(segment, &signature, segment.lo + offset, bytes)?
         };
         let (first, others) = outputs.split_first()?;
-        let average = signature.reduce == ReduceOp::Average;
+        // What is held is divided when it goes to the outputs.
+        let average = signature.reduce == ReduceOp::Average && !holds;
         match self.coder?.form {
             Form::Tensor { .. } if !average => return harmonaize_kernels::copy(sum.into(), &outputs).ok(),
             Form::Tensor { .. } => harmonaize_kernels::copy(sum.into(), &[*first]).ok()?,
@@ -354,10 +409,14 @@ impl<'a> Reach<'a> {
     /// Copies a sum that was held to where it belongs.
     fn settle(&self, channel: u16) -> Option<()> {
         let segment = self.member.core.segment(channel)?;
-        let signature = self.member.core.signature(segment.operation)?;
+        let signature = segment.signature;
         let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;
-        let held = self.member.staging_of(channel)?.view(0, bytes).ok()?;
+        let held = self.held(channel, segment, 0, bytes)?.as_view();
         let outputs = self.outputs(segment, &signature, segment.lo, bytes)?;
+        if signature.collective == Collective::AllReduce && signature.reduce == ReduceOp::Average {
+            let (op, dtype, of) = (signature.reduce, signature.dtype, Some(self.member.ranks));
+            return harmonaize_kernels::reduce(op, dtype, &[held], &outputs, of).ok();
+        }
         harmonaize_kernels::copy(held, &outputs).ok()
     }
 }
@@ -373,6 +432,16 @@ impl Tensors for Reach<'_> {
 
     fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
         let _ = self.bring(segment, offset, elements, bytes);
+    }
+
+    fn give(&self, segment: u64, offset: u64, bytes: &mut [u8]) {
+        if self.hand_out(segment, offset, bytes).is_none() {
+            bytes.fill(0);
+        }
+    }
+
+    fn take(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
+        let _ = self.receive(segment, offset, bytes);
     }
 
     fn ranges(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
@@ -418,14 +487,29 @@ impl Engine {
                 if let Err(error) = feedback::begin(&context) {
                     return member.break_off(&error.to_string());
                 }
-                let segment = member.segment_and_size(channel);
-                let given = segment.and_then(|(segment, _)| {
-                    Some((segment.epoch, segment.aggregated?, segment.hi - segment.lo))
-                });
-                let Some((epoch, index, elements)) = given else { return };
-                let bytes = member.path(epoch).map_or(0, |path| path.coder.form.sent(elements));
-                member.bytes_sent += bytes;
-                if !member.path(epoch).is_some_and(|path| path.worker.submit(index, elements)) {
+                let me = member.core.me();
+                let Some(segment) = member.core.segment(channel) else { return };
+                let (epoch, number, signature) = (segment.epoch, segment.aggregated, segment.signature);
+                let (elements, size) = (segment.hi - segment.lo, signature.dtype.size() as u64);
+                let root = member.local(signature.root).is_some();
+                let Some(index) = number else { return };
+                let (task, given) = match signature.collective {
+                    Collective::Broadcast => {
+                        let bytes = elements * size;
+                        (Task::Broadcast { bytes, root }, if root { bytes } else { 0 })
+                    }
+                    Collective::Barrier => (Task::Barrier, 0),
+                    Collective::AllReduce | Collective::AllToAll => {
+                        let sent = member.path(epoch).map_or(0, |path| path.coder.form.sent(elements));
+                        (Task::Sum(elements), sent)
+                    }
+                };
+                member.bytes_sent += given;
+                let reach = Reach { member, attachments: &self.attachments, epoch, coder: None };
+                if signature.collective == Collective::Broadcast && root && reach.keep(channel).is_none() {
+                    return member.break_off(&format!("participant {}'s broadcast lies nowhere", me.0));
+                }
+                if !member.path(epoch).is_some_and(|path| path.worker.submit(index, task)) {
                     member.core.aggregation_ended(now, epoch);
                 }
             }

@@ -275,6 +275,9 @@ impl Engine {
                 }
                 if step == 0 {
                     member.forget_sums(channel);
+                    if let Err(error) = member.restore(channel) {
+                        return member.break_off(&error.to_string());
+                    }
                 }
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
                 let begun = if step == 0 { feedback::begin(&context) } else { Ok(()) };

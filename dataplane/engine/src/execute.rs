@@ -2,10 +2,10 @@
 
 use crate::attachment::Attachment;
 use crate::coded::{self, Outcome};
-use crate::member::Member;
+use crate::member::{Kept, Member};
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Collective, ReduceOp, Signature, View, ViewMut};
+use harmonaize_abi::{Collective, Rank, ReduceOp, Signature, View, ViewMut};
 use harmonaize_core::{MAX_MESSAGE, PeerMessage, Segment};
 use harmonaize_plan::{MAX_SOURCES, MAX_STEP_PEERS, Operand, Part, Participant, Place, Step, StepKind};
 use harmonaize_shm::{EndError, Memory, Span};
@@ -115,7 +115,7 @@ pub(crate) struct Context<'a> {
 /// Executes a step's memory operands. Cost: one pass over each source and destination; no allocation.
 pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<Left, ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
-    let signature = context.member.core.signature(segment.operation).ok_or(ExecuteError::NoSource)?;
+    let signature = segment.signature;
     let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
     let place = |operand: &Operand| context.place(segment, size, &signature, operand);
     if coded::is_coded(step) {
@@ -125,7 +125,8 @@ pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<Left, Ex
         StepKind::Fetch | StepKind::Store => transfer(context, step, tag, &place),
         StepKind::Move | StepKind::Reduce { .. } => {
             let posted = context.sources.iter().any(|message| message.posted);
-            compute(context.member.ranks, step, &signature, &place, posted)?;
+            let hidden = |operand: &Operand| context.is_hidden(segment, operand);
+            compute(context.member.ranks, step, &signature, (&place, &hidden), posted)?;
             Ok(Left::Sends(send_from(step, &place)?))
         }
     }
@@ -140,7 +141,7 @@ pub(crate) fn post(
     landing: Landing,
 ) -> Result<(), ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
-    let signature = context.member.core.signature(segment.operation).ok_or(ExecuteError::NoSource)?;
+    let signature = segment.signature;
     let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
     let route = context.member.links(segment.epoch).and_then(|links| links.route(peer, context.channel));
     let to = step.destinations.iter().find(|operand| !is_peer(operand));
@@ -170,12 +171,16 @@ pub(crate) fn is_peer(operand: &Operand) -> bool {
     matches!(operand.place, Place::Peer(_))
 }
 
+/// Where operands lie, and which destinations are left out.
+type Places<'a, 'b> =
+    (&'b dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>, &'b dyn Fn(&Operand) -> bool);
+
 /// `posted`: the only source lies in the first memory destination already.
 fn compute<'a>(
     ranks: u32,
     step: &Step,
     signature: &Signature,
-    place: &dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>,
+    (place, hidden): Places<'a, '_>,
     posted: bool,
 ) -> Result<(), ExecuteError> {
     let mut sources = ArrayVec::<View<'_>, MAX_SOURCES>::new();
@@ -190,7 +195,8 @@ fn compute<'a>(
         StepKind::Reduce { last: true } if signature.reduce == ReduceOp::Average => Some(ranks),
         _ => None,
     };
-    let mut passes = step.destinations.iter().filter(|operand| !is_peer(operand)).peekable();
+    let written = |operand: &&Operand| !is_peer(operand) && !hidden(operand);
+    let mut passes = step.destinations.iter().filter(written).peekable();
     let mut first: Option<View<'_>> = None;
     if let (true, Some(operand)) = (posted, passes.peek()) {
         let (memory, offset, bytes) = place(operand)?;
@@ -235,7 +241,7 @@ fn transfer<'a>(
         _ => return Err(ExecuteError::Operand(*remote)),
     };
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
-    let signature = context.member.core.signature(segment.operation).ok_or(ExecuteError::NoSource)?;
+    let signature = segment.signature;
     let local = context.member.local(rank).ok_or(ExecuteError::Operand(*remote))?;
     let call = context.member.pending(segment.operation, rank).ok_or(ExecuteError::Operand(*remote))?;
     let base = if output { call.output.offset } else { call.input.offset };
@@ -265,6 +271,13 @@ impl<'a> Context<'a> {
         let (offset, bytes) = tensor_range(segment, size, signature, operand.part);
         match operand.place {
             Place::Input(rank) | Place::Output(rank) => {
+                if let Some(kept) = self.restored(segment, operand.place) {
+                    let start = segment.lo * size;
+                    let memory = self.member.staging_of(self.channel).ok_or_else(missing)?;
+                    let at = self.member.kept(segment, size, kept).checked_add(offset);
+                    let at = at.and_then(|at| at.checked_sub(start)).ok_or_else(missing)?;
+                    return Ok((memory, at, bytes));
+                }
                 let local = self.member.local(rank).ok_or_else(missing)?;
                 let call = self.member.pending(segment.operation, rank).ok_or_else(missing)?;
                 let output = matches!(operand.place, Place::Output(_));
@@ -280,6 +293,31 @@ impl<'a> Context<'a> {
             }
             Place::Peer(peer) => self.landing(segment.epoch, peer, bytes).ok_or_else(missing),
         }
+    }
+
+    /// What stands for a tensor of a segment that is begun again although what it comes to is there.
+    fn restored(&self, segment: &Segment, place: Place) -> Option<Kept> {
+        let restored = segment.restored?;
+        match place {
+            // Of a broadcast it is the root's.
+            Place::Input(rank) => {
+                let of_root = segment.signature.collective == Collective::Broadcast;
+                let gives = restored.gives && (of_root || self.is_first(rank));
+                Some(if gives { Kept::Sum } else { Kept::Nothing })
+            }
+            Place::Output(_) if restored.whole => Some(Kept::Nothing),
+            _ => None,
+        }
+    }
+
+    /// Whether a destination stands for the same memory as another.
+    fn is_hidden(&self, segment: &Segment, operand: &Operand) -> bool {
+        let whole = segment.restored.is_some_and(|restored| restored.whole);
+        matches!(operand.place, Place::Output(rank) if whole && !self.is_first(rank))
+    }
+
+    fn is_first(&self, rank: Rank) -> bool {
+        self.member.locals.first().is_some_and(|first| first.rank == rank)
     }
 
     /// The landing slot of the message that this step consumes from a peer.

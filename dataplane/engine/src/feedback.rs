@@ -19,7 +19,7 @@ impl<'a> Context<'a> {
             .iter()
             .filter_map(move |local| Some((local, member.pending(segment.operation, local.rank)?.feedback?)));
         given.map(move |(local, [owed, left_out])| {
-            let signature = member.core.signature(segment.operation).ok_or(ExecuteError::NoSource)?;
+            let signature = segment.signature;
             let (offset, bytes) = tensor_range(segment, signature.dtype.size() as u64, &signature, part);
             let end = attachments.get(local.attachment).ok_or(ExecuteError::NoSource)?;
             let memory = end.end.memory().ok_or(ExecuteError::NoSource)?;

@@ -7,7 +7,7 @@ use crate::command::{CommunicatorId, CommunicatorStatus};
 use crate::execute::{Backlog, ExecuteError};
 use crate::table::Key;
 use crate::validate::Checked;
-use harmonaize_abi::{Rank, Region, Status};
+use harmonaize_abi::{Dtype, Rank, Region, Status};
 use harmonaize_codec::Sums;
 use harmonaize_core::{Coded, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
@@ -50,6 +50,15 @@ pub(crate) struct Links {
     pub(crate) announced: bool,
     /// The way to the epoch's aggregator.
     pub(crate) aggregator: Option<Box<Path>>,
+}
+
+/// What lies in staging after the slots of a segment's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// What came of the segment.
+    Sum,
+    /// What adds nothing to a sum; later what is written and nobody reads.
+    Nothing,
 }
 
 #[derive(Debug)]
@@ -163,7 +172,8 @@ impl Member {
         let bytes = slot_offset(&segment.program, slots, segment.hi - segment.lo, size);
         // A sum that is held lies there whole.
         let whole = segment.aggregated.map_or(0, |_| (segment.hi - segment.lo) * size);
-        let bytes = bytes.max(whole);
+        let keeps = segment.aggregated.is_some() && segment.keeps();
+        let bytes = if keeps { self.kept(segment, size, Kept::Nothing) + whole } else { bytes.max(whole) };
         let Some(staging) = self.staging.get_mut(usize::from(channel)) else { return Ok(()) };
         // A segment without elements has staging, too: of no bytes, but somewhere.
         if staging.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
@@ -178,6 +188,41 @@ impl Member {
         self.staging.get(usize::from(channel))?.as_ref()
     }
 
+    /// Where something is kept in a segment's staging.
+    pub(crate) fn kept(&self, segment: &Segment, size: u64, kept: Kept) -> u64 {
+        let elements = segment.hi - segment.lo;
+        let slots = slot_offset(&segment.program, segment.program.slots.len(), elements, size);
+        match kept {
+            Kept::Sum => slots,
+            Kept::Nothing => slots + (elements * size).next_multiple_of(ALIGNMENT),
+        }
+    }
+
+    /// A segment begins again that somebody has the sum of: what adds nothing to it is made.
+    pub(crate) fn restore(&mut self, channel: u16) -> Result<(), MemoryError> {
+        let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
+        if segment.restored.is_none() {
+            return Ok(());
+        }
+        let (dtype, bytes) = (segment.signature.dtype, (segment.hi - segment.lo) * size);
+        let at = self.kept(segment, size, Kept::Nothing);
+        let Some(staging) = self.staging_of(channel) else { return Ok(()) };
+        let mut element = [0_u8; 8];
+        // 0 + -0 is 0, and -0 + -0 is -0: nothing but -0 leaves every float as it is.
+        if matches!(dtype, Dtype::F32 | Dtype::F64)
+            && let Some(sign) = element.get_mut(dtype.size() - 1)
+        {
+            *sign = 0x80;
+        }
+        let element = element.get(..dtype.size()).unwrap_or_default();
+        for offset in (0..bytes).step_by(dtype.size()) {
+            let to = staging.view_mut(at + offset, element.len() as u64)?;
+            // Of one length.
+            let _ = harmonaize_kernels::copy(element.into(), &[to]);
+        }
+        Ok(())
+    }
+
     /// The way to an epoch's aggregator.
     pub(crate) fn path(&mut self, epoch: u32) -> Option<&mut Path> {
         let links = self.epochs.iter_mut().find(|links| links.epoch == epoch)?;
@@ -187,8 +232,7 @@ impl Member {
     /// The segment on a channel and its operation's element size.
     pub(crate) fn segment_and_size(&self, channel: u16) -> Option<(&Segment, u64)> {
         let segment = self.core.segment(channel)?;
-        let signature = self.core.signature(segment.operation)?;
-        Some((segment, signature.dtype.size() as u64))
+        Some((segment, segment.signature.dtype.size() as u64))
     }
 
     /// Where a staging slot of the channel's segment starts.

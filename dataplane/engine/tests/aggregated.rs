@@ -147,6 +147,9 @@ fn rules(form: Form) -> Aggregation {
         form,
         averages: true,
         least_bytes: 1024,
+        at_once: true,
+        broadcasts: None,
+        barriers: false,
         hold: Nanos(50_000_000),
         most_hold: Nanos(200_000_000),
     }
@@ -278,6 +281,42 @@ fn an_aggregator_that_dies_costs_no_operation() {
         }
     }
     aggregated(&mut world, 50_000, true);
+}
+
+/// Small sums are done at once; whoever has one when the aggregator dies, all ranks have its bits, which depend on who came first.
+#[test]
+fn small_sums_have_the_same_bits_everywhere_when_the_aggregator_dies() {
+    let _turn = my_turn();
+    let ranks = [vec![0], vec![1, 4], vec![2], vec![3]];
+    let first = Served::start(any(), 1, 4, 3);
+    let reached = first.reached_by(4);
+    let address = reached[0].address;
+    let mut world = world(&ranks, reached);
+    let (mut served, mut given) = (first, 0);
+    for round in 0..24_u64 {
+        let op = if round % 3 == 0 { ReduceOp::Average } else { ReduceOp::Sum };
+        let inputs: Vec<Vec<f32>> = (0..5).map(|rank| ordinary(rank + round as usize, 1000)).collect();
+        for _ in 0..4 {
+            let (measured, completions) = coded(&mut world, op, &inputs, round % 2 == 0);
+            assert!(measured < 1e-10, "{measured}");
+            given += completions.iter().filter(|completion| completion.algorithm == 9).count();
+        }
+        // It dies sooner or later after the operation has begun.
+        let sums = served.sums();
+        let killer = std::thread::spawn(move || {
+            let begun = Instant::now();
+            while served.sums() <= sums + round % 4 && begun.elapsed() < Duration::from_millis(20) {
+                std::thread::yield_now();
+            }
+            drop(served);
+        });
+        let (measured, _) = coded(&mut world, op, &inputs, round % 2 == 1);
+        assert!(measured < 1e-10, "{measured}");
+        killer.join().unwrap();
+        served = Served::start(address, 2 + round, 4, 3);
+    }
+    drop(served);
+    assert!(given > 0, "the aggregator is never used");
 }
 
 /// A plan without it takes over in the midst of an operation.

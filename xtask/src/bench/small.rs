@@ -64,7 +64,8 @@ pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome
 
 fn measure(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Vec<Row>> {
     let topology = star(RANKS, "1Gbit/s").replace("\"1Gbit/s\"\n", "\"1Gbit/s\"\ndelay = \"0.5ms\"\n");
-    let mut lab = Lab::on(Topology::parse(&topology)?, binaries, stop, |mut setup| {
+    let topology = Topology { forwards: true, ..Topology::parse(&topology)? };
+    let mut lab = Lab::on(topology, binaries, stop, |mut setup| {
         setup.control += "direct = { ring = \"never\", one = \"one-shot\", two = \"two-shot\" }\n";
         let more = ["ring", "one", "two"].iter().zip(3002..);
         setup.tenants.extend(more.map(|(name, user)| Tenant { name: (*name).to_owned(), user }));

@@ -8,6 +8,7 @@ use super::coding;
 use super::communicator::Communicator;
 use super::decisions::{Changed, Trigger};
 use super::replan::{Planned, changed};
+use super::session::Abilities;
 use super::{Fact, SessionId, State};
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
@@ -68,6 +69,8 @@ struct There {
     packets_per_second: u64,
     /// Whether it sums codes.
     codes: bool,
+    /// Whether it takes one worker's bytes for all, and parts of nothing.
+    spreads: bool,
     report: Option<v1::AggregatorReport>,
 }
 
@@ -175,6 +178,7 @@ impl State {
             unit_bytes: told.unit_bytes,
             packets_per_second: told.packets_per_second,
             codes: told.codes,
+            spreads: told.spreads,
             report: None,
         };
         self.aggregators.there.insert(id, there);
@@ -371,10 +375,16 @@ impl State {
         let (workers, tenant) = (known.members.len() as u32, known.tenant.clone());
         let (address, session, units, unit) = (there.address, there.session, there.units, there.unit_bytes);
         let free = self.free_units(best.aggregator, there);
-        let all_take = known.members.iter().all(|member| {
-            let session = member.session.and_then(|session| self.sessions.get(&session));
-            session.is_some_and(|session| session.abilities.aggregated_codes)
-        });
+        let all = |can: fn(&Abilities) -> bool| {
+            known.members.iter().all(|member| {
+                let session = member.session.and_then(|session| self.sessions.get(&session));
+                session.is_some_and(|session| can(&session.abilities))
+            })
+        };
+        let all_take = all(|abilities| abilities.aggregated_codes);
+        let at_once = there.spreads && all(|abilities| abilities.aggregated_at_once);
+        let [broadcast_least_bytes, broadcast_most_bytes] =
+            best.broadcasts.filter(|_| at_once).map_or([0; 2], |range| range.map(|bytes| bytes.0));
         let form = Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
         let exact = Shape { form, elements: unit / ELEMENT, bytes: unit };
         let shape = if best.coded { Shape::of_codes(unit, workers as usize) } else { Some(exact) };
@@ -422,6 +432,10 @@ impl State {
             form,
             most_error: if best.coded { coding.budget.most().unwrap_or(0.0) } else { 0.0 },
             averages: all_take,
+            at_once,
+            broadcast_least_bytes,
+            broadcast_most_bytes,
+            barriers: best.barriers && at_once,
             ..v1::Aggregation::default()
         };
         Chosen { grant: Some(number), aggregator: Some(best.aggregator), reason, told: Some(told), secret }

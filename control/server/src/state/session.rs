@@ -44,6 +44,7 @@ pub(super) struct Abilities {
     pub coded_measured: bool,
     pub aggregation: bool,
     pub aggregated_codes: bool,
+    pub aggregated_at_once: bool,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
     /// What is missing and why.
@@ -68,6 +69,7 @@ impl Abilities {
             coded_measured: said.coded_measured,
             aggregation: said.aggregation,
             aggregated_codes: said.aggregated_codes,
+            aggregated_at_once: said.aggregated_at_once,
             codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }

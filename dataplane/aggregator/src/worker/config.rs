@@ -10,6 +10,12 @@ pub trait Tensors {
     fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]);
     /// Takes their sum. It is called once for each, in any order, and never after the session's end.
     fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]);
+    /// Copies this host's bytes for all from `offset` of a segment.
+    fn give(&self, _segment: u64, _offset: u64, bytes: &mut [u8]) {
+        bytes.fill(0);
+    }
+    /// Takes bytes of another host, each once, as `write` does.
+    fn take(&mut self, _segment: u64, _offset: u64, _bytes: &[u8]) {}
     /// Writes the norms of this host's blocks (`harmonaize_kernels::codes::ranges`). Of shared codes alone.
     fn ranges(&self, _segment: u64, _offset: u64, _elements: usize, bytes: &mut [u8]) {
         bytes.fill(0);
@@ -27,6 +33,22 @@ pub trait Tensors {
         bytes.fill(0);
         Squares::default()
     }
+}
+
+/// What is to be done with a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// All workers' elements are added; so many.
+    Sum(u64),
+    /// One worker's bytes go to all others.
+    Broadcast {
+        /// How many.
+        bytes: u64,
+        /// Whether they are this worker's.
+        root: bool,
+    },
+    /// All wait for the last.
+    Barrier,
 }
 
 /// What a worker is told when the communicator forms.

@@ -1,5 +1,7 @@
 //! What a worker has to do: segments, and the chunks that they are cut into.
 
+use super::Task;
+use crate::packet::Content;
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Flight {
     pub(super) segment: u64,
+    /// In elements; of bytes for all in bytes.
     pub(super) offset: u64,
     pub(super) elements: usize,
     pub(super) sent: Duration,
@@ -18,14 +21,17 @@ pub(super) struct Flight {
     pub(super) asked: bool,
     /// The chunk has been made: those of ranges are made ahead of others.
     pub(super) made: bool,
-    /// It is one of ranges.
-    pub(super) ranges: bool,
+    pub(super) content: Content,
+    /// Of bytes for all: they are this worker's.
+    pub(super) root: bool,
     pub(super) done: bool,
 }
 
 /// A segment that is being summed.
 pub(super) struct Work {
     pub(super) segment: u64,
+    pub(super) task: Task,
+    /// As many as are counted of it: elements, bytes for all, or the one chunk of nothing.
     pub(super) elements: u64,
     /// Its first chunk: those of ranges, where there are any, come before the others.
     pub(super) first: u64,

@@ -38,15 +38,17 @@ impl Tensors for Memory {
             return;
         }
         assert_eq!(bytes.len(), 4 * elements);
-        assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");
-        for (index, value) in bytes.chunks_exact(4).enumerate() {
-            let at = offset as usize + index;
-            let value = i32::from_le_bytes(value.try_into().unwrap());
-            if !self.partial {
-                assert_eq!(value, self.expected[segment as usize][at], "segment {segment} element {at}");
-            }
-            self.outputs[segment as usize][at] = Some(value);
-        }
+        self.put(segment, offset, bytes, !self.partial);
+    }
+
+    fn give(&self, segment: u64, offset: u64, bytes: &mut [u8]) {
+        assert!(offset.is_multiple_of(4) && !bytes.is_empty());
+        self.read(segment, offset / 4, bytes.len() / 4, bytes);
+    }
+
+    fn take(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
+        assert!(offset.is_multiple_of(4) && !bytes.is_empty());
+        self.put(segment, offset / 4, bytes, true);
     }
 
     fn ranges(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
@@ -60,6 +62,18 @@ impl Tensors for Memory {
 }
 
 impl Memory {
+    fn put(&mut self, segment: u64, offset: u64, bytes: &[u8], exact: bool) {
+        assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");
+        for (index, value) in bytes.chunks_exact(4).enumerate() {
+            let at = offset as usize + index;
+            let value = i32::from_le_bytes(value.try_into().unwrap());
+            if exact {
+                assert_eq!(value, self.expected[segment as usize][at], "segment {segment} element {at}");
+            }
+            self.outputs[segment as usize][at] = Some(value);
+        }
+    }
+
     /// Whether the outputs of all segments below are there.
     pub(crate) fn holds(&self, below: u64) -> bool {
         self.outputs.iter().take(below as usize).flatten().all(Option::is_some)
@@ -77,6 +91,8 @@ pub(crate) struct Node {
     pub(crate) settled: u64,
     /// The next segment to submit, or to sum among hosts.
     pub(crate) next: u64,
+    /// It has come to all segments below this one.
+    pub(crate) entered: u64,
     /// The earliest timer that is set.
     pub(crate) timer: Option<Duration>,
 }

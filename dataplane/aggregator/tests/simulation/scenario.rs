@@ -1,7 +1,7 @@
 //! What a seed makes of a run: how many workers, over what network, and what goes wrong when.
 
 use harmonaize_abi::{Dtype, ReduceOp};
-use harmonaize_aggregator::Form;
+use harmonaize_aggregator::{Form, Task};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
@@ -20,6 +20,15 @@ pub(crate) enum Incident {
     Squeeze,
 }
 
+/// What is done with a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Sum,
+    /// From this worker to all.
+    Broadcast(usize),
+    Barrier,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
@@ -27,6 +36,8 @@ pub(crate) struct Scenario {
     /// Aggregators below the root; 0 if the root serves workers itself.
     pub(crate) leaves: usize,
     pub(crate) segments: Vec<u64>,
+    /// What is done with each, if not all are sums.
+    pub(crate) kinds: Vec<Kind>,
     pub(crate) elements: u32,
     pub(crate) units: u32,
     /// In ten thousand.
@@ -69,6 +80,7 @@ impl Scenario {
             workers,
             leaves,
             segments,
+            kinds: Vec::new(),
             elements,
             units: grain * random.random_range(2..=24),
             loss: 0,
@@ -89,6 +101,41 @@ impl Scenario {
     pub(crate) fn form(&self) -> Form {
         let words = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
         if self.coded { super::coded::form(self.workers) } else { words }
+    }
+
+    /// Not sums alone: what one worker has goes to all, and all wait for each other.
+    pub(crate) fn mixed(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x6c07_8965);
+        self.leaves = 0;
+        for _ in 0..random.random_range(1..6) {
+            self.segments.push(random.random_range(1..=u64::from(self.elements) * 12));
+        }
+        for elements in &mut self.segments {
+            let kind = match random.random_range(0..4) {
+                0 => Kind::Sum,
+                1 => Kind::Barrier,
+                _ => Kind::Broadcast(random.random_range(0..self.workers)),
+            };
+            if kind == Kind::Barrier {
+                *elements = 0;
+            }
+            self.kinds.push(kind);
+        }
+        self
+    }
+
+    pub(crate) fn kind(&self, segment: u64) -> Kind {
+        self.kinds.get(segment as usize).copied().unwrap_or(Kind::Sum)
+    }
+
+    /// What a worker is to do with a segment.
+    pub(crate) fn task(&self, segment: u64, worker: usize) -> Option<Task> {
+        let elements = *self.segments.get(segment as usize)?;
+        Some(match self.kind(segment) {
+            Kind::Sum => Task::Sum(elements),
+            Kind::Broadcast(root) => Task::Broadcast { bytes: elements * 4, root: root == worker },
+            Kind::Barrier => Task::Barrier,
+        })
     }
 
     /// A network that loses, repeats, mixes and damages packets, and one who sends what nobody should believe.

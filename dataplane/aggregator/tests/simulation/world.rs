@@ -2,7 +2,7 @@
 
 use super::coded;
 use super::node::{Memory, Node, worker};
-use super::scenario::{Incident, MICROSECOND, Scenario};
+use super::scenario::{Incident, Kind as Act, MICROSECOND, Scenario};
 use harmonaize_aggregator::packet::Kind;
 use harmonaize_aggregator::{
     Aggregator, Agreement, Audience, Event, Grant, Key, Leader, Parent, Partial, Pool, Share, To, Way,
@@ -45,6 +45,8 @@ pub(crate) struct Statistics {
     pub(crate) hostile: u64,
     pub(crate) partial: u64,
     pub(crate) again: u64,
+    /// Broadcasts that were there before another worker had come to them.
+    pub(crate) ahead: u64,
 }
 
 pub(crate) struct World {
@@ -89,6 +91,9 @@ impl World {
             })
             .collect();
         let sum = |segment: usize, element: usize| {
+            if let Act::Broadcast(root) = scenario.kind(segment as u64) {
+                return inputs[root][segment][element];
+            }
             inputs.iter().fold(0_i32, |sum, input| sum.wrapping_add(input[segment][element]))
         };
         let expected: Vec<Vec<i32>> = (scenario.segments.iter().enumerate())
@@ -112,6 +117,7 @@ impl World {
             whole: 0,
             settled: 0,
             next: 0,
+            entered: 0,
             timer: None,
         });
         let mut world = Self {
@@ -332,6 +338,12 @@ impl World {
                     assert!(usize::from(hosts) == self.scenario.workers || self.scenario.partial);
                     self.statistics.partial += u64::from(usize::from(hosts) < self.scenario.workers);
                     self.statistics.by_aggregator += 1;
+                    let all = self.nodes.iter().all(|node| node.entered > segment);
+                    assert!(
+                        all || self.scenario.kind(segment) != Act::Barrier,
+                        "a barrier that not all have come to"
+                    );
+                    self.statistics.ahead += u64::from(!all);
                     self.whole(index);
                     self.submit(index);
                 }
@@ -369,7 +381,7 @@ impl World {
     fn submit(&mut self, index: usize) {
         loop {
             let segment = self.nodes[index].next;
-            let Some(elements) = self.scenario.segments.get(segment as usize).copied() else { return };
+            let Some(task) = self.scenario.task(segment, index) else { return };
             if !self.is_ready(index, segment) {
                 return;
             }
@@ -377,10 +389,16 @@ impl World {
             match node.way {
                 None => return,
                 Some(Way::Aggregator) => {
-                    if !node.worker.submit(segment, elements) {
+                    if !node.worker.submit(segment, task) {
                         return;
                     }
+                    if self.scenario.kind(segment) == Act::Broadcast(index) {
+                        let memory = &mut node.memory;
+                        let own = memory.inputs[segment as usize].iter().copied().map(Some).collect();
+                        memory.outputs[segment as usize] = own;
+                    }
                     node.next += 1;
+                    node.entered = node.entered.max(node.next);
                 }
                 Some(Way::Hosts) => {
                     // One at a time; what comes of it is told when all have come.
@@ -388,6 +406,7 @@ impl World {
                         return;
                     }
                     node.next += 1;
+                    node.entered = node.entered.max(node.next);
                     let session = node.session;
                     let there = self.hosts.entry((session, segment)).or_default();
                     there.insert(index);
@@ -487,6 +506,8 @@ impl World {
                 }
                 self.turn(to);
             }
+            // Here nothing is done at once.
+            Agreement::Held { .. } => {}
             Agreement::Settled { below } => {
                 node.settled = node.settled.max(below);
                 assert!(self.nodes.iter().all(|node| node.memory.holds(below)), "settled before all have it");
@@ -505,27 +526,6 @@ impl World {
     /// What the aggregators counted, in all.
     pub(crate) fn counters(&self) -> Vec<harmonaize_aggregator::Counters> {
         self.aggregators.iter().flatten().filter_map(|aggregator| aggregator.counters(COMMUNICATOR)).collect()
-    }
-}
-
-impl std::fmt::Debug for World {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{:?} after {:?}: {:?}", self.scenario, self.now, self.statistics)?;
-        for (index, node) in self.nodes.iter().enumerate() {
-            writeln!(
-                f,
-                "worker {index}: session {:#x} {:?} whole {} settled {} next {} {:?} {:?}",
-                node.session,
-                node.way,
-                node.whole,
-                node.settled,
-                node.next,
-                node.worker,
-                node.worker.counters()
-            )?;
-        }
-        writeln!(f, "{:?}", self.leader)?;
-        writeln!(f, "{:?} {:?}", self.aggregators, self.counters())
     }
 }
 

@@ -1,12 +1,12 @@
 //! An aggregator as hosts see it: sums that come when all have given their part, to some and not to others when it dies, and
 //! sessions that end. What goes on between packets is simulated where the aggregator is.
 
-use super::execute::Context;
 use super::memory::{self, POISON};
 use super::network::{Location, Place};
 use super::node::Track;
 use super::scenario::{MICROSECOND, MILLISECOND};
 use super::world::{Event, Input, World};
+use harmonaize_abi::{Collective, Signature};
 use harmonaize_core::{Nanos, Segment};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -25,6 +25,8 @@ pub(crate) struct Submitted {
 pub(crate) struct Aggregator {
     pub(crate) dead: bool,
     parts: HashMap<Submitted, Vec<(Participant, u16)>>,
+    /// Bytes of one for all.
+    spread: HashMap<Submitted, Vec<u8>>,
 }
 
 /// A participant in a session.
@@ -58,7 +60,7 @@ impl World {
 
     /// The aggregator dies, or comes back: either way it knows none of its sessions any more.
     pub(crate) fn aggregator(&mut self, dead: bool) {
-        self.aggregator = Aggregator { dead, parts: HashMap::new() };
+        self.aggregator = Aggregator { dead, ..Aggregator::default() };
         for p in (0..self.scenario.group.participants()).map(Participant) {
             let joined = self.nodes[p.0 as usize].joined.clone();
             for (epoch, joined) in joined {
@@ -76,8 +78,7 @@ impl World {
     }
 
     fn sum_place(&self, p: Participant, channel: u16, segment: &Segment) -> Vec<Location> {
-        let signature = self.nodes[p.0 as usize].core.signature(segment.operation).unwrap();
-        let size = signature.dtype.size() as u64;
+        let size = segment.signature.dtype.size() as u64;
         let (start, bytes) = ((segment.lo * size) as usize, ((segment.hi - segment.lo) * size) as usize);
         let (operation, number) = (segment.operation, segment.number);
         if segment.holds() {
@@ -99,15 +100,28 @@ impl World {
         let node = &mut self.nodes[p.0 as usize];
         let segment = node.core.segment(channel).unwrap().clone();
         let Some(index) = segment.aggregated else { return };
-        let signature = node.core.signature(segment.operation).unwrap();
+        let signature = segment.signature;
         self.begin(p, channel, &segment, &signature);
         let bytes = (segment.hi - segment.lo) as usize * signature.dtype.size();
-        assert!(bytes > 0, "nothing to sum");
+        let root = self.home(signature.root) == p && signature.collective == Collective::Broadcast;
+        assert!(bytes > 0 || signature.collective == Collective::Barrier, "nothing to sum");
         let node = &mut self.nodes[p.0 as usize];
         node.staging[usize::from(channel)].slots = vec![vec![POISON; bytes]];
         node.tracks.insert(segment.number, Track { uncommitted: 1, parts: HashMap::default() });
         node.aggregated.insert(channel, segment.number);
-        *node.wire.entry(segment.operation).or_default() += bytes as u64;
+        let sends = root || signature.collective == Collective::AllReduce;
+        *node.wire.entry(segment.operation).or_default() += if sends { bytes as u64 } else { 0 };
+        let given = root.then(|| {
+            let (operation, number) = (segment.operation, segment.number);
+            let offset = segment.lo as usize * signature.dtype.size();
+            let place = Place::Input(signature.root.0);
+            let given = self.read(p, &Location { place, operation, segment: number, offset, bytes });
+            for location in self.sum_place(p, channel, &segment) {
+                self.write(p, &location, &given);
+            }
+            given
+        });
+        let node = &mut self.nodes[p.0 as usize];
         let Some(joined) = node.joined.get_mut(&segment.epoch) else { return };
         if self.scenario.hostile.is_some() && joined.submitted != index {
             return;
@@ -122,7 +136,14 @@ impl World {
         }
         let parts = self.aggregator.parts.entry(submitted).or_default();
         parts.push((p, channel));
-        if parts.len() == self.nodes.len() {
+        if signature.collective == Collective::Broadcast {
+            // Who asks has it as soon as the root has given it.
+            let waiting = if given.is_some() { parts.clone() } else { vec![(p, channel)] };
+            self.aggregator.spread.extend(given.map(|given| (submitted, given)));
+            if let Some(given) = self.aggregator.spread.get(&submitted).cloned() {
+                waiting.into_iter().for_each(|(p, channel)| self.bring(p, channel, submitted, given.clone()));
+            }
+        } else if parts.len() == self.nodes.len() {
             let wait = self.scenario.weather.wait(&mut self.rng);
             self.at(self.now + wait, Event::Sum(submitted));
         }
@@ -143,7 +164,7 @@ impl World {
             let Some(segment) = segment.filter(|_| joined && node.alive && node.failure.is_none()) else {
                 return;
             };
-            let signature = node.core.signature(segment.operation).unwrap();
+            let signature = segment.signature;
             let size = signature.dtype.size();
             let (offset, bytes) = (segment.lo as usize * size, (segment.hi - segment.lo) as usize * size);
             for rank in self.scenario.group.local(*p).to_vec() {
@@ -162,14 +183,28 @@ impl World {
             "segments differ: {signatures:?}"
         );
         let contents: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
-        let sum = memory::reduce(&signature, &contents, Some(self.scenario.group.ranks()));
+        let sum = memory::reduce(&signature, &contents, None);
         for (p, channel) in parts {
-            let wait = self.scenario.weather.wait(&mut self.rng);
-            let joined = self.nodes[p.0 as usize].joined.get_mut(&of.epoch).unwrap();
-            joined.last = (joined.last + 1).max(self.now + wait);
-            let at = joined.last;
-            self.at(at, Event::Summed { at: p, channel, of, sum: sum.clone() });
+            self.bring(p, channel, of, sum.clone());
         }
+    }
+
+    /// What comes of a segment is on its way to one.
+    fn bring(&mut self, p: Participant, channel: u16, of: Submitted, sum: Vec<u8>) {
+        let wait = self.scenario.weather.wait(&mut self.rng);
+        let joined = self.nodes[p.0 as usize].joined.get_mut(&of.epoch);
+        let Some(joined) = joined.filter(|joined| joined.session == of.session) else { return };
+        joined.last = (joined.last + 1).max(self.now + wait);
+        let at = joined.last;
+        self.at(at, Event::Summed { at: p, channel, of, sum });
+    }
+
+    /// Divided, if it is an average.
+    fn divided(&self, signature: &Signature, sum: &[u8]) -> Vec<u8> {
+        if signature.collective != Collective::AllReduce {
+            return sum.to_vec();
+        }
+        memory::reduce(signature, &[sum], Some(self.scenario.group.ranks()))
     }
 
     /// A sum comes, unless the aggregator has died meanwhile: then it may.
@@ -188,9 +223,10 @@ impl World {
             node.core.segment(channel).filter(|segment| segment.aggregated == Some(of.index)).cloned();
         let Some(segment) = segment else { return };
         joined.summed += 1;
-        for location in self.sum_place(p, channel, &segment) {
+        let sum = if segment.holds() { sum.to_vec() } else { self.divided(&segment.signature, sum) };
+        for location in self.sum_place(p, channel, &segment).into_iter().filter(|at| at.bytes > 0) {
             self.check_sum_write(&location);
-            self.write(p, &location, sum);
+            self.write(p, &location, &sum);
         }
         self.input(p, Input::Summed(of));
     }
@@ -251,15 +287,18 @@ impl World {
     pub(crate) fn settle(&mut self, p: Participant, channel: u16) {
         let core = &self.nodes[p.0 as usize].core;
         let segment = core.segment(channel).unwrap().clone();
-        let signature = core.signature(segment.operation).unwrap();
-        assert!(segment.holds() && segment.aggregated.is_some());
-        let (number, operation) = (segment.number, segment.operation);
-        let context = Context { at: p, channel, index: 0, segment, signature };
-        let right = self.done_by_all() > number || self.scenario.hostile.is_some();
+        let (number, operation, signature) = (segment.number, segment.operation, segment.signature);
+        let own = segment.keeps() && self.nodes[p.0 as usize].done > number;
+        let right = own || self.done_by_all() > number || self.scenario.hostile.is_some();
         assert!(right, "settled before everybody is done");
-        let [held] = self.sum_place(p, channel, &context.segment).try_into().unwrap();
-        let sum = self.read(p, &held);
-        let offset = context.segment.lo as usize * signature.dtype.size();
+        // It may have been given up to the hosts meanwhile, who have done nothing yet.
+        assert!(segment.holds() || segment.restored.is_some_and(|restored| restored.whole));
+        let bytes = (segment.hi - segment.lo) as usize * signature.dtype.size();
+        let held =
+            Location { place: Place::Staging(channel, 0), operation, segment: number, offset: 0, bytes };
+        let held = self.read(p, &held);
+        let sum = self.divided(&signature, &held);
+        let offset = segment.lo as usize * signature.dtype.size();
         for rank in self.scenario.group.local(p).to_vec() {
             let place = Place::Output(rank.0);
             let location = Location { place, operation, segment: number, offset, bytes: sum.len() };

@@ -4,7 +4,7 @@ use super::memory::{self, POISON, Tensor};
 use super::network::{Location, Payload, Place};
 use super::node::Track;
 use super::world::{Event, Input, Transfer, World};
-use harmonaize_abi::{Collective, Rank, Signature};
+use harmonaize_abi::{Collective, Dtype, Rank, Signature};
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
 use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Step, StepKind};
 use rand::RngExt;
@@ -30,7 +30,7 @@ impl World {
     ) {
         let core = &self.nodes[at.0 as usize].core;
         let segment = core.segment(channel).unwrap().clone();
-        let signature = core.signature(segment.operation).unwrap();
+        let signature = segment.signature;
         self.begin(at, channel, &segment, &signature);
         let program = segment.program.clone();
         let step = &program.steps[index as usize];
@@ -76,7 +76,10 @@ impl World {
         }
         let mut from = None;
         for operand in &step.destinations {
-            if !matches!(operand.place, plan::Place::Peer(_)) {
+            let whole = context.segment.restored.is_some_and(|restored| restored.whole);
+            let hidden = |rank| whole && self.scenario.group.local(at).first() != Some(&rank);
+            let hides = matches!(operand.place, plan::Place::Output(rank) if hidden(rank));
+            if !matches!(operand.place, plan::Place::Peer(_)) && !hides {
                 let location = self.locate(&context, operand, false);
                 self.check_write(&context, step, &location);
                 self.write(at, &location, &result);
@@ -104,7 +107,7 @@ impl World {
     ) {
         let core = &self.nodes[at.0 as usize].core;
         let segment = core.segment(channel).unwrap().clone();
-        let signature = core.signature(segment.operation).unwrap();
+        let signature = segment.signature;
         self.begin(at, channel, &segment, &signature);
         let program = segment.program.clone();
         let step = &program.steps[index as usize];
@@ -185,6 +188,7 @@ impl World {
             node.staging[usize::from(channel)].segment = None;
             node.done = node.done.min(segment.number);
             self.statistics.again += 1;
+            self.statistics.restored += u64::from(segment.restored.is_some());
             self.statistics.segments -= 1;
         }
         let kept = node.kept.entry(segment.operation).or_insert((retention, segment.number));
@@ -193,6 +197,7 @@ impl World {
         if staging.segment == Some(segment.number) {
             return;
         }
+        let kept = staging.slots.first().cloned().unwrap_or_default();
         assert!(staging.segment.is_none_or(|before| before < segment.number));
         staging.segment = Some(segment.number);
         let elements = |divisor: &u32| (segment.hi - segment.lo).div_ceil(u64::from(*divisor)) as usize;
@@ -200,6 +205,15 @@ impl World {
         let slots =
             slots.map(|divisor| elements(divisor) * signature.dtype.size() + plan::CODED_ROOM as usize);
         staging.slots = slots.map(|bytes| vec![POISON; bytes]).collect();
+        if segment.restored.is_some() {
+            let nothing: &[u8] = match signature.dtype {
+                Dtype::F32 => &[0, 0, 0, 0x80],
+                dtype => &[0; 8][..dtype.size()],
+            };
+            let nothing = nothing.repeat((segment.hi - segment.lo) as usize);
+            assert_eq!(kept.len(), nothing.len());
+            staging.slots.extend([kept, nothing]);
+        }
         let uncommitted = segment.program.steps.iter().filter(|step| !step.committed).count();
         node.tracks.insert(segment.number, Track { uncommitted, parts: Default::default() });
         self.statistics.segments += 1;
@@ -271,6 +285,22 @@ impl World {
         };
         let (operation, segment) = (context.segment.operation, context.segment.number);
         let (offset, bytes) = ((start * size) as usize, (elements * size) as usize);
+        let slots = context.segment.program.slots.len() as u16;
+        let first = |rank: u32| self.scenario.group.local(context.at).first() == Some(&Rank(rank));
+        // What is kept, and what adds nothing, lie after the program's slots.
+        let kept = context.segment.restored.and_then(|restored| match place {
+            Place::Input(rank) => {
+                let of_root = context.signature.collective == Collective::Broadcast;
+                Some(slots + u16::from(!(restored.gives && (of_root || first(rank)))))
+            }
+            Place::Output(_) if restored.whole => Some(slots + 1),
+            _ => None,
+        });
+        if let Some(slot) = kept {
+            let place = Place::Staging(context.channel, slot);
+            let offset = offset - (lo * size) as usize;
+            return Location { place, operation, segment, offset, bytes };
+        }
         Location { place, operation, segment, offset, bytes }
     }
 

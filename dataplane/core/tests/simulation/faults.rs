@@ -4,7 +4,7 @@ use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, another_plan
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::Form;
 use harmonaize_core::{Aggregation, Nanos, Timeouts};
-use harmonaize_plan::Participant;
+use harmonaize_plan::{Access, Participant};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
@@ -36,10 +36,15 @@ impl Scenario {
         let mut rng = generator(self.seed, 31);
         let dtype = [Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..3)];
         let averages = rng.random_bool(0.5);
+        // What is in nobody's reach is not aggregated at all.
+        let mapped = self.access.iter().all(|access| *access == Access::Mapped);
         let aggregation = |rng: &mut ChaCha8Rng| Aggregation {
             form: Form::Tensor { dtype, op: ReduceOp::Sum },
             averages,
             least_bytes: [0, 0, 200][rng.random_range(0..3)],
+            at_once: mapped && rng.random_bool(0.8),
+            broadcasts: [None, Some([0, 300]), Some([100, 1 << 20])][rng.random_range(0..3)],
+            barriers: rng.random_bool(0.7),
             hold: Nanos([100, 2000][rng.random_range(0..2)] * MICROSECOND),
             most_hold: Nanos(20 * MILLISECOND),
         };

@@ -20,6 +20,8 @@ pub(crate) struct Statistics {
     /// Segments given to an aggregator, those that hosts did again, and sessions, each seen from one end.
     pub(crate) aggregated: u64,
     pub(crate) again: u64,
+    /// Of these, those of which somebody had what they come to.
+    pub(crate) restored: u64,
     pub(crate) sessions: u64,
     /// Operations that completed in one shot and in two.
     pub(crate) shots: [u64; 2],
@@ -41,6 +43,7 @@ impl Statistics {
         self.coded += other.coded;
         self.aggregated += other.aggregated;
         self.again += other.again;
+        self.restored += other.restored;
         self.sessions += other.sessions;
         self.shots = [0, 1].map(|index| self.shots[index] + other.shots[index]);
         self.actions += other.actions;
@@ -54,7 +57,7 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete ({:?} in one shot and in two), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete ({:?} in one shot and in two), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.shots,
             self.segments,
@@ -62,6 +65,7 @@ impl std::fmt::Display for Statistics {
             self.aggregated,
             self.sessions,
             self.again,
+            self.restored,
             self.frames,
             self.posted,
             self.switches,

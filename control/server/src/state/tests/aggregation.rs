@@ -26,6 +26,7 @@ fn aggregator(granted: &[u64]) -> v1::Hello {
         packets_per_second: 0,
         granted: granted.to_vec(),
         codes: true,
+        spreads: true,
     };
     v1::Hello {
         protocol_version: PROTOCOL_VERSION,
@@ -335,6 +336,7 @@ fn codes_are_summed_where_the_budget_lets_them_and_all_can() {
                 v1::aggregation_form::Form::Tensor(_) => None,
             };
             assert_eq!(shared.is_some(), most.is_some(), "{budget:?}");
+            assert!(!told.at_once && told.broadcast_most_bytes == 0, "not all can");
             assert_eq!((told.most_error, told.averages), (most.unwrap_or(0.0), agents), "{budget:?}");
             assert!(shared.is_none_or(|shared| shared == (4, 256, 4) && told.chunk_elements == 7 * 256));
             assert!(recipe.coding.is_none(), "hosts do exactly what the aggregator does not");

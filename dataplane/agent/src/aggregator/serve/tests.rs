@@ -3,7 +3,9 @@
 use super::*;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Codes, Event, Form, Grant, Key, Pool, Share, Tensors, Worker, WorkerConfig};
+use harmonaize_aggregator::{
+    Codes, Event, Form, Grant, Key, Pool, Share, Task, Tensors, Worker, WorkerConfig,
+};
 use harmonaize_transport::datagram::DatagramConfig;
 
 const WORKERS: u16 = 4;
@@ -110,7 +112,7 @@ fn served(server: &mut Server) -> (Vec<Host>, Instant) {
     let begun = Instant::now();
     for host in &mut hosts {
         host.worker.begin(Duration::ZERO, 1);
-        host.worker.submit(0, 1000);
+        host.worker.submit(0, Task::Sum(1000));
     }
     let mut done = 0;
     while done < usize::from(WORKERS) {
@@ -127,7 +129,7 @@ fn workers_get_their_sums_whatever_strangers_send() {
     let (begun, segments, elements) = (Instant::now(), 3, 10_000);
     for host in &mut hosts {
         host.worker.begin(Duration::ZERO, 1);
-        assert!((0..segments).all(|segment| host.worker.submit(segment, elements)));
+        assert!((0..segments).all(|segment| host.worker.submit(segment, Task::Sum(elements))));
     }
     // Another's key, another communicator, and no packet at all.
     let mut strangers = [host(1, 2, 9), host(5, 0, 1)];
@@ -162,7 +164,7 @@ fn a_new_start_tells_workers_of_an_earlier_one_that_their_session_is_lost() {
     drop(old);
     let mut new = server(8);
     new.grant(told(1, "a", 1)).unwrap();
-    hosts.iter_mut().for_each(|host| assert!(host.worker.submit(1, 1000)));
+    hosts.iter_mut().for_each(|host| assert!(host.worker.submit(1, Task::Sum(1000))));
     let lost = Event::Ended(harmonaize_aggregator::Reason::Lost);
     while round(&mut new, &mut hosts, begun.elapsed()).1 != Some(lost) {}
 }

@@ -1,0 +1,202 @@
+//! What comes to a worker: answers, sums, and other workers' bytes.
+
+use super::config::{Codes, Reason, Tensors};
+use super::work::{Flight, Work};
+use super::{State, Worker};
+use crate::Form;
+use crate::packet::{Content, Header, Kind, Sealed};
+use crate::sum::split;
+use harmonaize_kernels::codes::Squares;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How far above a chunk a sum is after which that chunk is taken for lost: what is less far out of order was overtaken.
+const LATER: u64 = 3;
+
+impl Worker {
+    /// Takes any bytes that came from the network.
+    pub fn receive(&mut self, now: Duration, bytes: &[u8], tensors: &mut impl Tensors) {
+        let ours = |sealed: &Sealed<'_>| {
+            sealed.communicator() == self.config.communicator
+                && sealed.worker() == self.config.worker
+                && !sealed.kind().of_workers()
+        };
+        let Some(sealed) = Sealed::read(bytes).ok().filter(ours) else {
+            self.counters.strange += 1;
+            return;
+        };
+        let Ok((header, payload)) = sealed.open(&self.config.key) else {
+            self.counters.tag += 1;
+            return;
+        };
+        let known = match self.state {
+            State::Idle | State::Ended => false,
+            State::Beginning { .. } => matches!(header.kind, Kind::Granted | Kind::Lost),
+            State::Running { incarnation } => header.incarnation == incarnation || header.kind == Kind::Lost,
+        };
+        if header.session != self.session || !known {
+            self.counters.stale += 1;
+            return;
+        }
+        // An answer to what was sent after all that was answered before: no replay keeps a dead aggregator alive.
+        if header.sequence > self.echoed && header.sequence <= self.sequence {
+            (self.echoed, self.unanswered) = (header.sequence, None);
+        }
+        // Answers overtake one another; for losses each counts.
+        self.answers = self.answers.saturating_add(u32::from(header.sequence != 0));
+        match header.kind {
+            Kind::Lost => self.end(Reason::Lost),
+            Kind::Granted => {
+                if let State::Beginning { incarnation } = self.state {
+                    self.window = u64::from(header.window.max(1));
+                    if header.note == 1 {
+                        self.state = State::Running { incarnation: header.incarnation };
+                        self.unanswered = None;
+                    } else if header.incarnation != incarnation {
+                        // Partial sums wait until all have named the same incarnation.
+                        self.state = State::Beginning { incarnation: header.incarnation };
+                        self.begin_due = now;
+                    }
+                }
+            }
+            Kind::Waiting => self.waiting(now, &header),
+            Kind::Result => self.sum(now, &header, payload, tensors),
+            Kind::Begin | Kind::Contribution | Kind::Acknowledge => {}
+        }
+    }
+
+    fn waiting(&mut self, now: Duration, header: &Header) {
+        self.window = u64::from(header.window.max(1));
+        if header.chunk < self.had || header.chunk >= self.next {
+            return;
+        }
+        let mut flight = self.flight(header.chunk);
+        if flight.done || !flight.made {
+            return;
+        }
+        flight.held = Some(header.note == 1);
+        if flight.root && header.note == 1 {
+            return self.finished(now, header.chunk, flight);
+        }
+        // A question follows the part on its way: where that has not come it is lost. What waits for a slot, or for others, is
+        // not, and its time-out begins anew.
+        let lost = header.note == 0 && flight.asked;
+        flight.due = if lost { now } else { now + self.round_trip.retry(flight.attempts.saturating_sub(1)) };
+        self.due = self.due.min(flight.due);
+        self.set(header.chunk, flight);
+    }
+
+    fn sum(&mut self, now: Duration, header: &Header, payload: &[u8], tensors: &mut impl Tensors) {
+        self.window = u64::from(header.window.max(1));
+        let chunk = header.chunk;
+        let Some(content) = Content::of(header.note) else {
+            self.counters.wrong += 1;
+            return;
+        };
+        let few = content.adds() && header.count < self.config.hosts;
+        if few && !self.config.partial {
+            self.counters.wrong += 1;
+            return;
+        }
+        // A sum without this host's part may come before it was sent: the part is made, and sent as late.
+        let limit = self.had + self.flights.len() as u64;
+        while few && self.next <= chunk && chunk < limit {
+            let Some(made) = self.make_below(limit) else { break };
+            self.set(made, Flight { due: now, ..self.flight(made) });
+            self.due = now;
+        }
+        let flight = self.flight(chunk);
+        if chunk < self.had || chunk >= self.next || !flight.made || flight.done {
+            self.counters.duplicates += 1;
+            return;
+        }
+        let Flight { segment, offset, elements, .. } = flight;
+        if self.sizes(&flight).1 != Some(payload.len()) || content != flight.content {
+            self.counters.wrong += 1;
+            // Of a sum there is no other length; of another's bytes it is what was called there.
+            if content == Content::Spread {
+                self.end(Reason::Lost);
+            }
+            return;
+        }
+        let coded = matches!(self.config.form, Form::Shared { .. }) && content == Content::Sum;
+        let sum = if coded { self.judged_sum(payload) } else { Some((payload, Squares::default())) };
+        let Some((sum, lost)) = sum else { return self.end(Reason::Bound) };
+        let of_all = self.ranges_at(segment, offset, elements);
+        let Some(work) = work_of(&mut self.work, segment) else { return };
+        match content {
+            Content::Ranges => {
+                let Some(to) = self.ranges.get_mut(of_all) else { return };
+                to.copy_from_slice(payload);
+                work.ranged += elements as u64;
+            }
+            Content::Sum => tensors.write(segment, offset, elements, sum),
+            Content::Spread => tensors.take(segment, offset, payload),
+            Content::Nothing => {}
+        }
+        work.squares = work.squares.and(lost);
+        if content.adds() {
+            work.hosts = work.hosts.min(header.count);
+        }
+        self.finished(now, chunk, flight);
+    }
+
+    /// A chunk is done here.
+    fn finished(&mut self, now: Duration, chunk: u64, mut flight: Flight) {
+        let Flight { segment, elements, content, .. } = flight;
+        if content != Content::Ranges
+            && let Some(work) = work_of(&mut self.work, segment)
+        {
+            work.summed += elements as u64;
+        }
+        self.counters.sums += 1;
+        if flight.attempts == 1 {
+            self.round_trip.sample(now.saturating_sub(flight.sent));
+        }
+        if flight.attempts > 1 {
+            self.answers = self.answers.saturating_add(1);
+        }
+        self.unanswered = None;
+        flight.done = true;
+        self.set(chunk, flight);
+        self.open = self.open.saturating_sub(1);
+        while self.had < self.next && self.flight(self.had).done {
+            self.set(self.had, Flight::default());
+            self.had += 1;
+        }
+        if content != Content::Ranges {
+            self.judge(now, chunk);
+        }
+    }
+
+    /// A sum of codes and what it says that it lost; `None` if that is more than it may be.
+    fn judged_sum<'a>(&self, payload: &'a [u8]) -> Option<(&'a [u8], Squares)> {
+        let (codes, squares) = split(payload)?;
+        let (error, signal) = squares.split_first_chunk()?;
+        let of = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes));
+        let Codes { most, spread, .. } = self.config.codes;
+        let lost = Squares { error: of(error) * spread, signal: of(signal.first_chunk()?) };
+        (lost.error == 0.0 || lost.error <= most * lost.signal).then_some((codes, lost))
+    }
+
+    /// Has what is so far below a sum, and was sent once, asked for at once. Cost: each chunk is looked at once.
+    fn judge(&mut self, now: Duration, summed: u64) {
+        self.judged = self.judged.max(self.had);
+        while self.judged + LATER <= summed {
+            let mut hole = self.flight(self.judged);
+            if hole.made && !hole.done && hole.attempts == 1 {
+                hole.due = now;
+                self.set(self.judged, hole);
+                self.due = now;
+            }
+            self.judged += 1;
+        }
+    }
+}
+
+/// The work on a segment.
+fn work_of(work: &mut VecDeque<Work>, segment: u64) -> Option<&mut Work> {
+    let front = work.front().map_or(0, |work| work.segment);
+    let at = segment.checked_sub(front).and_then(|at| usize::try_from(at).ok());
+    work.get_mut(at?)
+}
