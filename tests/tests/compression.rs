@@ -172,6 +172,49 @@ fn who_lets_something_be_lost_gets_it_within_the_budget_and_nobody_else() {
     deployment.check().unwrap();
 }
 
+/// Whole numbers in every sixteenth block of 4096 elements, at each rank in another; zeros in between.
+fn sparse(rank: u32, salt: u64) -> Vec<f32> {
+    let mut values = whole(rank, salt);
+    for (index, block) in values.chunks_mut(4096).enumerate() {
+        if !(index as u32 + 5 * rank).is_multiple_of(16) {
+            block.fill(0.0);
+        }
+    }
+    values
+}
+
+#[test]
+fn whoever_lets_nothing_be_lost_is_spared_the_zeros_alone() {
+    let topology = star(HOSTS as usize, "100Mbit/s");
+    let Some(mut deployment) = deploy(&topology, |setup| setup.measure("100Mbit/s")) else { return };
+    let (a, b) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
+    // Until a whole operation went without, at all ranks. Contributions have a sixteenth of their blocks, sums of three ranks three.
+    let until_spared = |worker: &Worker| -> Result<Receipt> {
+        for salt in 0..400 {
+            let (found, receipt) = reduce(worker, &sparse(worker.rank, salt))?;
+            let right = sums(|rank| sparse(rank, salt));
+            let same = found.iter().zip(&right).all(|(a, b)| a.to_bits() == (*b as f32).to_bits());
+            ensure!(same && receipt.error == 0.0 && receipt.measured_error == 0.0, "{receipt:?}");
+            ensure!(["exact", "nonzero blocks"].contains(&receipt.codec), "{receipt:?}");
+            let tensor = worker.tensor(&[u64::from(receipt.bits_per_element > 32.0 * 0.3)])?;
+            worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?.wait(STEP)?;
+            if worker.contents(&tensor)? == [0] {
+                return Ok(receipt);
+            }
+        }
+        anyhow::bail!("zeros are sent all the time")
+    };
+    let dense = |worker: &Worker| (0..6).try_for_each(|salt| exact(worker, salt));
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| ranks(&b, "job", &Budget::Exact, dense));
+        for receipt in right(ranks(&a, "job", &Budget::Exact, until_spared)) {
+            assert_eq!((receipt.codec, receipt.algorithm), ("nonzero blocks", Algorithm::DirectCoded));
+        }
+        right(beside.join().unwrap());
+    });
+    deployment.check().unwrap();
+}
+
 /// What 4 bits leave out of one step comes in the next: the mean of what is received tends to the mean of what was sent.
 #[test]
 fn with_feedback_the_mean_of_what_is_received_is_that_of_what_was_sent() {
@@ -226,9 +269,6 @@ fn with_feedback_the_mean_of_what_is_received_is_that_of_what_was_sent() {
         assert!(without > 0.9 * one, "{one} at first, without feedback {without} in the mean");
         assert!(with < 0.25 * one, "{one} at first, with feedback {with} in the mean of {STEPS}");
     }
-    let remote = Client::attach(&sockets[0], options(Access::Remote, 64)).unwrap();
-    assert!(matches!(remote.feedback(8), Err(Error::Feedback)));
-    drop(remote);
     deployment.check().unwrap();
 }
 

@@ -131,7 +131,13 @@ fn findings() -> Vec<v1::Finding> {
         communicator: 0xab,
         operation: 41,
         bytes: 1 << 20,
-        ranks: vec![v1::RankTiming { rank: 3, called_ns: REAL, ended_ns: REAL + 12_300_000, failed: false }],
+        ranks: vec![v1::RankTiming {
+            rank: 3,
+            called_ns: REAL,
+            ended_ns: REAL + 12_300_000,
+            failed: false,
+            ..Default::default()
+        }],
         whole: true,
         ..Default::default()
     };

@@ -6,8 +6,8 @@ mod whole;
 
 use harmonaize_agent::config::Verbs;
 use harmonaize_client::{
-    Access, AgentAddress, AttachOptions, Client, Communicator, Dtype, Error, Operation, Rank, RdmaOptions,
-    ReduceOp, Secret, Status, Tensor,
+    Access, AgentAddress, AttachOptions, Budget, Client, Communicator, Dtype, Error, JoinOptions, Operation,
+    Rank, RdmaOptions, ReduceOp, Secret, Status, Tensor,
 };
 use harmonaize_verbs::fake::{Fabric, Fault};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -154,6 +154,58 @@ fn all_ways(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
             });
         }
     });
+}
+
+/// Over RDMA, over a socket and mapped: what was received over all steps is what was given, less what is owed at the end.
+#[test]
+fn feedback_is_kept_however_a_rank_is_attached() {
+    const ELEMENTS: usize = 200_003;
+    const STEPS: u32 = 6;
+    let provider = Provider::start(7, |_| None);
+    let sum = |all: &mut Vec<f64>, values: &[f32], sign: f64| {
+        all.iter_mut().zip(values).for_each(|(sum, value)| *sum += sign * f64::from(*value));
+    };
+    let rank = |rank: u32| {
+        let access = [Access::Rdma, Access::Rdma, Access::Remote, Access::Mapped][rank as usize];
+        let client = provider.attach((rank % 2) as usize, access, rank == 0).unwrap();
+        let budget = Budget::Codecs(vec!["int4".to_owned()]);
+        let job = client.join_with("fed", Rank(rank), 4, &JoinOptions { timeout: LIMIT, budget }).unwrap();
+        let tensor = || client.tensor(Dtype::F32, ELEMENTS as u64).unwrap();
+        let (input, output, feedback) = (tensor(), tensor(), client.feedback(ELEMENTS as u64).unwrap());
+        // What was given, less what was received by the first rank and is owed by any.
+        let (mut off, mut owes, mut coded) = (vec![0.0; ELEMENTS], false, false);
+        for step in 0..STEPS {
+            let words = self::input(rank + 10 * step, ELEMENTS);
+            let values: Vec<f32> = words.iter().map(|word| (word >> 40) as f32 / 65_536.0 - 128.0).collect();
+            sum(&mut off, &values, 1.0);
+            input.write(0, &values).unwrap();
+            let operation = job.all_reduce_with_feedback(&input, &output, ReduceOp::Sum, &feedback);
+            let receipt = operation.unwrap().wait(LIMIT).unwrap();
+            coded |= receipt.codec == "int4";
+            let mut values = vec![0.0; ELEMENTS];
+            output.read(0, &mut values).unwrap();
+            if rank == 0 {
+                sum(&mut off, &values, -1.0);
+            }
+        }
+        let mut owed = vec![0.0; ELEMENTS];
+        feedback.read(0, &mut owed).unwrap();
+        owes |= owed.iter().any(|owed| *owed != 0.0);
+        sum(&mut off, &owed, -1.0);
+        (off, owes, coded)
+    };
+    let all = std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = (0..4).map(|number| scope.spawn(move || rank(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    // Ranks of a host owe together, in the first one's memory.
+    let told: Vec<_> = all.iter().map(|(_, owes, coded)| (*owes, *coded)).collect();
+    assert_eq!(told, [(true, true), (true, true), (false, true), (false, true)]);
+    for element in 0..ELEMENTS {
+        let off: f64 = all.iter().map(|(off, ..)| off[element]).sum();
+        assert!(off.abs() < 0.05, "element {element} is off by {off}");
+    }
 }
 
 #[test]

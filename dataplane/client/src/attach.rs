@@ -51,7 +51,6 @@ impl Default for AttachOptions {
 pub struct Client {
     shared: Arc<Shared>,
     pool: Arc<Pool>,
-    access: Access,
 }
 
 impl Client {
@@ -82,7 +81,7 @@ impl Client {
         };
         let pool = Pool::new(Arc::clone(end.memory()));
         let shared = Shared::new(end, opening.into_session(), options.spin)?;
-        Ok(Self { shared: Arc::new(shared), pool, access: options.access })
+        Ok(Self { shared: Arc::new(shared), pool })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -95,13 +94,7 @@ impl Client {
     }
 
     /// Error feedback for a tensor of `elements` f32, of which nothing is owed yet. Takes twice the tensor's bytes of the arena.
-    ///
-    /// # Errors
-    /// [`Error::Feedback`] where the agent does not map the arena.
     pub fn feedback(&self, elements: u64) -> Result<Feedback, Error> {
-        if self.access != Access::Mapped {
-            return Err(Error::Feedback);
-        }
         Feedback::new(&self.pool, elements)
     }
 

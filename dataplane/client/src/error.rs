@@ -105,9 +105,6 @@ pub enum Error {
     /// Tensors whose sizes do not fit the operation.
     #[error("{0}")]
     Shape(String),
-    /// Error feedback where it cannot be had.
-    #[error("error feedback needs tensors that the agent maps; attach with mapped access")]
-    Feedback,
     /// A tensor of another attachment.
     #[error("the tensor belongs to another attachment; tensors and communicator must come from one client")]
     Foreign,

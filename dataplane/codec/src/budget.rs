@@ -103,16 +103,18 @@ impl Budget {
         }
     }
 
-    /// The same for what travels by `codec`: bfloat16 itself needs no bound to match bfloat16.
+    /// The same for what travels by `codec`: bfloat16 itself needs no bound to match bfloat16, and what loses nothing none at all.
     pub fn most_by(&self, codec: Codec) -> Option<f64> {
-        self.most().filter(|_| *self != Self::MatchBf16 || codec != Codec::BF16)
+        let matches = *self == Self::MatchBf16 && codec == Codec::BF16;
+        self.most().filter(|_| !matches && !codec.is_lossless())
     }
 
-    /// Whether the codec may be tried at all. None is ever needed: exact is always allowed.
+    /// Whether the codec may be tried at all. None is ever needed: exact is always allowed, and what loses nothing.
     pub fn allows(&self, codec: Codec) -> bool {
         match self {
-            Self::Exact => codec == Codec::EXACT,
-            Self::Codecs(codecs) => codec == Codec::EXACT || codecs.contains(&codec),
+            _ if codec.is_lossless() => true,
+            Self::Exact => false,
+            Self::Codecs(codecs) => codecs.contains(&codec),
             Self::Vnmse(_) | Self::MatchBf16 => true,
         }
     }
@@ -167,5 +169,8 @@ mod tests {
         assert_eq!(Budget::MatchBf16.most_by(Codec::BF16), None);
         assert_eq!(Budget::MatchBf16.most_by(Codec::INT8), Some(0.5_f64.powi(18)));
         assert_eq!(Budget::Vnmse(0.1).most_by(Codec::BF16), Some(0.1));
+        let lossless = Codec::all().filter(|(_, codec)| Budget::Exact.allows(*codec));
+        assert_eq!(lossless.map(|(name, _)| name).collect::<Vec<_>>(), ["exact", "nonzero blocks"]);
+        assert_eq!(Budget::Exact.most_by(Codec::NONZERO), None);
     }
 }

@@ -49,12 +49,14 @@ impl Codec {
         ("rotated 3", Self::rotated(3)),
         ("rotated 2", Self::rotated(2)),
         ("rotated 1", Self::rotated(1)),
-        ("nonzero blocks", Self::Sparse(Sparse::Blocks)),
+        ("nonzero blocks", Self::NONZERO),
         ("top 1/16", Self::largest(4, false)),
         ("top 1/64", Self::largest(6, false)),
         ("top 1/64, bf16", Self::largest(6, true)),
     ];
 
+    /// The blocks of 256 elements that are not zeros, as they are: nothing is lost.
+    pub const NONZERO: Self = Self::Sparse(Sparse::Blocks);
     /// Codes of 4 bits that aggregators add undecoded: no chunk has them, but budgets name them.
     pub const SHARED4: Self = Self::Fixed(Code::Shared { bits: 4, block: 1024, ranks: 1 });
 
@@ -134,6 +136,11 @@ impl Codec {
             Self::Fixed(code) => matches!(code, Code::F32 | Code::Rotated { .. }),
             Self::Sparse(form) => form == Sparse::Blocks,
         }
+    }
+
+    /// Whether every element comes back with the bits that it had.
+    pub fn is_lossless(self) -> bool {
+        [Self::EXACT, Self::NONZERO].contains(&self)
     }
 
     /// The most bytes that a payload of `elements` elements takes; `None` if the codec has no such blocks, or the bytes do not

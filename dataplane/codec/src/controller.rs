@@ -40,6 +40,8 @@ pub struct Outlook {
 
 /// A change must save so much of the operation's time to be made.
 const GAIN: f64 = 0.05;
+/// What makes less of a difference costs nothing.
+const FREE: f64 = 0.01;
 /// What saves so much of the time is worth a change at any time.
 const WORTH: f64 = 0.35;
 /// What saves less comes no sooner after the last change.
@@ -56,6 +58,8 @@ const KEPT: Duration = Duration::from_secs(600);
 const WEIGHT: f64 = 0.125;
 /// What differs by so much of what was written down is worth writing.
 const NOTABLE: f64 = 0.25;
+/// Bytes in blocks that are not zeros over all, below which anybody thinks of sending those alone.
+const SPARSE: f64 = 0.9;
 /// Chunks went exact in such numbers that what was lost says nothing of the codec: bytes on the wire over those expected.
 const REFUSED: f64 = 1.25;
 
@@ -111,10 +115,12 @@ impl Controller {
     /// An operation with `level`, as it was predicted, lost `loss` by its receipt and took `ratio` bytes on the wire for a byte of
     /// f32. True where that is worth writing down: something new, or much else than was written last.
     pub fn told(&mut self, now: Duration, level: &Level, loss: f64, ratio: f64) -> bool {
-        if !(loss.is_finite() && ratio.is_finite() && level.loss > 0.0 && level.ratio > 0.0) {
+        let lossless = level.codec.is_lossless();
+        let sound = loss.is_finite() && ratio.is_finite() && (level.loss > 0.0 || lossless);
+        if !sound || level.ratio <= 0.0 {
             return false;
         }
-        let (loss, bytes) = (loss / level.loss, ratio / level.ratio);
+        let (loss, bytes) = (if lossless { 1.0 } else { loss / level.loss }, ratio / level.ratio);
         self.learned.retain(|known| known.last + KEPT > now);
         match self.learned.iter_mut().find(|known| known.codec == level.codec) {
             Some(known) => {
@@ -135,6 +141,17 @@ impl Controller {
                 true
             }
         }
+    }
+
+    /// Whether anything is known of a codec from operations that still counts.
+    pub fn knows(&self, now: Duration, codec: Codec) -> bool {
+        self.learned.iter().any(|known| known.codec == codec && known.last + KEPT > now)
+    }
+
+    /// Whether tensors of which `ratio` bytes for a byte are in blocks that are not zeros, though they were sent otherwise, are worth telling
+    /// of as operations by [`Codec::NONZERO`]: not dense ones of which nothing else is known.
+    pub fn heeds_zeros(&self, now: Duration, ratio: f64) -> bool {
+        ratio < SPARSE || self.knows(now, Codec::NONZERO)
     }
 
     /// What is known of codecs from operations: what they lost over what was predicted, and bytes on the wire over those that were.
@@ -240,8 +257,8 @@ impl Controller {
         let most = lately.max_by(|(one, _), (other, _)| one.total_cmp(other));
         match most.filter(|(most, _)| self.operations(now, used) < most * (1.0 - GAIN)) {
             Some((_, level)) if gain > GAIN => of(level),
-            // What is not gained is no reason to lose anything.
-            _ if exact.time <= stay.time * (1.0 + GAIN / 5.0) => exact,
+            // What is not gained is no reason to lose anything. Where nothing is lost, zeros may come back.
+            _ if exact.time <= stay.time * (1.0 + if current.is_lossless() { -FREE } else { FREE }) => exact,
             _ => stay,
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! The budget holds for the whole: the squared error of the sum over the squares of all ranks' inputs. Chunks say what they lost,
 //! and the owner adds up: squares themselves where errors are independent (and a margin for chance), their roots where they may
-//! all point the same way. Half of the budget is for contributions, so that there is always one for the sum; whoever would pass
+//! all point the same way. A part of the budget is for contributions, so that there is always one for the sum; whoever would pass
 //! it sends exact elements. Beside that bound, the sum's chunk says what the encoders measured.
 
 use crate::{
@@ -12,8 +12,12 @@ use crate::{
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_kernels::{Isa, codes};
 
-/// Elements that share a scale in the smallest blocks: so many independent errors there are at least in a chunk that has them.
-const INDEPENDENT: f64 = 256.0;
+/// Elements that share a scale in the smallest blocks: so many independent errors there are at least in a chunk that has them. Rotated
+/// blocks spread theirs over the whole block.
+const INDEPENDENT: usize = 256;
+/// The part of the budget that all contributions may use together: where errors are independent they lose a little less than the sum does,
+/// for the owner's is not coded, and chance is allowed for. Elsewhere a half.
+const CONTRIBUTED: f64 = 0.6;
 /// Standard deviations that a sum of independent errors is allowed above its mean.
 const DEVIATIONS: f64 = 4.0;
 
@@ -70,7 +74,8 @@ impl Terms {
         source: View<'_>,
         to: ViewMut<'_>,
     ) -> Result<Coded, CodecError> {
-        let share = 0.5 / self.spread(f64::from(self.participants.saturating_sub(1)), elements(source));
+        let share = if self.codec.is_unbiased() { CONTRIBUTED } else { 0.5 };
+        let share = share / self.spread(f64::from(self.participants.saturating_sub(1)), elements(source));
         self.encode(seed, source, to, |lost, told| {
             // The square of the ranks' sum is at most so many times the sum of their squares.
             let signal = told.signal / f64::from(ranks.max(1));
@@ -96,6 +101,10 @@ impl Terms {
     /// # Errors
     /// If `own` is no whole number of elements.
     pub fn begin(&self, ranks: u32, own: View<'_>) -> Result<Sums, CodecError> {
+        if self.codec.is_lossless() {
+            // Of no error nobody asks what it is a part of.
+            return Ok(Sums::default());
+        }
         let signal = codes::signal(Isa::detect(), own)? / f64::from(ranks.max(1));
         Ok(Sums { signal, ..Sums::default() })
     }
@@ -188,14 +197,23 @@ impl Terms {
 
     /// How many times the sum of squared errors the squared sum of `errors` errors is, at most.
     fn spread(&self, errors: f64, elements: usize) -> f64 {
-        let chance = if self.codec.is_unbiased() { chance(elements) } else { f64::INFINITY };
+        let chance = if self.codec.is_unbiased() { self.chance(elements) } else { f64::INFINITY };
         errors.min(chance).max(1.0)
+    }
+
+    /// How far above their mean, 1, the squares of a sum of independent errors may lie.
+    fn chance(&self, elements: usize) -> f64 {
+        match self.codec {
+            // Whole blocks alone: all that is lost may be in one, and a rest may be small.
+            Codec::Fixed(Code::Rotated { block, .. }) if elements.is_multiple_of(block) => chance(block),
+            _ => chance(INDEPENDENT.min(elements)),
+        }
     }
 
     /// The most that the squared error of a sum is.
     fn bound(&self, sums: &Sums, elements: usize) -> f64 {
         let aligned = sums.roots * sums.roots;
-        if self.codec.is_unbiased() { aligned.min(chance(elements) * sums.errors) } else { aligned }
+        if self.codec.is_unbiased() { aligned.min(self.chance(elements) * sums.errors) } else { aligned }
     }
 }
 
@@ -204,7 +222,7 @@ impl Terms {
 /// it is less than a quarter of what a worker loses.
 pub fn shared_spread(bits: u8, workers: u32) -> f64 {
     let cut = if bits == 4 { 0.25 } else { 1.0 };
-    chance(usize::MAX).max(1.0 + cut * f64::from(workers.saturating_sub(1)))
+    chance(INDEPENDENT).max(1.0 + cut * f64::from(workers.saturating_sub(1)))
 }
 
 /// What a chunk's header is to say.
@@ -241,9 +259,9 @@ impl Sums {
     }
 }
 
-/// How far above their mean, 1, the squares of a sum of independent errors may lie.
-fn chance(elements: usize) -> f64 {
-    1.0 + DEVIATIONS * (2.0 / (elements as f64).clamp(1.0, INDEPENDENT)).sqrt()
+/// How far above their mean, 1, the squares of a sum of so many independent errors at each participant may lie.
+fn chance(errors: usize) -> f64 {
+    1.0 + DEVIATIONS * (2.0 / (errors as f64).max(1.0)).sqrt()
 }
 
 fn elements(source: View<'_>) -> usize {

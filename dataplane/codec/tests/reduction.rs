@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{View, ViewMut};
-use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Header, Sparse, Squares, Terms, header, state};
+use harmonaize_codec::{
+    Budget, Codec, CodecError, HEADER_BYTES, Header, Sparse, Squares, Terms, header, state,
+};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -139,6 +141,42 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
     assert!(coded > 100 && exact > 100, "{coded} coded, {exact} exact");
 }
 
+/// Whatever the elements are, zeros left out change no bit of a sum, and nothing is said to be lost of it.
+#[test]
+fn what_loses_nothing_sums_to_the_bits_of_exact_chunks() {
+    for seed in 0..100 {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let participants: u32 = random.random_range(2..=8);
+        let elements = random.random_range(1..6000);
+        let run = |codec| {
+            let budget = Budget::Exact;
+            assert!(budget.allows(codec));
+            let terms = Terms { codec, most: budget.most_by(codec), participants, measured: true };
+            let mut any = any_input(seed, elements);
+            let part = Part::new(terms, &vec![1; participants as usize], elements, &mut |rank| {
+                let mut values = any(rank);
+                for (index, block) in values.chunks_mut(256).enumerate() {
+                    match (index as u64 ^ seed ^ rank as u64) % 4 {
+                        0 => {}
+                        1 => block.fill(-0.0),
+                        _ => block.fill(0.0),
+                    }
+                }
+                if seed % 10 == 3 && rank == 1 {
+                    values[elements / 2] = f32::NAN;
+                }
+                values
+            });
+            part.run(seed, seed % 2 == 0)
+        };
+        let (blocks, exact) = (run(Codec::NONZERO), run(Codec::EXACT));
+        let bits = |outcome: &Outcome| outcome.values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&blocks), bits(&exact), "seed {seed}");
+        assert_eq!((blocks.stated.relative(), blocks.measured, blocks.refused), (0.0, 0.0, 0));
+        assert!(elements < 4000 || blocks.bytes < exact.bytes * 3 / 4, "seed {seed}: {}", blocks.bytes);
+    }
+}
+
 #[test]
 fn independent_errors_are_not_told_as_if_they_were_aligned() {
     let terms = Terms { codec: Codec::rotated(4), most: None, participants: 8, measured: true };
@@ -150,6 +188,50 @@ fn independent_errors_are_not_told_as_if_they_were_aligned() {
     let (lost, told) = (part.error(&outcome, false), outcome.stated.error);
     assert!(lost < told && told < 1.6 * lost, "lost {lost}, told {told}");
     assert!(outcome.bytes < (1 << 15) * 4 * 8 / 7, "{} bytes", outcome.bytes);
+}
+
+/// What one encoding loses is not reckoned so often as there are participants.
+#[test]
+fn four_bits_stay_within_a_fiftieth_of_sums_of_up_to_four() {
+    for (seed, participants) in (0..4).flat_map(|seed| (2..=4).map(move |participants| (seed, participants)))
+    {
+        let terms = Terms { codec: Codec::rotated(4), most: Some(0.02), participants, measured: true };
+        for heavy in [false, true] {
+            let part = Part::new(terms, &vec![1; participants as usize], 1 << 16, &mut |rank| {
+                let mut random = ChaCha8Rng::seed_from_u64(seed << 8 | rank as u64);
+                let mut tail = || if heavy { random.random_range(0.05..1.0_f32) } else { 1.0 };
+                let tails: Vec<f32> = (0..1 << 16).map(|_| tail()).collect();
+                tails.into_iter().map(|tail| normal(&mut random) / tail).collect()
+            });
+            let outcome = part.run(seed, false);
+            let (lost, told) = (part.error(&outcome, false) / part.signal, outcome.stated.relative());
+            let what = format!("seed {seed}, {participants} participants: lost {lost}, told {told}");
+            assert!(outcome.refused == 0 && lost <= told && told <= 0.02, "{what}, {}", outcome.refused);
+        }
+    }
+}
+
+/// In one block, where chance is at its largest, and in a few; where tensors are alike, too.
+#[test]
+fn chance_does_not_pass_what_is_told_of_rotated_sums() {
+    for seed in 0..600 {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let elements = [1024, 1024, 2048, 4096][random.random_range(0..4)];
+        let participants = random.random_range(2..=9);
+        let codec = Codec::rotated(random.random_range(1..=4));
+        let terms = Terms { codec, most: None, participants, measured: true };
+        let mut any = any_input(seed, elements);
+        let concentrated = random.random_bool(0.3);
+        let part = Part::new(terms, &vec![1; participants as usize], elements, &mut |rank| {
+            let mut values = any(rank);
+            // All in one block, or nearly.
+            values.iter_mut().skip(1024).filter(|_| concentrated).for_each(|value| *value *= 1e-3);
+            values
+        });
+        let outcome = part.run(seed, false);
+        let (lost, told) = (part.error(&outcome, false), outcome.stated.error);
+        assert!(lost <= told, "seed {seed}: {codec:?} of {elements} at {participants}: {lost}, told {told}");
+    }
 }
 
 #[test]

@@ -48,6 +48,23 @@ fn lost(inputs: &[Vec<f32>], seed: u64) -> (f64, f64) {
     (told.relative(), error / told.signal)
 }
 
+/// As the benchmark of aggregation has them: hosts whose blocks differ in their norms, of which the greatest is the range of all.
+#[test]
+fn four_hosts_with_heavy_tails_keep_the_bar() {
+    const SEEDS: u64 = 24;
+    let mut sums = [0.0; 2];
+    for seed in 0..SEEDS {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut one = |_| (random.random::<f32>() - 0.5) / (random.random::<f32>() + 2e-3).sqrt();
+        let inputs: Vec<Vec<f32>> = (0..4).map(|_| (0..ELEMENTS).map(&mut one).collect()).collect();
+        let (told, lost) = lost(&inputs, seed);
+        sums = [sums[0] + told, sums[1] + lost];
+    }
+    let [told, lost] = sums.map(|sum| sum / SEEDS as f64);
+    println!("{lost:.5} lost in the mean of {SEEDS} seeds, {told:.5} told");
+    assert!(lost <= 0.0208 && told <= 0.0208, "seeds 0 to {SEEDS}: lost {lost}, told {told}");
+}
+
 #[test]
 fn hosts_know_what_their_sum_lost() {
     let mut random = ChaCha8Rng::seed_from_u64(5);
@@ -56,11 +73,12 @@ fn hosts_know_what_their_sum_lost() {
         let alike = vec![apart[0].clone(); hosts];
         for (inputs, independent) in [(apart, true), (alike, false)] {
             let (told, lost) = lost(&inputs, u64::from(heavy) + 7);
+            println!("{hosts} hosts, heavy {heavy}, alike {}: {lost:.5} lost, {told:.5} told", !independent);
             let bound = told * shared_spread(BITS as u8, hosts as u32);
             assert!(lost <= bound, "{hosts} hosts lost {lost}, and {bound} was reckoned with");
             // The range is that of the host with the greatest norm, which others pay for.
-            assert!(told <= if heavy { 0.05 } else { 0.0235 }, "{hosts} hosts: {told}");
-            assert!(!independent || heavy || hosts != 4 || lost <= 0.0215, "{hosts} hosts lost {lost}");
+            assert!(told <= if heavy { 0.05 } else { 0.0225 }, "{hosts} hosts: {told}");
+            assert!(!independent || heavy || hosts != 4 || lost <= 0.0205, "{hosts} hosts lost {lost}");
         }
     }
 }

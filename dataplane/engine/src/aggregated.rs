@@ -3,7 +3,7 @@
 use crate::attachment::Attachment;
 use crate::coded::mix;
 use crate::command::Aggregator;
-use crate::engine::{Engine, watch};
+use crate::engine::{Engine, transfer, watch};
 use crate::execute::Context;
 use crate::feedback;
 use crate::member::{Kept, Member};
@@ -474,7 +474,9 @@ impl Engine {
                 }
             }
             Action::Aggregate { channel } => {
-                if let Err(error) = member.reserve_staging(channel) {
+                let reserved = member.reserve_staging(channel);
+                let reserved = reserved.and_then(|()| member.reserve_feedback(channel, &self.attachments));
+                if let Err(error) = reserved {
                     return member.break_off(&error.to_string());
                 }
                 if self.marks.is_read()
@@ -484,8 +486,11 @@ impl Engine {
                 }
                 let sources = ArrayVec::new();
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                if let Err(error) = feedback::begin(&context) {
+                if let Err(error) = feedback::begin(&context, key, &mut self.asked) {
                     return member.break_off(&error.to_string());
+                }
+                for asked in self.asked.drain(..) {
+                    transfer(&mut self.attachments, &mut self.broken, asked);
                 }
                 let me = member.core.me();
                 let Some(segment) = member.core.segment(channel) else { return };

@@ -1,9 +1,11 @@
 //! A tenant's process as the poll loop sees it: its end of the rings, and which communicators its handles name.
 
 use crate::command::{AttachmentId, AttachmentStatus};
+use crate::execute::Deferred;
 use crate::table::Key;
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status, Submission};
 use harmonaize_shm::{AgentEnd, EndError};
+use std::collections::VecDeque;
 
 #[derive(Debug)]
 pub(crate) struct Attachment {
@@ -12,6 +14,8 @@ pub(crate) struct Attachment {
     joined: Vec<Joined>,
     in_flight: u32,
     unflushed: bool,
+    /// Transfers that this end had no room for yet, in order.
+    waiting: VecDeque<Deferred>,
 }
 
 /// A communicator that this attachment has joined and not left.
@@ -26,7 +30,14 @@ struct Joined {
 
 impl Attachment {
     pub(crate) fn new(id: AttachmentId, end: Box<dyn AgentEnd>) -> Self {
-        Self { id, end, joined: Vec::new(), in_flight: 0, unflushed: false }
+        Self {
+            id,
+            end,
+            joined: Vec::new(),
+            in_flight: 0,
+            unflushed: false,
+            waiting: VecDeque::with_capacity(64),
+        }
     }
 
     pub(crate) fn join(&mut self, handle: u32, communicator: Key, rank: Rank) {
@@ -66,6 +77,29 @@ impl Attachment {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.unflushed = true;
         self.end.complete(completion)
+    }
+
+    /// Starts a fetch or store, behind all that were asked for before.
+    pub(crate) fn transfer(&mut self, asked: Deferred) -> Result<(), EndError> {
+        self.waiting.push_back(asked);
+        self.transfer_waiting().map(drop)
+    }
+
+    /// Starts those for which there is room now; how many.
+    pub(crate) fn transfer_waiting(&mut self) -> Result<usize, EndError> {
+        let mut started = 0;
+        while let Some(Deferred { tag, store, offset, span, .. }) = self.waiting.front() {
+            let (tag, offset, span) = (*tag, *offset, span.clone());
+            let result =
+                if *store { self.end.store(tag, span, offset) } else { self.end.fetch(tag, offset, span) };
+            match result {
+                Ok(()) => drop(self.waiting.pop_front()),
+                Err(EndError::Full) => break,
+                Err(error) => return Err(error),
+            }
+            started += 1;
+        }
+        Ok(started)
     }
 
     /// Answers a descriptor that cannot be executed.

@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use harmonaize_abi::{ReduceOp, Signature, View, ViewMut};
 use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Squares, Sums, Terms, header};
 use harmonaize_core::{Coded, Segment};
-use harmonaize_plan::{CODED_ROOM, Coding, Form, Operand, Participant, Place, Stage, Step, StepKind};
+use harmonaize_plan::{CODED_ROOM, Coding, Form, Operand, Part, Participant, Place, Stage, Step, StepKind};
 use harmonaize_shm::Span;
 
 /// What a coded step came to.
@@ -17,6 +17,8 @@ pub(crate) struct Outcome {
     pub(crate) sums: Option<Sums>,
     /// For the receipt, but for the bytes sent; `None` of no elements.
     pub(crate) done: Option<Coded>,
+    /// The part of which this participant's account is settled.
+    pub(crate) settled: Option<Part>,
 }
 
 /// The codec that a plan names.
@@ -130,7 +132,9 @@ impl<'a> Coder<'a, '_> {
         };
         let coded = coded.map_err(own)?;
         let from = Some(Span::new(memory, at, coded.bytes as u64)?);
-        Ok(Outcome { from, done: Some(Coded { refused: coded.refused, ..Coded::default() }), sums: None })
+        let done = Some(Coded { refused: coded.refused, ..Coded::default() });
+        let settled = account.filter(|_| stage != Stage::Moved).map(|_| slot.part);
+        Ok(Outcome { from, done, settled, sums: None })
     }
 
     /// Sends what was encoded once more.
@@ -186,7 +190,7 @@ impl<'a> Coder<'a, '_> {
                 .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
         }
         let done = Coded { refused: read.refused, ..Coded::default() };
-        Ok(Outcome { sums: Some(sums), done: Some(done), from: None })
+        Ok(Outcome { sums: Some(sums), done: Some(done), ..Outcome::default() })
     }
 
     /// From where the encoder's random choices come: another place for every chunk that a participant adds or tells of a sum, the same when

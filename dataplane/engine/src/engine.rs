@@ -1,14 +1,14 @@
 //! The engine: one thread's attachments, communicators and transport.
 
 use crate::attachment::Attachment;
-use crate::coded::vnmse;
+use crate::coded::{Outcome, vnmse};
 use crate::command::{AttachmentId, CommunicatorId, Notice};
 use crate::execute::{Context, Deferred, Left, post, run, send_all};
 use crate::feedback;
-use crate::marks::{MarkWriter, of_coded, of_end, of_message};
+use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::member::{Member, status_of};
 use crate::table::{Key, Table};
-use crate::validate::check;
+use crate::validate::{Checked, check};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ABI_VERSION, Collective, Completion, Rank, Signature, Status as Code, Submission};
 use harmonaize_core::{Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
@@ -17,7 +17,7 @@ use harmonaize_plan::{Participant, Request};
 use harmonaize_shm::{EndError, Span};
 use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,8 @@ pub struct Engine {
     pub(crate) members: Table<Member>,
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
     pub(crate) links: HashMap<LinkId, (Key, u32, Participant)>,
-    pub(crate) deferred: VecDeque<Deferred>,
+    /// Transfers that a step asks for beside its own; empty between two.
+    pub(crate) asked: Vec<Deferred>,
     /// When links were last closed.
     pub(crate) closed: Nanos,
     pub(crate) broken: Vec<(Key, String)>,
@@ -74,7 +75,7 @@ impl Engine {
             members: Table::default(),
             by_communicator: HashMap::new(),
             links: HashMap::new(),
-            deferred: VecDeque::with_capacity(64),
+            asked: Vec::with_capacity(64),
             closed: Nanos(0),
             broken: Vec::with_capacity(8),
             notify,
@@ -205,29 +206,30 @@ impl Engine {
                 Err(error) => self.broken.push((key, error.to_string())),
             }
         }
-        let waiting = self.deferred.len();
-        for _ in 0..waiting {
-            if let Some(deferred) = self.deferred.pop_front() {
-                self.transfer(deferred);
-            }
-        }
-        worked + waiting.saturating_sub(self.deferred.len())
+        worked
     }
 
     fn tenant(&mut self, now: Nanos, key: Key) -> Result<usize, EndError> {
-        let Self { attachments, members, .. } = self;
+        let Self { attachments, members, asked, .. } = self;
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
         let mut worked = attachment.end.progress(&mut |token| {
-            let (member, channel, step) = untag(token);
-            if let Some(member) = members.get_mut(member) {
-                member.core.completed(now, channel, step);
+            let (of, channel, step) = untag(token);
+            let Some(member) = members.get_mut(of) else { return };
+            match feedback::is_alone(step) {
+                None => member.core.completed(now, channel, step),
+                Some(place) => asked.extend(place.and_then(|place| member.carried(of, channel, place))),
             }
         })?;
+        asked.drain(..).try_for_each(|asked| attachment.transfer(asked))?;
+        worked += attachment.transfer_waiting()?;
         while worked < SUBMISSIONS {
             let Some(submission) = attachment.submission()? else { break };
             worked += 1;
             match submit(now, attachment, members, &submission) {
-                Ok(mark) => self.marks.write(MarkKind::Called, || mark),
+                Ok((mark, checked)) => {
+                    let looked = || zeros(attachment, &checked.signature, checked.input, mark.operation);
+                    self.marks.write(MarkKind::Called, || Mark { segment: looked(), ..mark });
+                }
                 Err(status) => attachment.refuse(&submission, status)?,
             }
         }
@@ -275,13 +277,21 @@ impl Engine {
                 }
                 if step == 0 {
                     member.forget_sums(channel);
-                    if let Err(error) = member.restore(channel) {
+                    let restored = member.restore(channel);
+                    if let Err(error) =
+                        restored.and_then(|()| member.reserve_feedback(channel, &self.attachments))
+                    {
                         return member.break_off(&error.to_string());
                     }
                 }
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                let begun = if step == 0 { feedback::begin(&context) } else { Ok(()) };
-                let left = match begun.and_then(|()| run(&context, step, tag)) {
+                let asked = &mut self.asked;
+                let begun = if step == 0 { feedback::begin(&context, key, asked) } else { Ok(()) };
+                let left = begun.and_then(|()| run(&context, step, tag)).and_then(|left| {
+                    let Left::Coded(Outcome { settled: Some(part), .. }) = left else { return Ok(left) };
+                    feedback::settled(&context, key, part, asked).map(|()| left)
+                });
+                let left = match left {
                     Ok(Left::Coded(outcome)) => {
                         member.note(channel, &outcome, sends.len());
                         let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u32;
@@ -290,6 +300,9 @@ impl Engine {
                     }
                     left => left,
                 };
+                for asked in self.asked.drain(..) {
+                    transfer(&mut self.attachments, &mut self.broken, asked);
+                }
                 match left {
                     Ok(Left::Sends(from)) => {
                         let received: u64 = sources.iter().map(|message| u64::from(message.bytes)).sum();
@@ -304,7 +317,7 @@ impl Engine {
                     Ok(Left::Transfer(deferred)) if deferred.span.bytes() == 0 => {
                         member.core.completed(now, channel, step);
                     }
-                    Ok(Left::Transfer(deferred)) => self.transfer(deferred),
+                    Ok(Left::Transfer(asked)) => transfer(&mut self.attachments, &mut self.broken, asked),
                     Ok(Left::Coded(_)) => {}
                     Err(error) => member.blame(&error),
                 }
@@ -346,22 +359,6 @@ impl Engine {
         }
     }
 
-    fn transfer(&mut self, deferred: Deferred) {
-        let Some(attachment) = self.attachments.get_mut(deferred.attachment) else { return };
-        let Deferred { tag, offset, .. } = deferred;
-        let span = deferred.span.clone();
-        let result = if deferred.store {
-            attachment.end.store(tag, span, offset)
-        } else {
-            attachment.end.fetch(tag, offset, span)
-        };
-        match result {
-            Ok(()) => {}
-            Err(EndError::Full) => self.deferred.push_back(deferred),
-            Err(error) => self.broken.push((deferred.attachment, error.to_string())),
-        }
-    }
-
     fn send(&mut self, key: Key, to: Participant, epoch: u32, message: &Message) {
         let Some(member) = self.members.get_mut(key) else { return };
         let Some(links) = member.epochs.iter().find(|links| links.epoch == epoch) else { return };
@@ -382,9 +379,15 @@ impl Engine {
         {
             self.marks.write(MarkKind::Coded, || of_coded(member, receipt, coded));
         }
-        self.marks.write(MarkKind::Ended, || of_end(member, rank, receipt.operation));
         let Some(call) = member.forget(token) else { return };
         let Some(local) = member.local(rank).copied() else { return };
+        let attachment = self.attachments.get(local.attachment);
+        let looked = |end| zeros(end, &receipt.signature, call.output, receipt.operation);
+        let segment = || attachment.map_or(0, looked);
+        self.marks.write(MarkKind::Ended, || Mark {
+            segment: segment(),
+            ..of_end(member, rank, receipt.operation)
+        });
         let blocks = match receipt.signature.collective {
             Collective::AllToAll => u64::from(member.ranks),
             _ => 1,
@@ -488,17 +491,28 @@ fn received(
     }
 }
 
+/// Starts a transfer, or notes why an attachment is broken.
+pub(crate) fn transfer(
+    attachments: &mut Table<Attachment>,
+    broken: &mut Vec<(Key, String)>,
+    asked: Deferred,
+) {
+    let key = asked.attachment;
+    if let Some(Err(error)) = attachments.get_mut(key).map(|attachment| attachment.transfer(asked)) {
+        broken.push((key, error.to_string()));
+    }
+}
+
 /// Takes a descriptor in.
 fn submit(
     now: Nanos,
     attachment: &Attachment,
     members: &mut Table<Member>,
     submission: &Submission,
-) -> Result<Mark, Code> {
+) -> Result<(Mark, Checked), Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
-    let mapped = attachment.end.memory().is_some();
-    let checked = check(submission, attachment.end.arena_bytes(), mapped, member.ranks)?;
+    let checked = check(submission, attachment.end.arena_bytes(), member.ranks)?;
     let token = member.remember(submission.cookie, &checked).ok_or(Code::Busy)?;
     let call = Call { signature: checked.signature, in_place: checked.in_place, token };
     let result = member.core.call(now, rank, call);
@@ -506,7 +520,10 @@ fn submit(
         member.forget(token);
     }
     match result {
-        Ok(operation) => Ok(Mark { operation, rank: rank.0, bytes: checked.input.bytes, ..member.mark() }),
+        Ok(operation) => {
+            let bytes = checked.input.bytes;
+            Ok((Mark { operation, rank: rank.0, bytes, ..member.mark() }, checked))
+        }
         Err(CoreError::Full) => Err(Code::Busy),
         Err(CoreError::NotLocal(_)) => Err(Code::BadCommunicator),
         Err(CoreError::BadPlan(_) | CoreError::Plan(_)) => Err(Code::BadRank),
@@ -515,7 +532,7 @@ fn submit(
 }
 
 /// Channels fit in 12 bits and steps in 20; see [`harmonaize_core::EpochPlan`].
-fn tag(key: Key, channel: u16, step: u32) -> u64 {
+pub(crate) fn tag(key: Key, channel: u16, step: u32) -> u64 {
     let place = u64::from(key.index) << 48 | u64::from(key.generation) << 32;
     place | u64::from(channel & 0xfff) << 20 | u64::from(step & 0xf_ffff)
 }

@@ -84,7 +84,7 @@ impl Backlog {
     }
 }
 
-/// A fetch or store that an attachment had no room for.
+/// A fetch or store that an attachment is asked for.
 #[derive(Debug)]
 pub(crate) struct Deferred {
     pub(crate) attachment: Key,

@@ -1,32 +1,124 @@
 //! Error feedback: where what sums are owed lies, and what of it a segment leaves as it is.
+//!
+//! Of a rank whose tensors are not mapped, both halves of a segment lie in staging. What is owed is fetched before any of its input is, and what
+//! is left out is stored before the part's output is; an attachment ends both in the order in which they were asked for. So no step waits for
+//! them: whoever has the input has what is owed, and an operation whose outputs are stored has stored what it left out.
 
+use crate::attachment::Attachment;
 use crate::coded::is_coded;
-use crate::execute::{Context, ExecuteError, tensor_range};
+use crate::engine::tag;
+use crate::execute::{Context, Deferred, ExecuteError, tensor_range};
+use crate::member::{Member, Pending};
+use crate::table::{Key, Table};
 use harmonaize_codec::Account;
 use harmonaize_core::Segment;
 use harmonaize_plan::Part;
+use harmonaize_shm::{Memory, MemoryError, Span};
+use std::sync::Arc;
+
+/// In tags, the step of a transfer that nobody waits for.
+const ALONE: u32 = 0xf_ffff;
+/// Less the place among the local ranks: the step of a fetch of what stays owed.
+const CARRIED: u32 = ALONE - 1;
+/// The lowest of those; no program has so many steps.
+const LEAST: u32 = 0xf_0000;
+
+/// Where both halves of a rank's account of a part lie.
+struct Halves<'a> {
+    memory: &'a Arc<Memory>,
+    /// Of the part.
+    owed: u64,
+    left_out: u64,
+    bytes: u64,
+    /// In staging: the rank's attachment, and where the part's halves are in its tensors.
+    away: Option<(Key, [u64; 2])>,
+}
+
+/// Bytes of a half of a segment in staging.
+fn half(segment: &Segment, size: u64) -> u64 {
+    ((segment.hi - segment.lo) * size).next_multiple_of(64)
+}
+
+/// What a local rank's call on a channel's segment says, if it has feedback.
+fn call<'a>(member: &'a Member, segment: &Segment, place: usize) -> Option<&'a Pending> {
+    let local = member.locals.get(place)?;
+    member.pending(segment.operation, local.rank).filter(|call| call.feedback.is_some())
+}
+
+fn is_mapped(attachments: &Table<Attachment>, key: Key) -> bool {
+    attachments.get(key).is_some_and(|attachment| attachment.end.memory().is_some())
+}
+
+impl Member {
+    /// Makes room for what the ranks of a channel's segment owe whose tensors are not mapped. Allocates only when that is more than any
+    /// before on this channel.
+    pub(crate) fn reserve_feedback(
+        &mut self,
+        channel: u16,
+        attachments: &Table<Attachment>,
+    ) -> Result<(), MemoryError> {
+        let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
+        let away = |place: &usize| {
+            let local = self.locals.get(*place);
+            call(self, segment, *place).is_some()
+                && local.is_some_and(|local| !is_mapped(attachments, local.attachment))
+        };
+        let Some(last) = (0..self.locals.len()).rev().find(away) else { return Ok(()) };
+        let bytes = 2 * (last as u64 + 1) * half(segment, size);
+        let Some(owing) = self.owing.get_mut(usize::from(channel)) else { return Ok(()) };
+        if owing.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
+            let bytes = usize::try_from(bytes.max(64)).map_err(|_| MemoryError::BadSize(bytes))?;
+            *owing = Some(Memory::private(bytes)?);
+        }
+        Ok(())
+    }
+
+    /// What stays owed was fetched: where it goes back to, in the other half.
+    pub(crate) fn carried(&self, key: Key, channel: u16, place: usize) -> Option<Deferred> {
+        let (segment, size) = self.segment_and_size(channel)?;
+        let [_, left_out] = call(self, segment, place)?.feedback?;
+        let memory = self.owing.get(usize::from(channel))?.as_ref()?;
+        let at = 2 * place as u64 * half(segment, size);
+        let span = Span::new(memory, at, (segment.hi - segment.lo) * size).ok()?;
+        let attachment = self.locals.get(place)?.attachment;
+        let offset = left_out.offset + segment.lo * size;
+        Some(Deferred { attachment, tag: tag(key, channel, ALONE), store: true, offset, span })
+    }
+}
+
+/// Whether a tag's step is none of a program; if it is a fetch of what stays owed, of which local rank.
+pub(crate) fn is_alone(step: u32) -> Option<Option<usize>> {
+    (step >= LEAST).then(|| CARRIED.checked_sub(step).map(|place| place as usize))
+}
 
 impl<'a> Context<'a> {
-    /// The accounts of a part of the segment, in the order of the local ranks, of those that have one: the first is the participant's.
-    fn accounts(
+    /// The halves of a part of the segment, in the order of the local ranks, of those that have an account: the first is the participant's.
+    fn halves(
         &self,
         segment: &'a Segment,
         part: Part,
-    ) -> impl Iterator<Item = Result<Account<'a>, ExecuteError>> {
-        let (member, attachments) = (self.member, self.attachments);
-        let given = member
-            .locals
-            .iter()
-            .filter_map(move |local| Some((local, member.pending(segment.operation, local.rank)?.feedback?)));
-        given.map(move |(local, [owed, left_out])| {
+    ) -> impl Iterator<Item = Result<(usize, Halves<'a>), ExecuteError>> {
+        let (member, attachments, channel) = (self.member, self.attachments, self.channel);
+        let given = (0..member.locals.len()).filter_map(move |place| {
+            let feedback = call(member, segment, place)?.feedback?;
+            Some((place, member.locals.get(place)?.attachment, feedback))
+        });
+        given.map(move |(place, attachment, [owed, left_out])| {
             let signature = segment.signature;
-            let (offset, bytes) = tensor_range(segment, signature.dtype.size() as u64, &signature, part);
-            let end = attachments.get(local.attachment).ok_or(ExecuteError::NoSource)?;
-            let memory = end.end.memory().ok_or(ExecuteError::NoSource)?;
-            Ok(Account {
-                owed: memory.view(owed.offset + offset, bytes)?,
-                left_out: memory.view_mut(left_out.offset + offset, bytes)?,
-            })
+            let size = signature.dtype.size() as u64;
+            let (offset, bytes) = tensor_range(segment, size, &signature, part);
+            let there = [owed.offset + offset, left_out.offset + offset];
+            let end = attachments.get(attachment).ok_or(ExecuteError::NoSource)?;
+            if let Some(memory) = end.end.memory() {
+                let [owed, left_out] = there;
+                return Ok((place, Halves { memory, owed, left_out, bytes, away: None }));
+            }
+            let memory = member.owing.get(usize::from(channel)).and_then(Option::as_ref);
+            let memory = memory.ok_or(ExecuteError::NoSource)?;
+            let half = half(segment, size);
+            let owed = 2 * place as u64 * half + offset - segment.lo * size;
+            let away = Some((attachment, there));
+            Ok((place, Halves { memory, owed, left_out: owed + half, bytes, away }))
         })
     }
 
@@ -36,21 +128,58 @@ impl<'a> Context<'a> {
         segment: &'a Segment,
         part: Part,
     ) -> Result<Option<Account<'a>>, ExecuteError> {
-        self.accounts(segment, part).next().transpose()
+        let first = self.halves(segment, part).next().transpose()?;
+        first.map(|(_, halves)| halves.account()).transpose()
+    }
+}
+
+impl<'a> Halves<'a> {
+    fn account(&self) -> Result<Account<'a>, ExecuteError> {
+        let Self { memory, owed, left_out, bytes, .. } = *self;
+        Ok(Account { owed: memory.view(owed, bytes)?, left_out: memory.view_mut(left_out, bytes)? })
     }
 }
 
 /// A segment begins, perhaps once more, by another plan: what its program does not settle stays owed. Without feedback it costs a
-/// look at each local rank's call; with it a copy of the segment where that is not coded.
-pub(crate) fn begin(context: &Context<'_>) -> Result<(), ExecuteError> {
+/// look at each local rank's call; with it a copy of the segment where that is not coded. What has to be fetched for it goes into `asked`, for
+/// before anything else of the segment is.
+pub(crate) fn begin(context: &Context<'_>, key: Key, asked: &mut Vec<Deferred>) -> Result<(), ExecuteError> {
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
-    let mut accounts = context.accounts(segment, Part::whole(0)).peekable();
-    if accounts.peek().is_none() {
-        return Ok(());
-    }
     let coded = segment.aggregated.is_none() && segment.program.steps.iter().any(is_coded);
-    for account in accounts.skip(usize::from(coded)) {
-        account?.carry().map_err(|error| ExecuteError::Kernel(error.to_string()))?;
+    for (index, halves) in context.halves(segment, Part::whole(0)).enumerate() {
+        let (place, halves) = halves?;
+        let settled = coded && index == 0;
+        match halves.away {
+            _ if halves.bytes == 0 => {}
+            Some((attachment, [offset, _])) => {
+                let step = if settled { ALONE } else { CARRIED - (place as u32).min(CARRIED - LEAST) };
+                let span = Span::new(halves.memory, halves.owed, halves.bytes)?;
+                let tag = tag(key, context.channel, step);
+                asked.push(Deferred { attachment, tag, store: false, offset, span });
+            }
+            None if settled => {}
+            None => {
+                let carried = halves.account()?.carry();
+                carried.map_err(|error| ExecuteError::Kernel(error.to_string()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A part of the segment was encoded, and its account settled: what has to be stored for it goes into `asked`.
+pub(crate) fn settled(
+    context: &Context<'_>,
+    key: Key,
+    part: Part,
+    asked: &mut Vec<Deferred>,
+) -> Result<(), ExecuteError> {
+    let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
+    let Some((_, halves)) = context.halves(segment, part).next().transpose()? else { return Ok(()) };
+    if let Some((attachment, [_, offset])) = halves.away {
+        let span = Span::new(halves.memory, halves.left_out, halves.bytes)?;
+        let tag = tag(key, context.channel, ALONE);
+        asked.push(Deferred { attachment, tag, store: true, offset, span });
     }
     Ok(())
 }

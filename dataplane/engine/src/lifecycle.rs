@@ -204,7 +204,6 @@ impl Engine {
     pub(crate) fn detach(&mut self, key: Key) {
         let Some(attachment) = self.attachments.remove(key) else { return };
         self.by_attachment.remove(&attachment.id);
-        self.deferred.retain(|deferred| deferred.attachment != key);
         for (communicator, rank) in attachment.ranks() {
             if let Some(member) = self.members.get_mut(communicator) {
                 member.core.rank_left(rank);

@@ -78,6 +78,8 @@ pub(crate) struct Member {
     sums: Vec<Option<(u64, Sums)>>,
     /// By channel.
     staging: Vec<Option<Arc<Memory>>>,
+    /// By channel: both halves of what local ranks owe whose tensors are not mapped, one rank after another.
+    pub(crate) owing: Vec<Option<Arc<Memory>>>,
     calls: Vec<Pending>,
     free: Vec<u32>,
     pub(crate) backlog: Backlog,
@@ -121,6 +123,7 @@ impl Member {
             slot_bytes: parts.slot_bytes,
             sums: vec![None; usize::from(parts.channels)],
             staging: vec![None; usize::from(parts.channels)],
+            owing: vec![None; usize::from(parts.channels)],
             calls: vec![Pending::default(); parts.calls as usize],
             free: (0..parts.calls).rev().collect(),
             backlog: Backlog::default(),

@@ -15,13 +15,8 @@ pub(crate) struct Checked {
     pub(crate) feedback: Option<[Region; 2]>,
 }
 
-/// Checks a descriptor against the attachment's memory, which may be mapped, and the communicator's size.
-pub(crate) fn check(
-    submission: &Submission,
-    arena_bytes: u64,
-    mapped: bool,
-    ranks: u32,
-) -> Result<Checked, Status> {
+/// Checks a descriptor against the attachment's memory and the communicator's size.
+pub(crate) fn check(submission: &Submission, arena_bytes: u64, ranks: u32) -> Result<Checked, Status> {
     if submission.version != ABI_VERSION {
         return Err(Status::BadVersion);
     }
@@ -46,7 +41,7 @@ pub(crate) fn check(
     let feedback =
         (submission.flags & flags::FEEDBACK != 0).then_some([submission.owed, submission.left_out]);
     let right = match feedback {
-        Some(_) => mapped && collective == Collective::AllReduce && dtype == Dtype::F32,
+        Some(_) => collective == Collective::AllReduce && dtype == Dtype::F32,
         None => submission.owed == Region::default() && submission.left_out == Region::default(),
     };
     if !right {
@@ -110,19 +105,18 @@ mod tests {
     }
 
     #[test]
-    fn feedback_passes_where_memory_is_mapped() {
-        assert_eq!(check(&fed(), 128, true, 2).unwrap().feedback, Some([fed().owed, fed().left_out]));
-        assert_eq!(check(&fed(), 128, false, 2), Err(Status::BadKind));
-        assert_eq!(check(&sum(8, 0, 0), 128, false, 2).unwrap().feedback, None);
+    fn feedback_passes_where_it_is_asked_for() {
+        assert_eq!(check(&fed(), 128, 2).unwrap().feedback, Some([fed().owed, fed().left_out]));
+        assert_eq!(check(&sum(8, 0, 0), 128, 2).unwrap().feedback, None);
     }
 
     #[test]
     fn right_calls_pass() {
-        let checked = check(&sum(16, 0, 64), 128, true, 2).unwrap();
+        let checked = check(&sum(16, 0, 64), 128, 2).unwrap();
         assert!(!checked.in_place);
         assert_eq!(checked.signature.count, 16);
-        assert!(check(&sum(16, 64, 64), 128, true, 2).unwrap().in_place);
-        assert!(!check(&sum(0, 128, 128), 128, true, 2).unwrap().in_place);
+        assert!(check(&sum(16, 64, 64), 128, 2).unwrap().in_place);
+        assert!(!check(&sum(0, 128, 128), 128, 2).unwrap().in_place);
     }
 
     #[test]
@@ -158,7 +152,7 @@ mod tests {
             ("feedback on itself", Submission { left_out: fed().owed, ..fed() }, Status::Overlap),
         ];
         for (what, submission, status) in cases {
-            assert_eq!(check(&submission, 128, true, 2), Err(status), "{what}");
+            assert_eq!(check(&submission, 128, 2), Err(status), "{what}");
         }
         let exchange = Submission { collective: Collective::AllToAll.code(), ..sum(8, 0, 0) };
         let exchange = Submission {
@@ -166,6 +160,6 @@ mod tests {
             output: Region { offset: 0, bytes: 64 },
             ..exchange
         };
-        assert_eq!(check(&exchange, 128, true, 2), Err(Status::Overlap), "alltoall in place");
+        assert_eq!(check(&exchange, 128, 2), Err(Status::Overlap), "alltoall in place");
     }
 }

@@ -224,7 +224,6 @@ fn bad_calls_are_refused_and_hurt_nobody() {
     world.submit(0, call(Collective::AllReduce, u64::MAX / 16, 1, 0, 0, 0));
     let mut refused = None;
     world.until("refusal", |world| {
-        use harmonaize_shm::TenantEnd;
         refused = world.tenants[0].end.completion().unwrap();
         refused.is_some()
     });

@@ -5,7 +5,7 @@
 #[allow(dead_code, reason = "other tests need more of it")]
 mod common;
 
-use common::{SMALL, World, reduce};
+use common::{World, reduce};
 use harmonaize_abi::{ReduceOp, Region, Submission, flags};
 use harmonaize_codec::Codec;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
@@ -24,10 +24,14 @@ fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
     Some(Coding { codec, most, exchanges: true, measured: true })
 }
 
-fn world(ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
+/// Which ranks' tensors are not mapped.
+type Away = fn(u32) -> bool;
+const AWAY: [Away; 3] = [|_| false, |_| true, |rank| rank % 2 == 0];
+
+fn world(ranks: &[Vec<u32>], coding: Option<Coding>, away: Away) -> World {
     let hub = Hub::new();
     let transport = |_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>;
-    World::with_coding((0..ranks.len()).map(transport).collect(), ranks, SMALL, common::ARENA, 2, coding)
+    World::with_away((0..ranks.len()).map(transport).collect(), ranks, coding, &away)
 }
 
 /// Tensors of `count` elements, step after step.
@@ -105,9 +109,10 @@ fn what_is_received_is_what_was_given_less_what_is_owed() {
     ];
     let names = ["int4", "rotated 1", "top 1/16", "int8 stochastic", "e5m2", "nonzero blocks"];
     for (seed, (name, ranks)) in names.iter().zip(groups.iter().cycle()).enumerate() {
-        for most in [None, Some(0.05)] {
-            let mut steps = Steps::new(world(ranks, coding(name, most)), 4097, seed as u64);
-            let what = format!("seed {seed}: {name} within {most:?} at {ranks:?}");
+        for (most, away) in [None, Some(0.05)].into_iter().flat_map(|most| AWAY.map(|away| (most, away))) {
+            let mut steps = Steps::new(world(ranks, coding(name, most), away), 4097, seed as u64);
+            let far = (0..5).filter(|rank| away(*rank)).count();
+            let what = format!("seed {seed}: {name} within {most:?} at {ranks:?}, {far} of 5 not mapped");
             for (op, to) in
                 [(ReduceOp::Sum, OUTPUT), (ReduceOp::Average, OUTPUT), (ReduceOp::Sum, 0)].repeat(3)
             {
@@ -123,7 +128,11 @@ fn what_is_received_is_what_was_given_less_what_is_owed() {
 
 #[test]
 fn what_is_not_coded_leaves_owed_what_was() {
-    let mut steps = Steps::new(world(&[vec![0, 1], vec![2]], None), 4097, 9);
+    AWAY.into_iter().for_each(not_coded);
+}
+
+fn not_coded(away: Away) {
+    let mut steps = Steps::new(world(&[vec![0, 1], vec![2]], None, away), 4097, 9);
     let owed: Vec<Vec<f32>> = (0..3).map(|rank| (0..4097).map(|at| (rank * at) as f32).collect()).collect();
     (0..3).for_each(|rank| steps.world.write_floats(rank, HALVES[0], &owed[rank]));
     let scale = steps.submit(ReduceOp::Sum, OUTPUT);
@@ -138,8 +147,12 @@ fn what_is_not_coded_leaves_owed_what_was() {
 
 #[test]
 fn what_is_owed_outlives_changes_of_codec_in_the_midst_of_operations() {
-    let mut steps =
-        Steps::new(world(&[vec![0], vec![1], vec![2], vec![3]], coding("int4", None)), 1 << 18, 3);
+    AWAY.into_iter().for_each(four_codecs);
+}
+
+fn four_codecs(away: Away) {
+    let ranks = [vec![0], vec![1], vec![2], vec![3]];
+    let mut steps = Steps::new(world(&ranks, coding("int4", None), away), 1 << 18, 3);
     let next = [coding("rotated 2", None), None, coding("int8", Some(1e-3)), coding("top 1/16", None)];
     for (epoch, next) in (2..).zip(next) {
         let scale = steps.submit(ReduceOp::Sum, OUTPUT);

@@ -5,9 +5,9 @@
 mod common;
 
 use common::{MARKS, SMALL, World, call};
-use harmonaize_abi::{Collective, Status};
+use harmonaize_abi::{Collective, ReduceOp, Status};
 use harmonaize_engine::{Notice, marks};
-use harmonaize_events::{Mark, MarkKind};
+use harmonaize_events::{LOOKED, Mark, MarkKind};
 use harmonaize_plan::Participant;
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use harmonaize_transport::{Flow, Transport};
@@ -30,6 +30,33 @@ fn of(marks: &[Mark], kind: MarkKind) -> impl Iterator<Item = &Mark> {
 /// Bytes of messages of a kind with a peer.
 fn bytes(marks: &[Mark], kind: MarkKind, peer: u32) -> u64 {
     of(marks, kind).filter(|mark| mark.peer == peer).map(|mark| mark.bytes).sum()
+}
+
+/// Of large tensors of f32, of which nobody has to be told what they hold but how much of it is zeros.
+#[test]
+fn zeros_are_told_of_large_tensors() {
+    let mut world = world(&[vec![0], vec![1]]);
+    const COUNT: usize = 300 << 10;
+    let sum = |count: u64, world: &mut World| {
+        for rank in 0..2 {
+            let sum = common::reduce(ReduceOp::Sum, count, 0, 16 << 20);
+            world.submit(rank, sum);
+        }
+        assert!(world.completions().iter().all(|completion| completion.status == Status::Ok.code()));
+        [0, 1].map(|engine| {
+            let marks = read(world, engine);
+            [MarkKind::Called, MarkKind::Ended].map(|kind| of(&marks, kind).next().unwrap().segment)
+        })
+    };
+    let mut values = vec![0.0_f32; COUNT];
+    world.write_floats(0, 0, &values);
+    values.fill(1.5);
+    world.write_floats(1, 0, &values);
+    let all = 1 + u64::from(LOOKED);
+    assert_eq!(sum(COUNT as u64, &mut world), [[all, 1], [1, 1]]);
+    world.write_floats(1, 0, &vec![0.0; COUNT]);
+    assert_eq!(sum(COUNT as u64, &mut world), [[all, all]; 2]);
+    assert_eq!(sum(1000, &mut world), [[0, 0]; 2], "small ones are not looked into");
 }
 
 #[test]

@@ -12,7 +12,6 @@ use counting::Counting;
 use harmonaize_abi::{Collective, ReduceOp, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_plan::{Coding, Tuning};
-use harmonaize_shm::TenantEnd;
 use harmonaize_transport::verbs::{Config, VerbsTransport};
 use harmonaize_transport::{Transport, tcp};
 use harmonaize_verbs::fake::Fabric;

@@ -17,7 +17,7 @@ pub use counters::{RoceCounters, RoceEntry, RoundTrips, TcpCounters, TcpEntry, T
 pub use endpoint::{DEVICE_NAME, EndpointLosses, PROCESS_NAME, QueuePair, QueuePairKey, Socket, SocketKey};
 pub use event::{Event, EventKind};
 pub use key::{Direction, FlowKey, FoldingSecret, Protocol, RequestKey, RequestSent, ShortKey};
-pub use mark::{Mark, MarkKind};
+pub use mark::{LOOKED, Mark, MarkKind};
 pub use totals::{InterfaceTotals, Losses, Totals};
 
 /// The UDP port of RoCE v2 (InfiniBand Architecture, annex A17).

@@ -2,11 +2,15 @@
 
 use crate::shared;
 
+/// Blocks of a tensor that are looked at.
+pub const LOOKED: u32 = 32;
+
 /// What a [`Mark`] tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum MarkKind {
-    /// A local rank called an operation. `bytes` are those of its tensor.
+    /// A local rank called an operation. `bytes` are those of its tensor; `segment` is 0, or 1 and how many of [`LOOKED`] blocks of 256
+    /// elements of its input were zeros.
     Called = 1,
     /// A segment of an operation begins here: its first step is executed. `bytes` are those of its part of a tensor.
     SegmentBegan = 2,
@@ -14,7 +18,7 @@ pub enum MarkKind {
     Sent = 3,
     /// `bytes` from a peer have arrived.
     Received = 4,
-    /// The operation has ended well for a local rank.
+    /// The operation has ended well for a local rank. `segment` tells the same of its output.
     Ended = 5,
     /// It has ended with an error for a local rank.
     Failed = 6,
@@ -48,7 +52,7 @@ shared! {
         pub communicator: u64,
         /// The operation's number on the communicator, from 0.
         pub operation: u64,
-        /// The segment's number on the communicator, from 0; 0 for `Called`, `Ended` and `Failed`; see `Coded`.
+        /// The segment's number on the communicator, from 0; 0 for `Failed`; see `Called`, `Ended` and `Coded`.
         pub segment: u64,
         /// Depends on the kind; else 0.
         pub bytes: u64,

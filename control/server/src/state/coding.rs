@@ -25,6 +25,11 @@ pub(super) const MOST_HOSTS: usize = 64;
 /// Most codecs of an agent that are looked at.
 const MOST_CODECS: usize = 32;
 
+/// Blocks of a tensor that agents look at, of 256 elements each.
+const LOOKED: f64 = 32.0;
+/// Which blocks are sent, and chunks' headers, for a byte of a tensor.
+const PLACES: f64 = 0.001;
+
 /// How the tensors of an epoch travel, and within which budget.
 #[derive(Clone, Debug)]
 pub(super) struct Chosen {
@@ -249,8 +254,11 @@ impl State {
         let Some(known) = self.communicators.get(&id) else { return Chosen::exact() };
         let budget = known.coding.agreed.clone();
         let exact = |reason: &str| (Codec::EXACT, reason.to_owned(), None);
-        let (codec, reason, chosen) = if budget == Budget::Exact {
+        let controller = &known.coding.controller;
+        let (codec, reason, chosen) = if budget == Budget::Exact && !controller.knows(now, Codec::NONZERO) {
             exact("")
+        } else if budget == Budget::Exact && known.aggregation.grant.is_some() {
+            exact("an aggregator sums")
         } else if !self.settings.compression {
             exact("compression is switched off")
         } else if known.members.len() < 2 {
@@ -355,13 +363,38 @@ impl State {
         let levels = self.common_levels(known);
         let Some(level) = levels.iter().find(|level| level.codec == current) else { return };
         let (level, ratio) = (*level, (1.0 - coded.saved_bytes as f64 / exact).max(0.0));
-        let Some(known) = self.communicators.get_mut(&told.communicator) else { return };
-        if known.coding.controller.told(now, &level, coded.error, ratio) {
-            let communicator = told.communicator;
-            self.fact(Fact::LossLearned { communicator, codec: current.name() });
-        }
+        self.learn_level(now, told.communicator, &level, coded.error, ratio);
+    }
+
+    /// An agent told of an operation, and how many zeros are in its tensors: by that the next choice goes, until operations in blocks that
+    /// are not zeros tell what was saved. Of a dense tensor nothing is learned.
+    pub(super) fn learn_zeros(&mut self, now: Duration, told: &v1::Operation) {
+        let part = |zeros: Option<u32>| zeros.map(|zeros| 1.0 - (f64::from(zeros) / LOOKED).min(1.0));
+        // A host sends what any of its ranks has.
+        let sent: Option<f64> = told.ranks.iter().map(|rank| part(rank.zero_input)).sum();
+        let sum = told.ranks.first().and_then(|rank| part(rank.zero_output));
+        let (Some(sent), Some(sum)) = (sent, sum) else { return };
+        let ratio = (sent.min(1.0) + sum) / 2.0 + PLACES;
         let Some(known) = self.communicators.get(&told.communicator) else { return };
-        let chosen = self.choose_coding(now, told.communicator, known.plan.as_ref());
+        let Coding { controller, current, .. } = &known.coding;
+        let dense = !controller.heeds_zeros(now, ratio);
+        if dense || current.codec == Codec::NONZERO || !self.settings.compression {
+            return;
+        }
+        let mut levels = self.common_levels(known).into_iter();
+        let Some(level) = levels.find(|level| level.codec == Codec::NONZERO) else { return };
+        self.learn_level(now, told.communicator, &level, 0.0, ratio);
+    }
+
+    /// What an operation by this level came to, or would have: the choice is made anew where it is another now.
+    fn learn_level(&mut self, now: Duration, communicator: u64, level: &Level, loss: f64, ratio: f64) {
+        let Some(known) = self.communicators.get_mut(&communicator) else { return };
+        let current = known.coding.current.codec;
+        if known.coding.controller.told(now, level, loss, ratio) {
+            self.fact(Fact::LossLearned { communicator, codec: level.codec.name() });
+        }
+        let Some(known) = self.communicators.get(&communicator) else { return };
+        let chosen = self.choose_coding(now, communicator, known.plan.as_ref());
         if chosen.codec != current && known.phase() == v1::Phase::Running {
             self.want_plan(Trigger::Losses);
         }
@@ -426,13 +459,14 @@ impl State {
         self.propose(now, id, Proposal { order, hops, plan, decision, same_links: true })
     }
 
-    /// Communicators whose epoch can change now, and whose ranks let something be lost or did.
+    /// Communicators whose epoch can change now, and whose ranks let something be lost or did, or whose tensors have zeros.
     fn coded(&self) -> Vec<u64> {
         let can = |known: &Communicator| {
-            let budgets = [&known.coding.agreed, &known.coding.current.budget];
+            let Coding { agreed, current, controller, .. } = &known.coding;
+            let lossy = [agreed, &current.budget].into_iter().any(|budget| *budget != Budget::Exact);
             known.phase() == v1::Phase::Running
                 && known.held_off.is_none()
-                && budgets.into_iter().any(|budget| *budget != Budget::Exact)
+                && (lossy || current.codec != Codec::EXACT || controller.learned().next().is_some())
         };
         self.communicators.iter().filter(|(_, known)| can(known)).map(|(id, _)| *id).collect()
     }

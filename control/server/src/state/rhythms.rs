@@ -144,6 +144,7 @@ impl State {
             rhythm.take(now, told);
             self.compare_hints(told.communicator);
             self.learn_coded(now, told);
+            self.learn_zeros(now, told);
         }
     }
 

@@ -222,6 +222,8 @@ mod tests {
             ended_ns: Some(9),
             failed: false,
             bytes: 1,
+            zero_input: None,
+            zero_output: None,
         }];
         let found = Operation {
             communicator: 7,

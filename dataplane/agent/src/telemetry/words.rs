@@ -36,6 +36,8 @@ pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
         called_ns: clock.at_all(rank.called_ns),
         ended_ns: clock.at_all(rank.ended_ns),
         failed: rank.failed,
+        zero_input: rank.zero_input,
+        zero_output: rank.zero_output,
     });
     let edge = |edge: &Edge| v1::Edge {
         peer: edge.peer,

@@ -6,7 +6,7 @@ use harmonaize_engine::{
     Aggregator, AttachmentId, Command, CommunicatorId, Engine, Formation, LocalRank, MarkReader, Notice, Peer,
 };
 use harmonaize_plan::{Coding, Group, Participant, Plan, Tuning};
-use harmonaize_shm::{MappedEnd, MappedTenant, TenantEnd};
+use harmonaize_shm::{AgentEnd, MappedEnd, MappedTenant, RemoteEnd, RemoteTenant, TenantEnd};
 use harmonaize_transport::{Introduction, Transport};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -30,7 +30,7 @@ pub(crate) const SMALL: Tuning = Tuning {
 
 /// One rank's end.
 pub(crate) struct Tenant {
-    pub(crate) end: MappedTenant,
+    pub(crate) end: Box<dyn TenantEnd>,
     pub(crate) communicator: u32,
 }
 
@@ -79,7 +79,8 @@ impl World {
         tuning: Tuning,
         (aggregation, aggregators): (Aggregation, Vec<Aggregator>),
     ) -> Self {
-        Self::with_plan(transports, ranks, tuning, (ARENA, 2), None, Some(aggregation), aggregators)
+        let away = |_| false;
+        Self::with_plan(transports, ranks, tuning, (ARENA, 2), None, Some(aggregation), aggregators, &away)
     }
 
     pub(crate) fn with_coding(
@@ -90,9 +91,21 @@ impl World {
         landing_slots: u32,
         coding: Option<Coding>,
     ) -> Self {
-        Self::with_plan(transports, ranks, tuning, (arena, landing_slots), coding, None, Vec::new())
+        let sizes = (arena, landing_slots);
+        Self::with_plan(transports, ranks, tuning, sizes, coding, None, Vec::new(), &|_| false)
     }
 
+    /// The same where some ranks' tensors are not mapped.
+    pub(crate) fn with_away(
+        transports: Vec<Box<dyn Transport + Send>>,
+        ranks: &[Vec<u32>],
+        coding: Option<Coding>,
+        away: &dyn Fn(u32) -> bool,
+    ) -> Self {
+        Self::with_plan(transports, ranks, SMALL, (ARENA, 2), coding, None, Vec::new(), away)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "whatever some test chooses")]
     fn with_plan(
         transports: Vec<Box<dyn Transport + Send>>,
         ranks: &[Vec<u32>],
@@ -101,6 +114,7 @@ impl World {
         coding: Option<Coding>,
         aggregation: Option<Aggregation>,
         aggregators: Vec<Aggregator>,
+        away: &dyn Fn(u32) -> bool,
     ) -> Self {
         let group = Group::new(ranks.iter().map(|r| r.iter().map(|&r| Rank(r)).collect()).collect()).unwrap();
         let (mut engines, mut notices, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
@@ -120,16 +134,9 @@ impl World {
         let mut tenants: Vec<Option<Tenant>> = (0..group.ranks()).map(|_| None).collect();
         for (engine, ranks) in engines.iter_mut().zip(ranks) {
             for &rank in ranks {
-                let (end, doorbell) = MappedEnd::create(arena, 64).unwrap();
-                let [region, rings] = end.descriptors().unwrap().map(|fd| fd.try_clone_to_owned().unwrap());
-                let tenant = MappedTenant::open(
-                    [region, rings, doorbell.as_fd().try_clone_to_owned().unwrap()],
-                    arena,
-                    64,
-                )
-                .unwrap();
+                let (end, tenant) = if away(rank) { distant(arena) } else { near(arena) };
                 tenants[rank as usize] = Some(Tenant { end: tenant, communicator: 7 });
-                engine.command(Command::Attach { attachment: AttachmentId(rank.into()), end: Box::new(end) });
+                engine.command(Command::Attach { attachment: AttachmentId(rank.into()), end });
             }
         }
         let tenants = tenants.into_iter().map(Option::unwrap).collect();
@@ -213,6 +220,9 @@ impl World {
             for engine in &mut self.engines {
                 engine.progress(64);
             }
+            for tenant in &mut self.tenants {
+                tenant.end.progress().unwrap();
+            }
             assert!(Instant::now() < deadline, "not within 20 s: {what}; notices {:?}", self.notices);
         }
     }
@@ -257,6 +267,20 @@ impl World {
         self.tenants[rank].end.memory().read(offset, &mut bytes).unwrap();
         bytes.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().unwrap())).collect()
     }
+}
+
+/// Both ends of an attachment whose tensors are mapped.
+fn near(arena: u64) -> (Box<dyn AgentEnd>, Box<dyn TenantEnd>) {
+    let (end, doorbell) = MappedEnd::create(arena, 64).unwrap();
+    let [region, rings] = end.descriptors().unwrap().map(|fd| fd.try_clone_to_owned().unwrap());
+    let descriptors = [region, rings, doorbell.as_fd().try_clone_to_owned().unwrap()];
+    (Box::new(end), Box::new(MappedTenant::open(descriptors, arena, 64).unwrap()))
+}
+
+/// The same where they are not.
+fn distant(arena: u64) -> (Box<dyn AgentEnd>, Box<dyn TenantEnd>) {
+    let (end, socket) = RemoteEnd::create(arena, 64).unwrap();
+    (Box::new(end), Box::new(RemoteTenant::open(socket, arena, 64).unwrap()))
 }
 
 /// An AllReduce of f32.

@@ -339,6 +339,15 @@ pub fn decode_sparse(
     dispatch(isa, DecodeSparse { form, from, place: rows::Place { to: Target::new(to), store, elements } })
 }
 
+/// How many of `samples` blocks of the f32 elements of `source`, drawn at random by `seed`, [`Sparse::Blocks`] would leave out.
+///
+/// # Errors
+/// [`KernelError::PartialElement`].
+pub fn zero_blocks(source: View<'_>, seed: u64, samples: u32) -> Result<u32, KernelError> {
+    let elements = counted(source.bytes())?;
+    Ok(sparse::zeros(Source::new(source), elements, seed, samples))
+}
+
 struct EncodeSparse<'a> {
     form: Sparse,
     pass: sparse::Pass<'a>,

@@ -2,7 +2,7 @@
 
 use super::{Coded, Edge, Moved, Operation, RankCall};
 use crate::trace::{Lost, LostKind, Record};
-use harmonaize_events::{Mark, MarkKind};
+use harmonaize_events::{LOOKED, Mark, MarkKind};
 use std::collections::{HashMap, VecDeque};
 
 /// What an assembly may remember at most.
@@ -311,12 +311,14 @@ impl Operation {
                 if let Some(rank) = self.rank(mark.rank, most) {
                     rank.called_ns = Some(rank.called_ns.map_or(mark.time_ns, |at| at.min(mark.time_ns)));
                     rank.bytes = mark.bytes;
+                    rank.zero_input = zeros(mark);
                 }
             }
             MarkKind::Ended | MarkKind::Failed => {
                 if let Some(rank) = self.rank(mark.rank, most) {
                     rank.ended_ns = Some(rank.ended_ns.map_or(mark.time_ns, |at| at.max(mark.time_ns)));
                     rank.failed |= kind == MarkKind::Failed;
+                    rank.zero_output = zeros(mark);
                 }
             }
             MarkKind::SegmentBegan => {
@@ -352,7 +354,15 @@ impl Operation {
     }
 
     fn rank(&mut self, rank: u32, most: usize) -> Option<&mut RankCall> {
-        let fresh = RankCall { rank, called_ns: None, ended_ns: None, failed: false, bytes: 0 };
+        let fresh = RankCall {
+            rank,
+            called_ns: None,
+            ended_ns: None,
+            failed: false,
+            bytes: 0,
+            zero_input: None,
+            zero_output: None,
+        };
         let found = place(&mut self.ranks, rank, |one| one.rank, fresh, most);
         self.whole &= found.is_some();
         found.and_then(|at| self.ranks.get_mut(at))
@@ -364,6 +374,11 @@ impl Operation {
         self.whole &= found.is_some();
         found.and_then(|at| self.edges.get_mut(at))
     }
+}
+
+/// What a mark tells of zeros, no more than there can be.
+fn zeros(mark: &Mark) -> Option<u32> {
+    mark.segment.checked_sub(1).map(|zeros| zeros.min(LOOKED.into()) as u32)
 }
 
 /// Where a number is in a sorted list, or is put now, unless there is no room.

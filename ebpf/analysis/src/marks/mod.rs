@@ -50,6 +50,10 @@ pub struct RankCall {
     pub failed: bool,
     /// Bytes of its tensor.
     pub bytes: u64,
+    /// Of [`harmonaize_events::LOOKED`] blocks of its input, how many were zeros; none where nobody looked.
+    pub zero_input: Option<u32>,
+    /// The same of its output.
+    pub zero_output: Option<u32>,
 }
 
 /// What travelling in fewer bits came to.

@@ -61,6 +61,8 @@ fn an_operation_is_told_whole_once_it_has_settled() {
         ended_ns: Some(ended),
         failed: false,
         bytes: 4096,
+        zero_input: None,
+        zero_output: None,
     };
     let none = Moved::default();
     let edges = vec![

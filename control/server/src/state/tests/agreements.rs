@@ -326,6 +326,7 @@ fn told_of(fabric: &mut Fabric, id: u64, operation: u64, bytes: u64, (late, took
             called_ns: called,
             ended_ns: began + late + took,
             failed: false,
+            ..Default::default()
         };
         let told = v1::Operation {
             communicator: id,
@@ -364,7 +365,7 @@ fn what_operations_took_is_held_against_what_was_promised() {
     // An operation of which an agent never tells costs no more than its place.
     for operation in 100..1000 {
         let session = fabric.state.communicators[&ids[0]].members[0].session.unwrap();
-        let rank = v1::RankTiming { rank: 0, called_ns: 1, ended_ns: 2, failed: false };
+        let rank = v1::RankTiming { rank: 0, called_ns: 1, ended_ns: 2, failed: false, ..Default::default() };
         let (communicator, ranks) = (ids[0], vec![rank]);
         let told = v1::Operation { communicator, operation, bytes: 1, ranks, ..v1::Operation::default() };
         fabric.state.operation_told(fabric.now, session, &told);

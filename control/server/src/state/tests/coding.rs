@@ -420,6 +420,58 @@ fn what_operations_really_lose_decides_instead_of_what_was_thought() {
     fabric.state.learn_coded(fabric.now, &v1::Operation { communicator: 999, coded, ..Default::default() });
 }
 
+/// Agents tell of operations with so many zeros among 32 blocks of input and output.
+fn zeros(fabric: &mut Fabric, id: u64, operations: u64, zeros: Option<u32>) {
+    let ranks = vec![v1::RankTiming { zero_input: zeros, zero_output: zeros, ..Default::default() }];
+    let told = v1::Operation { communicator: id, bytes: 16 << 20, ranks, ..v1::Operation::default() };
+    (0..operations).for_each(|_| fabric.state.learn_zeros(fabric.now, &told));
+}
+
+#[test]
+fn exact_tensors_with_many_zeros_go_without_them_and_others_as_they_are() {
+    let mut fabric = fabric(10);
+    let id = fabric.form("a", "world", &EVERYONE);
+    fabric.run(SECOND * 3);
+    let (_, epoch) = runs(&fabric, id);
+    for few in [None, Some(0), Some(2)] {
+        zeros(&mut fabric, id, 50, few);
+        fabric.run(SECOND * 10);
+        assert_eq!(runs(&fabric, id), ("exact", epoch), "{few:?}");
+    }
+    zeros(&mut fabric, id, 1, Some(30));
+    fabric.run(SECOND * 10);
+    assert_eq!(runs(&fabric, id), ("nonzero blocks", epoch + 1), "{}", plan(&fabric, id).codec_reason);
+    let recipe = fabric.recipe_of(0, id);
+    let coding = recipe.coding.unwrap();
+    assert_eq!((coding.codec.as_str(), coding.most, recipe.budget), ("nonzero blocks", None, None));
+    // It goes on while it saves, and operations say so.
+    lost(&mut fabric, id, 50, 0.9, 0.0);
+    zeros(&mut fabric, id, 50, Some(0));
+    fabric.run(SECOND * 30);
+    assert_eq!(runs(&fabric, id).0, "nonzero blocks");
+    // Then tensors are dense.
+    lost(&mut fabric, id, 100, 0.0, 0.0);
+    fabric.run(SECOND * 90);
+    assert_eq!(runs(&fabric, id).0, "exact", "{}", plan(&fabric, id).codec_reason);
+    // Where it is switched off, nobody does.
+    fabric.state.settings.compression = false;
+    zeros(&mut fabric, id, 50, Some(32));
+    fabric.run(SECOND * 90);
+    assert_eq!(runs(&fabric, id).0, "exact");
+}
+
+#[test]
+fn a_fast_fabric_sends_zeros_too() {
+    let topology = two_by_two().replace("1Gbit/s", "200Gbit/s");
+    let mut fabric = Fabric::of(settings_of(&topology), 5, 1, 0);
+    fabric.run(SECOND * 3);
+    let id = fabric.form("a", "world", &EVERYONE);
+    fabric.run(SECOND * 3);
+    zeros(&mut fabric, id, 50, Some(31));
+    fabric.run(SECOND * 30);
+    assert_eq!(runs(&fabric, id).0, "exact", "{}", plan(&fabric, id).codec_reason);
+}
+
 #[test]
 fn small_operations_beside_large_ones_keep_nothing_exact() {
     let mut fabric = fabric(9);
@@ -430,7 +482,8 @@ fn small_operations_beside_large_ones_keep_nothing_exact() {
     for operation in 0..40 {
         let bytes = if operation % 4 == 3 { 64 << 20 } else { 8 };
         let (called_ns, ended_ns) = (1 + operation * 1000, 500 + operation * 1000);
-        let ranks = vec![v1::RankTiming { rank: 0, called_ns, ended_ns, failed: false }];
+        let ranks =
+            vec![v1::RankTiming { rank: 0, called_ns, ended_ns, failed: false, ..Default::default() }];
         let told = v1::Operation { communicator: id, operation, bytes, ranks, ..v1::Operation::default() };
         fabric.state.operation_told(fabric.now, session, &told);
     }

@@ -187,7 +187,8 @@ fn both_tell(fabric: &mut Fabric, id: u64, report: u64, ms: u64) {
             let called = 1_700_000_000_000_000_000 + number * 2_000_000_000;
             let (called_ns, ended_ns) =
                 (called - u64::from(participant) * 1_000_000_000, called + ms * 1_000_000);
-            let ranks = vec![v1::RankTiming { rank: participant, called_ns, ended_ns, failed: false }];
+            let ranks =
+                vec![v1::RankTiming { rank: participant, called_ns, ended_ns, ..v1::RankTiming::default() }];
             v1::Operation {
                 communicator: id,
                 operation: number,

@@ -149,7 +149,7 @@ fn told_of(fabric: &mut Fabric, id: u64, operation: u64, bytes: u64, took: f64) 
     for participant in 0..fabric.state.communicators[&id].members.len() {
         let session = fabric.state.communicators[&id].members[participant].session.unwrap();
         let (rank, ended_ns) = (participant as u32, began + (took * 1e9) as u64);
-        let timing = v1::RankTiming { rank, called_ns: began, ended_ns, failed: false };
+        let timing = v1::RankTiming { rank, called_ns: began, ended_ns, ..v1::RankTiming::default() };
         let (participant, ranks) = (rank, vec![timing]);
         let told =
             v1::Operation { communicator: id, operation, bytes, participant, ranks, ..Default::default() };

@@ -59,7 +59,7 @@ fn operation(communicator: u64, number: u64, me: u32, of: u32, called_ns: u64, e
         last_received_ns: if peer == before { ended_ns } else { 0 },
     });
     let edges = edges.collect();
-    let ranks = vec![RankTiming { rank: me, called_ns, ended_ns, failed: false }];
+    let ranks = vec![RankTiming { rank: me, called_ns, ended_ns, failed: false, ..Default::default() }];
     Operation {
         communicator,
         operation: number,

@@ -73,7 +73,13 @@ impl Job {
 
     fn operation(&self, number: usize, (began, ended): (f64, f64)) -> v1::Operation {
         let at = |time: f64| REAL + (time * 1e6) as u64;
-        let timing = v1::RankTiming { rank: 0, called_ns: at(began), ended_ns: at(ended), failed: false };
+        let timing = v1::RankTiming {
+            rank: 0,
+            called_ns: at(began),
+            ended_ns: at(ended),
+            failed: false,
+            ..Default::default()
+        };
         v1::Operation {
             communicator: self.id,
             operation: number as u64,
