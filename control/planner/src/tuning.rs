@@ -7,7 +7,7 @@ use crate::units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 
 /// How long a segment may last at the planned rate. All that are in flight are done before a change of plan takes effect.
-const SEGMENT_TIME: Nanos = Nanos(5_000_000);
+const SEGMENT_TIME: Nanos = Nanos(7_500_000);
 
 /// Segments are no smaller, however slow links are, and messages as they are cut no smaller and no larger.
 const LEAST_SEGMENT: u64 = 32 << 10;
@@ -42,7 +42,7 @@ impl Tuning {
     };
 }
 
-/// Sizes for a group: a segment lasts at most some 5 ms on the slowest link of the ring (in which each of n hosts sends
+/// Sizes for a group: a segment lasts at most some 7.5 ms on the slowest link of the ring (in which each of n hosts sends
 /// 2(n-1)/n of it) where that is not very slow, a message is a host's share of it within 8..=256 KiB, and four to eight segments are in flight,
 /// as many, and as large, as cover twice what the longest way holds.
 pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
@@ -103,8 +103,8 @@ mod tests {
         let (topology, hosts) = star(4, "1Gbit/s", "50us");
         let expected = Tuning {
             channels: 4,
-            chunk: Bytes(64 << 10),
-            segment: Bytes(256 << 10),
+            chunk: Bytes(128 << 10),
+            segment: Bytes(512 << 10),
             copy: Bytes(64 << 10),
             landing_slots: 4,
         };
@@ -117,7 +117,11 @@ mod tests {
     fn long_ways_have_more_in_flight() {
         let (topology, hosts) = star(4, "10Gbit/s", "250us");
         assert_eq!(tuning(&topology, &hosts).channels, 8);
-        // So slow that 5 ms are small messages, and so long that these would not fill it.
+        // So slow that a segment's time is small messages.
+        let (topology, hosts) = star(8, "200Mbit/s", "50us");
+        let slow = tuning(&topology, &hosts);
+        assert_eq!((slow.channels, slow.chunk, slow.segment), (4, Bytes(8 << 10), Bytes(64 << 10)));
+        // And so long a way that these would not fill it.
         let (topology, hosts) = star(8, "200Mbit/s", "5ms");
         let long = tuning(&topology, &hosts);
         assert_eq!((long.channels, long.chunk, long.segment), (8, Bytes(128 << 10), Bytes(1 << 20)));
@@ -134,7 +138,7 @@ mod tests {
             let held = Rate(rate).bytes_in(Nanos(delay * 4)).0.saturating_mul(2);
             prop_assert!(tuning.chunk.0 * u64::from(tuning.channels) >= held.min(2 << 20), "it fills the way");
             let lasts = |bytes: u64| u128::from(bytes) * 2 * (hosts as u128 - 1) / hosts as u128 * 8_000_000_000;
-            let short = lasts(tuning.segment.0) / u128::from(rate) <= 5_000_000;
+            let short = lasts(tuning.segment.0) / u128::from(rate) <= 7_500_000;
             let needed = tuning.segment.0 <= (32 << 10).max(held / 4 * hosts as u64);
             prop_assert!(short || needed);
         }
