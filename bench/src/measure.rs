@@ -24,12 +24,16 @@ pub enum Kind {
     Allreduce,
     /// AllToAll.
     Alltoall,
+    /// AllGather.
+    Allgather,
+    /// ReduceScatter, sum.
+    Reducescatter,
 }
 
-/// One size's result, as in the line of JSON. `bytes` is a rank's tensor, as in nccl-tests.
+/// One size's result, as in the line of JSON. `bytes` is a rank's larger tensor, as in nccl-tests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Bytes of a rank's tensor.
+    /// Bytes of a rank's larger tensor.
     pub bytes: u64,
     /// Each timed operation, in microseconds.
     pub times_us: Vec<f64>,
@@ -45,14 +49,14 @@ impl Kind {
         let ranks = ranks.max(1) as f64;
         match self {
             Self::Allreduce => 2.0 * (ranks - 1.0) / ranks,
-            Self::Alltoall => (ranks - 1.0) / ranks,
+            Self::Alltoall | Self::Allgather | Self::Reducescatter => (ranks - 1.0) / ranks,
         }
     }
 
     fn word(self) -> &'static str {
         match self {
-            Self::Allreduce => "sum",
-            Self::Alltoall => "none",
+            Self::Allreduce | Self::Reducescatter => "sum",
+            Self::Alltoall | Self::Allgather => "none",
         }
     }
 }
@@ -102,6 +106,7 @@ mod tests {
         let columns: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(columns, ["8000000", "2000000", "float", "sum", "2000.0", "4.000", "6.000", "0"]);
         assert_eq!(Kind::Alltoall.bus_factor(4), 0.75);
+        assert_eq!([Kind::Allgather, Kind::Reducescatter].map(|kind| kind.bus_factor(4)), [0.75; 2]);
         assert_eq!(Kind::Allreduce.bus_factor(1), 0.0);
     }
 }

@@ -216,6 +216,27 @@ impl Member {
         timed(|| self.communicator.all_to_all(input, output))
     }
 
+    /// Runs an AllGather, in place where both are the same tensor, and times it from submission to completion.
+    pub fn all_gather(&self, input: &Tensor, output: &Tensor) -> Result<(Receipt, Duration)> {
+        if std::ptr::eq(input, output) {
+            return timed(|| self.communicator.all_gather_in_place(output));
+        }
+        timed(|| self.communicator.all_gather(input, output))
+    }
+
+    /// Runs a ReduceScatter, in place where both are the same tensor, and times it from submission to completion.
+    pub fn reduce_scatter(
+        &self,
+        input: &Tensor,
+        output: &Tensor,
+        reduce: ReduceOp,
+    ) -> Result<(Receipt, Duration)> {
+        if std::ptr::eq(input, output) {
+            return timed(|| self.communicator.reduce_scatter_in_place(input, reduce));
+        }
+        timed(|| self.communicator.reduce_scatter(input, output, reduce))
+    }
+
     /// Waits until all ranks are here.
     pub fn barrier(&self) -> Result<()> {
         timed(|| self.communicator.barrier()).map(drop)

@@ -105,6 +105,48 @@ impl Worker {
         ensure!(self.contents(&output)? == expected, "rank {}: wrong exchange of {count}", self.rank);
         Ok(())
     }
+
+    /// An AllGather in place or not, checked bit for bit; `count` elements a block.
+    pub fn gather(&self, salt: u64, count: usize, in_place: bool, within: Duration) -> Result<()> {
+        let (ranks, mine) = (self.ranks as usize, Self::input(self.rank, salt, count));
+        let mut all = vec![0; count * ranks];
+        let output = if in_place {
+            let own = all.iter_mut().skip(self.rank as usize * count);
+            own.zip(&mine).for_each(|(to, from)| *to = *from);
+            let tensor = self.tensor(&all)?;
+            self.communicator.all_gather_in_place(&tensor)?.wait(within)?;
+            tensor
+        } else {
+            let (input, output) = (self.tensor(&mine)?, self.tensor(&all)?);
+            self.communicator.all_gather(&input, &output)?.wait(within)?;
+            output
+        };
+        let expected: Vec<u64> = (0..self.ranks).flat_map(|from| Self::input(from, salt, count)).collect();
+        ensure!(self.contents(&output)? == expected, "rank {}: wrong blocks of {count}", self.rank);
+        Ok(())
+    }
+
+    /// A ReduceScatter in place or not, checked bit for bit; `count` elements a block.
+    pub fn scatter(&self, salt: u64, count: usize, in_place: bool, within: Duration) -> Result<()> {
+        let (all, mine) = (count * self.ranks as usize, self.rank as usize * count);
+        let input = self.tensor(&Self::input(self.rank, salt, all))?;
+        let sum = harmonaize_client::ReduceOp::Sum;
+        let found = if in_place {
+            self.communicator.reduce_scatter_in_place(&input, sum)?.wait(within)?;
+            self.contents(&input)?.into_iter().skip(mine).take(count).collect()
+        } else {
+            let output = self.tensor(&vec![0; count])?;
+            self.communicator.reduce_scatter(&input, &output, sum)?.wait(within)?;
+            self.contents(&output)?
+        };
+        let mut expected = vec![0_u64; count];
+        for rank in 0..self.ranks {
+            let values = Self::input(rank, salt, all).into_iter().skip(mine);
+            expected.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
+        }
+        ensure!(found == expected, "rank {}: wrong scattered sum of {count}", self.rank);
+        Ok(())
+    }
 }
 
 /// The usual options for an access, with room for `mebibytes`.

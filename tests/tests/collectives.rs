@@ -20,6 +20,10 @@ fn everything(worker: &Worker) -> Result<()> {
         worker.sum(salt, count, false, STEP)?;
         worker.sum(salt, count, true, STEP)?;
         worker.exchange(salt, count.min(20_000), STEP)?;
+        for in_place in [false, true] {
+            worker.gather(salt, count.min(40_000), in_place, STEP)?;
+            worker.scatter(salt, count.min(40_000), in_place, STEP)?;
+        }
         let root = Rank(salt as u32 % worker.ranks);
         let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
         worker.communicator.broadcast(&tensor, root)?.wait(STEP)?;

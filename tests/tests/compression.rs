@@ -125,6 +125,33 @@ fn moved(worker: &Worker, salt: u64) -> Result<()> {
     Ok(())
 }
 
+/// An AllGather, in place at one rank, whose blocks are off by what the receipt says, the own one too.
+fn gathered(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
+    let (block, mine) = (ELEMENTS / HOSTS as usize, heavy(worker.rank, salt));
+    let tensor = |elements: usize| worker.client.tensor(harmonaize_client::Dtype::F32, elements as u64);
+    let output = tensor(block * HOSTS as usize)?;
+    let receipt = if worker.rank == 1 {
+        output.write(block as u64, &mine[..block])?;
+        worker.communicator.all_gather_in_place(&output)?.wait(STEP)?
+    } else {
+        let input = tensor(block)?;
+        input.write(0, &mine[..block])?;
+        worker.communicator.all_gather(&input, &output)?.wait(STEP)?
+    };
+    ensure!(receipt.algorithm == Algorithm::DirectCoded && receipt.bits_per_element < 16.0, "{receipt:?}");
+    let mut found = vec![0_f32; block * HOSTS as usize];
+    output.read(0, &mut found)?;
+    let (mut error, mut signal) = (0.0, 0.0);
+    for (from, found) in (0..HOSTS).zip(found.chunks_exact(block)) {
+        let sent = heavy(from, salt);
+        error += found.iter().zip(&sent).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>();
+        signal += sent[..block].iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+    }
+    let (lost, told) = (error / signal, f64::from(receipt.error));
+    ensure!(lost > 0.0 && lost <= BOUND && (lost / told - 1.0).abs() < 0.01, "{lost} is off: {receipt:?}");
+    Ok(found.iter().map(|value| value.to_bits()).collect())
+}
+
 /// AllReduces until one loses nothing: at all ranks the same.
 fn until_exact(worker: &Worker) -> Result<()> {
     for salt in 0..200 {
@@ -147,6 +174,7 @@ fn who_lets_something_be_lost_gets_it_within_the_budget_and_nobody_else() {
     let lossy = |worker: &Worker| -> Result<Vec<Vec<u32>>> {
         let mut found = (0..3).map(|salt| coded(worker, salt)).collect::<Result<Vec<_>>>()?;
         moved(worker, 9)?;
+        found.push(gathered(worker, 10)?);
         // One rank alone changes nothing.
         if worker.rank == 0 {
             worker.communicator.set_budget(&Budget::Exact)?;

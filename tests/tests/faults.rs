@@ -431,7 +431,11 @@ fn a_job_goes_on_without_ranks_that_are_lost_or_drained_and_takes_in_who_comes()
         deployment.harmonaize(&["drain", &host]).unwrap();
         let drained = workers.remove(1);
         assert!(at_all(&mut workers, regroup).iter().all(|before| *before == ranks([0, 2, 3])));
-        at_all(&mut workers, |worker| worker.exchange(5, 1000, STEP).unwrap());
+        at_all(&mut workers, |worker| {
+            worker.exchange(5, 1000, STEP).unwrap();
+            worker.gather(6, 50_000, true, STEP).unwrap();
+            worker.scatter(7, 50_000, true, STEP).unwrap();
+        });
         match drained.communicator.regroup(&RegroupOptions::default()) {
             Err(Error::Regroup { kind: JoinRefusal::Unavailable, .. }) => {}
             other => panic!("a drained host got {other:?}"),

@@ -37,7 +37,7 @@ const FULL_RUNS: usize = 15;
 /// A suite of rows.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Suite {
-    /// Four hosts, links of 1 Gbit/s: AllReduce and AllToAll against one TCP stream's goodput
+    /// Four hosts, links of 1 Gbit/s: AllReduce, AllToAll, AllGather and ReduceScatter against one TCP stream's goodput
     Shaped,
     /// Two ranks on one host: what agent and rings add to the plan alone
     Service,

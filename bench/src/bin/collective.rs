@@ -18,10 +18,10 @@ struct Arguments {
     /// Which collective
     #[arg(long, value_enum, default_value_t = Kind::Allreduce)]
     collective: Kind,
-    /// Bytes of a rank's tensor; several sizes with commas
+    /// Bytes of a rank's larger tensor; several sizes with commas
     #[arg(long, value_delimiter = ',', default_value = "67108864")]
     bytes: Vec<usize>,
-    /// AllReduce in place
+    /// In place; not of AllToAll
     #[arg(long)]
     in_place: bool,
     /// Print a line of JSON per size instead of columns
@@ -73,20 +73,34 @@ fn measure(arguments: &Arguments, member: &Member, bytes: usize) -> Result<Measu
         bytes.is_multiple_of(4 * ranks),
         "{bytes} bytes are no whole f32 elements for each of {ranks} ranks"
     );
-    let input = member.tensor::<f32>(elements)?;
-    let apart = if arguments.in_place { None } else { Some(member.tensor::<f32>(elements)?) };
+    // In place, the larger tensor stands for both.
+    let [of_input, of_output] = match arguments.collective {
+        Kind::Allgather if !arguments.in_place => [elements / ranks, elements],
+        Kind::Reducescatter if !arguments.in_place => [elements, elements / ranks],
+        _ => [elements; 2],
+    };
+    let input = member.tensor::<f32>(of_input)?;
+    let apart = if arguments.in_place { None } else { Some(member.tensor::<f32>(of_output)?) };
     let output = apart.as_ref().unwrap_or(&input);
     let run = || -> Result<(Receipt, Duration)> {
         match arguments.collective {
             Kind::Allreduce => member.all_reduce_into(&input, output, ReduceOp::Sum),
             Kind::Alltoall => member.all_to_all(&input, output),
+            Kind::Allgather => member.all_gather(&input, output),
+            Kind::Reducescatter => member.reduce_scatter(&input, output, ReduceOp::Sum),
         }
     };
-    let pattern = Pattern { kind: arguments.collective, rank: member.rank(), ranks, elements };
-    input.write(0, &pattern.input())?;
+    let pattern = Pattern {
+        kind: arguments.collective,
+        rank: member.rank(),
+        ranks,
+        elements,
+        in_place: arguments.in_place,
+    };
+    input.write(0, &pattern.input(of_input))?;
     run()?;
     let mut wrong = pattern.wrong(output)?;
-    let zeros = vec![0f32; elements];
+    let zeros = vec![0f32; of_output];
     output.write(0, &zeros)?;
     for _ in 0..arguments.effort.warmup {
         run()?;
@@ -112,6 +126,7 @@ struct Pattern {
     rank: usize,
     ranks: usize,
     elements: usize,
+    in_place: bool,
 }
 
 impl Pattern {
@@ -119,18 +134,26 @@ impl Pattern {
         ((rank + 1) * 7 + element % 1021) as f32
     }
 
-    fn input(&self) -> Vec<f32> {
-        (0..self.elements).map(|element| Self::of(self.rank, element)).collect()
+    /// A rank's input; of an AllGather in place the whole tensor, of which its block is the input.
+    fn input(&self, elements: usize) -> Vec<f32> {
+        (0..elements).map(|element| Self::of(self.rank, element)).collect()
     }
 
     /// Elements of the output that are not what they must be.
     fn wrong(&self, output: &Tensor) -> Result<u64> {
-        let mut found = vec![0f32; self.elements];
-        output.read(0, &mut found)?;
         let block = (self.elements / self.ranks).max(1);
+        let (mut found, own) = (vec![0f32; output.elements() as usize], self.rank * block);
+        output.read(0, &mut found)?;
+        let sum = |element: usize| (0..self.ranks).map(|rank| Self::of(rank, element)).sum::<f32>();
         let expected = |element: usize| match self.kind {
-            Kind::Allreduce => (0..self.ranks).map(|rank| Self::of(rank, element)).sum::<f32>(),
-            Kind::Alltoall => Self::of(element / block, self.rank * block + element % block),
+            Kind::Allreduce => sum(element),
+            Kind::Alltoall => Self::of(element / block, own + element % block),
+            // In place a block's elements stand where the block does.
+            Kind::Allgather if self.in_place => Self::of(element / block, element),
+            Kind::Allgather => Self::of(element / block, element % block),
+            Kind::Reducescatter if !self.in_place => sum(own + element),
+            Kind::Reducescatter if (own..own + block).contains(&element) => sum(element),
+            Kind::Reducescatter => Self::of(self.rank, element),
         };
         let differs = |(element, found): &(usize, &f32)| **found != expected(*element);
         Ok(found.iter().enumerate().filter(differs).count() as u64)

@@ -117,11 +117,44 @@ wire_enum! {
         Broadcast = 2, "broadcast";
         /// No data; nobody leaves before everybody has entered.
         Barrier = 3, "barrier";
+        /// Every rank ends with all ranks' inputs, in rank order.
+        AllGather = 4, "allgather";
+        /// Rank `r` ends with the reduction of block `r` of all ranks' inputs.
+        ReduceScatter = 5, "reducescatter";
+    }
+}
+
+impl Collective {
+    /// Blocks of [`Signature::count`] elements of a rank's input and of its output, among so many ranks.
+    pub const fn blocks(self, ranks: u32) -> [u32; 2] {
+        match self {
+            Self::AllReduce | Self::Broadcast => [1, 1],
+            Self::AllToAll => [ranks, ranks],
+            Self::Barrier => [0, 0],
+            Self::AllGather => [1, ranks],
+            Self::ReduceScatter => [ranks, 1],
+        }
+    }
+
+    /// In place: which block of a rank's input is which block of its output. `None`: it is never in place.
+    pub const fn shared_block(self, rank: Rank) -> Option<[u32; 2]> {
+        match self {
+            Self::AllReduce | Self::Broadcast => Some([0, 0]),
+            Self::AllToAll | Self::Barrier => None,
+            Self::AllGather => Some([0, rank.0]),
+            Self::ReduceScatter => Some([rank.0, 0]),
+        }
+    }
+
+    /// Whether elements are reduced.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter)
     }
 }
 
 /// What all ranks of a communicator must agree on for one operation. `count` is in elements: of the whole tensor for
-/// AllReduce and Broadcast, of one block for AllToAll (each rank's tensor has `ranks * count`), 0 for Barrier.
+/// AllReduce and Broadcast, 0 for Barrier, and of one block for the others, whose larger tensors have `ranks * count`
+/// ([`Collective::blocks`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signature {
     /// Which collective.
@@ -142,7 +175,12 @@ impl fmt::Display for Signature {
             Collective::AllReduce => {
                 write!(f, "allreduce({} x {}, {})", self.count, self.dtype, self.reduce)
             }
-            Collective::AllToAll => write!(f, "alltoall({} x {} a rank)", self.count, self.dtype),
+            Collective::AllToAll | Collective::AllGather => {
+                write!(f, "{}({} x {} a rank)", self.collective, self.count, self.dtype)
+            }
+            Collective::ReduceScatter => {
+                write!(f, "reducescatter({} x {} a rank, {})", self.count, self.dtype, self.reduce)
+            }
             Collective::Broadcast => {
                 write!(f, "broadcast({} x {}, root {})", self.count, self.dtype, self.root)
             }

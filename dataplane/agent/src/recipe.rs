@@ -122,8 +122,10 @@ fn prove(plan: &EpochPlan) -> Result<(), String> {
             }
             let can = match collective {
                 Collective::AllReduce => true,
-                Collective::AllToAll => plan.coding.is_some_and(|coding| coding.exchanges),
-                Collective::Broadcast | Collective::Barrier => false,
+                Collective::AllToAll | Collective::AllGather => {
+                    plan.coding.is_some_and(|coding| coding.exchanges)
+                }
+                Collective::ReduceScatter | Collective::Broadcast | Collective::Barrier => false,
             };
             let codes = can && retention != Retention::CopyInputs;
             let exact = |shots| Request { collective, root: Rank(0), coded: false, shots };
@@ -132,7 +134,10 @@ fn prove(plan: &EpochPlan) -> Result<(), String> {
             let shots: &[Shots] = match collective {
                 Collective::AllReduce => &[Shots::Many, Shots::One, Shots::Two],
                 Collective::AllToAll => &[Shots::Many],
-                Collective::Broadcast | Collective::Barrier => &[Shots::Many, Shots::One],
+                Collective::AllGather
+                | Collective::ReduceScatter
+                | Collective::Broadcast
+                | Collective::Barrier => &[Shots::Many, Shots::One],
             };
             let coded = (codes && plan.coding.is_some()).then_some(coded);
             for request in shots.iter().map(|shots| exact(*shots)).chain(coded) {

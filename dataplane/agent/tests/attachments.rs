@@ -46,6 +46,34 @@ impl Worker {
         values
     }
 
+    /// Gathers and scatters blocks of so many elements, in place and not.
+    fn blocks(&self, count: usize) {
+        let ranks = RANKS as usize;
+        let block = self.rank as usize * count..(self.rank as usize + 1) * count;
+        let (all, mine) = (input(self.rank, count * ranks), input(self.rank, count));
+        let gathered: Vec<u64> = (0..RANKS).flat_map(|from| input(from, count)).collect();
+        let output = self.tensor(&vec![0; count * ranks]);
+        wait(self.job.all_gather(&self.tensor(&mine), &output));
+        assert!(Self::contents(&output) == gathered, "rank {}: blocks of {count}", self.rank);
+        let mut tensor = vec![0; count * ranks];
+        tensor[block.clone()].copy_from_slice(&mine);
+        let tensor = self.tensor(&tensor);
+        wait(self.job.all_gather_in_place(&tensor));
+        assert!(Self::contents(&tensor) == gathered, "rank {}: blocks of {count} in place", self.rank);
+        let mut sum = vec![0_u64; count];
+        for from in 0..RANKS {
+            let theirs = &input(from, count * ranks)[block.clone()];
+            sum.iter_mut().zip(theirs).for_each(|(sum, value)| *sum = sum.wrapping_add(*value));
+        }
+        let (tensor, result) = (self.tensor(&all), self.tensor(&vec![0; count]));
+        wait(self.job.reduce_scatter(&tensor, &result, ReduceOp::Sum));
+        assert!(Self::contents(&result) == sum, "rank {}: scattered sum of {count}", self.rank);
+        wait(self.job.reduce_scatter_in_place(&tensor, ReduceOp::Sum));
+        let mut expected = all;
+        expected[block].copy_from_slice(&sum);
+        assert!(Self::contents(&tensor) == expected, "rank {}: the same in place", self.rank);
+    }
+
     fn everything(&self) {
         for count in [1, 100, 6_000, 300_000] {
             let mine = self.tensor(&input(self.rank, count));
@@ -70,6 +98,7 @@ impl Worker {
             wait(self.job.all_to_all(&mine, &output));
             assert!(Self::contents(&output) == expected, "rank {}: exchange of {count}", self.rank);
 
+            self.blocks(count.min(100_000));
             for root in 0..RANKS {
                 let tensor = self.tensor(&input(self.rank, count));
                 wait(self.job.broadcast(&tensor, Rank(root)));

@@ -248,14 +248,43 @@ impl Communicator {
     /// same type and size, a multiple of the number of ranks.
     pub fn all_to_all(&self, input: &Tensor, output: &Tensor) -> Result<Operation, Error> {
         same_shape(input, output)?;
-        let (elements, ranks) = (input.elements(), u64::from(self.ranks()));
-        if elements % ranks != 0 {
-            return Err(Error::Shape(format!(
-                "alltoall of {elements} elements among {ranks} ranks; the elements must be a multiple of the ranks"
-            )));
-        }
-        let count = elements / ranks;
+        let count = self.block_of(Collective::AllToAll, input)?;
         self.submit(Collective::AllToAll, ReduceOp::Sum, Rank(0), count, Some((input, output)), None)
+    }
+
+    /// Starts an AllGather: block `r` of every rank's `output` becomes rank `r`'s `input`. Of the same type, `output` with as many
+    /// elements as all inputs together.
+    pub fn all_gather(&self, input: &Tensor, output: &Tensor) -> Result<Operation, Error> {
+        let count = self.block_of(Collective::AllGather, output)?;
+        one_block(Collective::AllGather, input, output, count)?;
+        self.submit(Collective::AllGather, ReduceOp::Sum, Rank(0), count, Some((input, output)), None)
+    }
+
+    /// Starts an AllGather in place: this rank's input is the block of `tensor` with its number. The tensor has a multiple of the number
+    /// of ranks of elements.
+    pub fn all_gather_in_place(&self, tensor: &Tensor) -> Result<Operation, Error> {
+        let count = self.block_of(Collective::AllGather, tensor)?;
+        self.submit(Collective::AllGather, ReduceOp::Sum, Rank(0), count, Some((tensor, tensor)), None)
+    }
+
+    /// Starts a ReduceScatter: `output` becomes the reduction of all ranks' block of `input` with this rank's number. Of the same type,
+    /// `input` with as many elements as all outputs together.
+    pub fn reduce_scatter(
+        &self,
+        input: &Tensor,
+        output: &Tensor,
+        reduce: ReduceOp,
+    ) -> Result<Operation, Error> {
+        let count = self.block_of(Collective::ReduceScatter, input)?;
+        one_block(Collective::ReduceScatter, output, input, count)?;
+        self.submit(Collective::ReduceScatter, reduce, Rank(0), count, Some((input, output)), None)
+    }
+
+    /// Starts a ReduceScatter in place: the result is the block of `tensor` with this rank's number; the others stay as they are. The
+    /// tensor has a multiple of the number of ranks of elements.
+    pub fn reduce_scatter_in_place(&self, tensor: &Tensor, reduce: ReduceOp) -> Result<Operation, Error> {
+        let count = self.block_of(Collective::ReduceScatter, tensor)?;
+        self.submit(Collective::ReduceScatter, reduce, Rank(0), count, Some((tensor, tensor)), None)
     }
 
     /// Starts a Broadcast: every rank's `tensor` becomes the root's.
@@ -277,6 +306,17 @@ impl Communicator {
         self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, None, None)
     }
 
+    /// Elements of each rank's block of a tensor.
+    fn block_of(&self, collective: Collective, tensor: &Tensor) -> Result<u64, Error> {
+        let (elements, ranks) = (tensor.elements(), u64::from(self.ranks()));
+        if elements % ranks != 0 {
+            return Err(Error::Shape(format!(
+                "{collective} of {elements} elements among {ranks} ranks; the elements must be a multiple of the ranks"
+            )));
+        }
+        Ok(elements / ranks)
+    }
+
     fn submit(
         &self,
         collective: Collective,
@@ -295,6 +335,18 @@ impl Communicator {
             }
             dtype = input.dtype();
             regions = [input.region(), output.region()];
+            if let (true, Some([of_input, of_output])) =
+                (Arc::ptr_eq(&input.block, &output.block), collective.shared_block(self.rank()))
+            {
+                // In place, the one begins within the other where they share a block.
+                let bytes = count.saturating_mul(dtype.size() as u64);
+                for ((region, other), blocks) in
+                    regions.iter_mut().zip([of_output, of_input]).zip(collective.blocks(self.ranks()))
+                {
+                    region.offset = region.offset.saturating_add(bytes.saturating_mul(other.into()));
+                    region.bytes = bytes.saturating_mul(blocks.into());
+                }
+            }
             buffers.tensors = [Some(Arc::clone(&input.block)), Some(Arc::clone(&output.block))];
         }
         let [input, output] = regions;
@@ -338,6 +390,20 @@ fn same_shape(input: &Tensor, output: &Tensor) -> Result<(), Error> {
             "an input of {} elements and an output of {}; they must be equal",
             input.elements(),
             output.elements()
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a tensor has the size of one block of the other.
+fn one_block(collective: Collective, one: &Tensor, all: &Tensor, count: u64) -> Result<(), Error> {
+    if one.dtype() != all.dtype() {
+        return Err(Error::Dtype { expected: all.dtype(), found: one.dtype() });
+    }
+    if one.elements() != count {
+        return Err(Error::Shape(format!(
+            "{collective} of blocks of {count} elements and a tensor of {}; they must be equal",
+            one.elements()
         )));
     }
     Ok(())

@@ -121,7 +121,7 @@ impl State {
                 return broadcasts.is_some_and(|[least, most]| (least.max(1)..=most).contains(&bytes));
             }
             Collective::Barrier => return barriers && self.rules.at_once,
-            Collective::AllToAll => return false,
+            Collective::AllToAll | Collective::AllGather | Collective::ReduceScatter => return false,
         }
         let (dtype, reduce) = match form {
             Form::Tensor { dtype, op } => (dtype, op),
@@ -356,7 +356,10 @@ impl Communicator {
                 Collective::AllReduce => giver.map(|gives| Restored { gives, whole }),
                 // The root has what it gave, or still its input.
                 Collective::Broadcast => whole.then_some(Restored { gives: true, whole }),
-                Collective::Barrier | Collective::AllToAll => None,
+                Collective::Barrier
+                | Collective::AllToAll
+                | Collective::AllGather
+                | Collective::ReduceScatter => None,
             };
             if channel.by_hosts(restored)
                 && let Some(operation) = self.operations.get_mut(operation)

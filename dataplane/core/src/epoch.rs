@@ -24,7 +24,7 @@ pub struct EpochPlan {
     pub channels: u16,
     /// Landing slots of each stream; a power of two.
     pub landing_slots: u32,
-    /// How large AllReduces and AllToAlls of f32 are coded; `None`: not at all.
+    /// How large AllReduces, AllToAlls and AllGathers of f32 are coded; `None`: not at all.
     pub coding: Option<Coding>,
     /// What an aggregator on the way sums; `None`: there is none.
     pub aggregation: Option<Aggregation>,
@@ -142,8 +142,8 @@ impl Epoch {
         self.decided.coding.filter(|coding| {
             let can = match signature.collective {
                 Collective::AllReduce => adds,
-                Collective::AllToAll => coding.exchanges,
-                Collective::Broadcast | Collective::Barrier => false,
+                Collective::AllToAll | Collective::AllGather => coding.exchanges,
+                Collective::ReduceScatter | Collective::Broadcast | Collective::Barrier => false,
             };
             can && large && signature.dtype == Dtype::F32
         })

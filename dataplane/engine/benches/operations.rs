@@ -7,7 +7,7 @@
 mod common;
 
 use common::{World, call, reduce};
-use harmonaize_abi::{Collective, ReduceOp};
+use harmonaize_abi::{Collective, ReduceOp, Region, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_plan::{Coding, Tuning};
 use harmonaize_transport::Transport;
@@ -29,6 +29,8 @@ fn main() {
             ("allreduce", Collective::AllReduce, OUTPUT),
             ("allreduce in place", Collective::AllReduce, 0),
             ("alltoall", Collective::AllToAll, OUTPUT),
+            ("allgather", Collective::AllGather, OUTPUT),
+            ("reducescatter", Collective::ReduceScatter, OUTPUT),
             ("broadcast", Collective::Broadcast, OUTPUT),
         ] {
             let mut times = Vec::new();
@@ -82,10 +84,13 @@ fn coded(name: &str, runs: usize) {
 }
 
 fn once(world: &mut World, collective: Collective, bytes: u64, output: u64) -> Duration {
-    let blocks = if collective == Collective::AllToAll { 2 } else { 1 };
+    let [inputs, outputs] = collective.blocks(2).map(u64::from);
+    let block = bytes / inputs.max(outputs);
+    let [input, output] =
+        [(0, inputs), (output, outputs)].map(|(offset, blocks)| Region { offset, bytes: blocks * block });
     let start = Instant::now();
     for rank in 0..2 {
-        world.submit(rank, call(collective, bytes / 8 / blocks, blocks, 0, output, 0));
+        world.submit(rank, Submission { input, output, ..call(collective, block / 8, 1, 0, 0, 0) });
     }
     assert!(world.completions().iter().all(|completion| completion.status == 0));
     start.elapsed()

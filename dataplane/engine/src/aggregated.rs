@@ -504,7 +504,10 @@ impl Engine {
                         (Task::Broadcast { bytes, root }, if root { bytes } else { 0 })
                     }
                     Collective::Barrier => (Task::Barrier, 0),
-                    Collective::AllReduce | Collective::AllToAll => {
+                    Collective::AllReduce
+                    | Collective::AllToAll
+                    | Collective::AllGather
+                    | Collective::ReduceScatter => {
                         let sent = member.path(epoch).map_or(0, |path| path.coder.form.sent(elements));
                         (Task::Sum(elements), sent)
                     }

@@ -388,11 +388,8 @@ impl Engine {
             segment: segment(),
             ..of_end(member, rank, receipt.operation)
         });
-        let blocks = match receipt.signature.collective {
-            Collective::AllToAll => u64::from(member.ranks),
-            _ => 1,
-        };
-        let elements = receipt.signature.count.saturating_mul(blocks).max(1);
+        let blocks = receipt.signature.collective.blocks(member.ranks).into_iter().max().unwrap_or(1);
+        let elements = receipt.signature.count.saturating_mul(blocks.into()).max(1);
         let bits = receipt.wire_bytes.saturating_mul(8 * 256) / elements;
         let Signature { collective, root, .. } = receipt.signature;
         let request = Request { collective, root, coded: receipt.coded.is_some(), shots: receipt.shots };
@@ -512,7 +509,7 @@ fn submit(
 ) -> Result<(Mark, Checked), Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
-    let checked = check(submission, attachment.end.arena_bytes(), member.ranks)?;
+    let checked = check(submission, attachment.end.arena_bytes(), (rank, member.ranks))?;
     let token = member.remember(submission.cookie, &checked).ok_or(Code::Busy)?;
     let call = Call { signature: checked.signature, in_place: checked.in_place, token };
     let result = member.core.call(now, rank, call);
@@ -521,7 +518,7 @@ fn submit(
     }
     match result {
         Ok(operation) => {
-            let bytes = checked.input.bytes;
+            let bytes = checked.input.bytes.max(checked.output.bytes);
             Ok((Mark { operation, rank: rank.0, bytes, ..member.mark() }, checked))
         }
         Err(CoreError::Full) => Err(Code::Busy),

@@ -254,8 +254,7 @@ fn transfer<'a>(
 /// Offset and length in bytes of a part of a rank's tensor.
 pub(crate) fn tensor_range(segment: &Segment, size: u64, signature: &Signature, part: Part) -> (u64, u64) {
     let (start, elements) = part.elements(segment.lo, segment.hi);
-    let block = if signature.collective == Collective::AllToAll { u64::from(part.block) } else { 0 };
-    ((block * signature.count + start) * size, elements * size)
+    ((u64::from(part.block) * signature.count + start) * size, elements * size)
 }
 
 impl<'a> Context<'a> {

@@ -15,8 +15,12 @@ pub(crate) struct Checked {
     pub(crate) feedback: Option<[Region; 2]>,
 }
 
-/// Checks a descriptor against the attachment's memory and the communicator's size.
-pub(crate) fn check(submission: &Submission, arena_bytes: u64, ranks: u32) -> Result<Checked, Status> {
+/// Checks a rank's descriptor against the attachment's memory and the communicator's number of ranks.
+pub(crate) fn check(
+    submission: &Submission,
+    arena_bytes: u64,
+    (rank, ranks): (Rank, u32),
+) -> Result<Checked, Status> {
     if submission.version != ABI_VERSION {
         return Err(Status::BadVersion);
     }
@@ -34,7 +38,7 @@ pub(crate) fn check(submission: &Submission, arena_bytes: u64, ranks: u32) -> Re
     let signature = Signature {
         collective,
         dtype,
-        reduce: if collective == Collective::AllReduce { reduce } else { ReduceOp::Sum },
+        reduce: if collective.reduces() { reduce } else { ReduceOp::Sum },
         root: if broadcast { Rank(submission.root) } else { Rank(0) },
         count: submission.count,
     };
@@ -52,23 +56,29 @@ pub(crate) fn check(submission: &Submission, arena_bytes: u64, ranks: u32) -> Re
         let none = Region::default();
         return Ok(Checked { signature, in_place: false, input: none, output: none, feedback });
     }
-    let blocks = if collective == Collective::AllToAll { u64::from(ranks) } else { 1 };
     let size = dtype.size() as u64;
-    let bytes = submission.count.checked_mul(blocks).and_then(|elements| elements.checked_mul(size));
-    let bytes = bytes.ok_or(Status::OutOfRange)?;
-    let tensors = [submission.input, submission.output];
-    for region in tensors.iter().chain(feedback.iter().flatten()) {
+    let block = submission.count.checked_mul(size).ok_or(Status::OutOfRange)?;
+    let [inputs, outputs] = collective.blocks(ranks);
+    let (input, output) = (submission.input, submission.output);
+    let tensors = [input, output];
+    // Feedback is of an AllReduce, whose tensors are one block.
+    let fed = feedback.iter().flatten().map(|region| (region, 1));
+    for (region, blocks) in [(&input, inputs), (&output, outputs)].into_iter().chain(fed) {
+        let bytes = block.checked_mul(blocks.into()).ok_or(Status::OutOfRange)?;
         let end = region.offset.checked_add(bytes).ok_or(Status::OutOfRange)?;
         if region.bytes != bytes || end > arena_bytes || region.offset % size != 0 {
             return Err(Status::OutOfRange);
         }
     }
-    let (input, output) = (submission.input, submission.output);
-    let in_place = input.offset == output.offset && bytes > 0;
-    let apart = |one: &Region, other: &Region| {
-        one.offset + bytes <= other.offset || other.offset + bytes <= one.offset
+    // Both offsets are those of blocks that are there.
+    let shared = |[of_input, of_output]: [u32; 2]| {
+        input.offset + block * u64::from(of_input) == output.offset + block * u64::from(of_output)
     };
-    if !(apart(&input, &output) || in_place) || (in_place && collective == Collective::AllToAll) {
+    let in_place = block > 0 && collective.shared_block(rank).is_some_and(shared);
+    let apart = |one: &Region, other: &Region| {
+        one.offset + one.bytes <= other.offset || other.offset + other.bytes <= one.offset
+    };
+    if !(apart(&input, &output) || in_place) {
         return Err(Status::Overlap);
     }
     if let Some([owed, left_out]) = &feedback {
@@ -106,17 +116,17 @@ mod tests {
 
     #[test]
     fn feedback_passes_where_it_is_asked_for() {
-        assert_eq!(check(&fed(), 128, 2).unwrap().feedback, Some([fed().owed, fed().left_out]));
-        assert_eq!(check(&sum(8, 0, 0), 128, 2).unwrap().feedback, None);
+        assert_eq!(check(&fed(), 128, (Rank(0), 2)).unwrap().feedback, Some([fed().owed, fed().left_out]));
+        assert_eq!(check(&sum(8, 0, 0), 128, (Rank(0), 2)).unwrap().feedback, None);
     }
 
     #[test]
     fn right_calls_pass() {
-        let checked = check(&sum(16, 0, 64), 128, 2).unwrap();
+        let checked = check(&sum(16, 0, 64), 128, (Rank(0), 2)).unwrap();
         assert!(!checked.in_place);
         assert_eq!(checked.signature.count, 16);
-        assert!(check(&sum(16, 64, 64), 128, 2).unwrap().in_place);
-        assert!(!check(&sum(0, 128, 128), 128, 2).unwrap().in_place);
+        assert!(check(&sum(16, 64, 64), 128, (Rank(0), 2)).unwrap().in_place);
+        assert!(!check(&sum(0, 128, 128), 128, (Rank(0), 2)).unwrap().in_place);
     }
 
     #[test]
@@ -152,7 +162,7 @@ mod tests {
             ("feedback on itself", Submission { left_out: fed().owed, ..fed() }, Status::Overlap),
         ];
         for (what, submission, status) in cases {
-            assert_eq!(check(&submission, 128, 2), Err(status), "{what}");
+            assert_eq!(check(&submission, 128, (Rank(0), 2)), Err(status), "{what}");
         }
         let exchange = Submission { collective: Collective::AllToAll.code(), ..sum(8, 0, 0) };
         let exchange = Submission {
@@ -160,6 +170,68 @@ mod tests {
             output: Region { offset: 0, bytes: 64 },
             ..exchange
         };
-        assert_eq!(check(&exchange, 128, 2), Err(Status::Overlap), "alltoall in place");
+        assert_eq!(check(&exchange, 128, (Rank(0), 2)), Err(Status::Overlap), "alltoall in place");
+    }
+
+    /// Among four ranks, with the one tensor of 2 elements and the other of 8.
+    fn blocks(collective: Collective, input: u64, output: u64) -> Submission {
+        let [inputs, outputs] = collective.blocks(4).map(|blocks| u64::from(blocks) * 8);
+        Submission {
+            collective: collective.code(),
+            input: Region { offset: input, bytes: inputs },
+            output: Region { offset: output, bytes: outputs },
+            ..sum(2, 0, 0)
+        }
+    }
+
+    #[test]
+    fn of_allgather_and_reducescatter_the_own_block_alone_is_shared() {
+        let of = |submission, rank| check(&submission, 128, (Rank(rank), 4));
+        let gather = |input, output| blocks(Collective::AllGather, input, output);
+        let scatter = |input, output| blocks(Collective::ReduceScatter, input, output);
+        for rank in 0..4 {
+            let own = 32 + 8 * u64::from(rank);
+            for (right, shared) in [
+                (gather(own, 32), true),
+                (gather(24, 32), false),
+                (gather(64, 32), false),
+                (scatter(32, own), true),
+                (scatter(32, 24), false),
+                (scatter(32, 64), false),
+            ] {
+                let checked = of(right, rank).unwrap();
+                assert_eq!((checked.in_place, checked.signature.count), (shared, 2), "{right:?}");
+            }
+            let other = 32 + 8 * u64::from((rank + 1) % 4);
+            for offset in [other, own + 4, own - 4, 28, 60] {
+                assert_eq!(of(gather(offset, 32), rank).map(|_| ()), Err(Status::Overlap), "{offset}");
+                assert_eq!(of(scatter(32, offset), rank).map(|_| ()), Err(Status::Overlap), "{offset}");
+            }
+        }
+        let average = Submission { reduce: ReduceOp::Average.code(), ..scatter(0, 64) };
+        assert_eq!(of(average, 0).unwrap().signature.reduce, ReduceOp::Average);
+        let gathered = Submission { reduce: ReduceOp::Average.code(), ..gather(64, 0) };
+        assert_eq!(of(gathered, 0).unwrap().signature.reduce, ReduceOp::Sum);
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            let right = blocks(collective, 0, 64);
+            let wrong = [
+                Submission { count: 3, ..right },
+                // The blocks together, or one alone, are more than can be counted.
+                Submission { count: u64::MAX / 8, ..right },
+                Submission { count: u64::MAX, ..right },
+                Submission { input: right.output, output: right.input, ..right },
+                Submission { input: Region { offset: u64::MAX - 3, ..right.input }, ..right },
+            ];
+            for submission in &wrong {
+                assert_eq!(of(*submission, 1).map(|_| ()), Err(Status::OutOfRange), "{submission:?}");
+            }
+            let beyond = blocks(collective, 100, 4);
+            assert_eq!(check(&beyond, 104, (Rank(1), 4)).map(|_| ()), Err(Status::OutOfRange));
+            let fed = Submission { flags: flags::FEEDBACK, ..right };
+            assert_eq!(of(fed, 1).map(|_| ()), Err(Status::BadKind), "feedback");
+            let nothing = Region::default();
+            let empty = Submission { count: 0, input: nothing, output: nothing, ..right };
+            assert!(!of(empty, 1).unwrap().in_place);
+        }
     }
 }

@@ -227,6 +227,87 @@ fn blocks_that_are_moved_lose_what_their_receipts_say_and_no_more_than_the_budge
     }
 }
 
+/// Each block is encoded once, by its owner, who decodes it too: mapped or not, in place by turns.
+#[test]
+fn gathered_blocks_are_the_same_bits_at_all_ranks_and_lose_what_receipts_say() {
+    let groups = [hosts(2), vec![vec![0, 3], vec![1, 2], vec![4]], vec![vec![2], vec![0], vec![1]], hosts(6)];
+    let block = 1500;
+    let bytes = |blocks: usize| (blocks * block * 4) as u64;
+    for (ranks, name) in groups.iter().cycle().zip(["int8", "rotated 4", "bf16", "top 1/16", "rotated 2"]) {
+        for most in [None, Some(0.002)] {
+            let transports = loopback(ranks.len());
+            let mut world = World::with_away(transports, ranks, coding(name, most), &|rank| rank % 3 == 1);
+            let (all, what) = (world.tenants.len(), format!("{name} within {most:?} at {ranks:?}"));
+            let at = |rank: usize| if rank.is_multiple_of(2) { OUTPUT + bytes(rank) } else { 0 };
+            for rank in 0..all {
+                world.write_floats(rank, at(rank), &input(rank, block));
+                let submission = Submission {
+                    dtype: Dtype::F32.code(),
+                    input: Region { offset: at(rank), bytes: bytes(1) },
+                    output: Region { offset: OUTPUT, bytes: bytes(all) },
+                    ..call(Collective::AllGather, block as u64, 0, 0, 0, 0)
+                };
+                world.submit(rank, submission);
+            }
+            let completions = world.completions();
+            let first = world.read_floats(0, OUTPUT, all * block);
+            for rank in 1..all {
+                let same = world
+                    .read_floats(rank, OUTPUT, all * block)
+                    .iter()
+                    .zip(&first)
+                    .all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{what}: rank {rank} has other bits");
+            }
+            let kept = |rank: &usize| world.read_floats(*rank, 0, block) == input(*rank, block);
+            assert!(
+                (0..all).filter(|rank| rank % 2 == 1).all(|rank| kept(&rank)),
+                "{what}: an input changed"
+            );
+            let (mut error, mut signal) = (0.0, 0.0);
+            for (from, got) in first.chunks_exact(block).enumerate() {
+                let sent = input(from, block);
+                let lost: f64 =
+                    sent.iter().zip(got).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum();
+                let squares: f64 = sent.iter().map(|value| f64::from(*value).powi(2)).sum();
+                assert!(most.is_none_or(|most| lost <= most * squares * 1.0001), "{what}: block {from}");
+                (error, signal) = (error + lost, signal + squares);
+            }
+            let lost = error / signal;
+            assert!(most.is_some() || lost > 0.0, "{what}: nothing was lost");
+            for done in &completions {
+                assert_eq!((done.status, done.algorithm), (0, 6), "{what}");
+                let told = f64::from(f32::from_bits(done.error));
+                // Of a rotated block that is not full, what falls into its padding is told, too.
+                let least = if name.starts_with("rotated") { told / 2.0 } else { told * 0.999 - 1e-6 };
+                assert!(lost >= least && lost <= told * 1.001 + 1e-6, "{what}: lost {lost}, told {told}");
+            }
+            let exact = bytes((ranks.len() - 1) * ranks[0].len());
+            let sent = completions[ranks[0][0] as usize].wire_bytes;
+            assert!(sent < exact * 5 / 8 || most.is_some(), "{what}: {sent} bytes, exactly {exact}");
+        }
+    }
+    // A ReduceScatter stays exact.
+    let mut world = world(loopback(2), &hosts(2), coding("int8", None));
+    (0..2).for_each(|rank| world.write_floats(rank, 0, &input(rank, 2 * block)));
+    for rank in 0..2 {
+        let submission = Submission {
+            dtype: Dtype::F32.code(),
+            input: Region { offset: 0, bytes: bytes(2) },
+            output: Region { offset: OUTPUT, bytes: bytes(1) },
+            ..call(Collective::ReduceScatter, block as u64, 0, 0, 0, 0)
+        };
+        world.submit(rank, submission);
+    }
+    let done = world.completions();
+    assert!(done.iter().all(|done| (done.status, done.error, done.algorithm) == (0, 0, 2)), "{done:?}");
+    for (rank, own) in [(0, 0..block), (1, block..2 * block)] {
+        let [one, other] = [0, 1].map(|from| input(from, 2 * block)[own.clone()].to_vec());
+        let sum: Vec<f32> = one.iter().zip(&other).map(|(a, b)| a + b).collect();
+        assert_eq!(world.read_floats(rank, OUTPUT, block), sum);
+    }
+}
+
 /// Marks of coded operations that an engine has written: bytes saved, whether chunks went exact, and the error as receipts say it.
 fn saved(world: &World, engine: usize) -> Vec<(u64, u32, u32)> {
     let marks = std::iter::from_fn(|| world.marks[engine].read());

@@ -33,7 +33,7 @@ fn within(ranks: &[Rank], local: &Local<'_>) -> Result<Program, PlanError> {
     let mut builder = Builder::default();
     let direct = ranks.len() <= MAX_SOURCES && remote_count(ranks, local) == 0;
     let of = if direct { 1 } else { STAGED_PARTS };
-    let parts: Vec<Part> = (0..of).map(|index| Part { block: 0, index, of }).collect();
+    let parts = parts(of);
     let mut landing = Landing::new(&mut builder, ranks, local, of, false)?;
     let mut contributions = Contributions::new(&mut builder, ranks, local, &parts, false)?;
     for part in parts {
@@ -144,7 +144,7 @@ impl<'a> Ring<'a> {
         let mut builder = Builder::default();
         // By chunk, not by position: the copies lie in the same slots in every order.
         let copies = match local.retention {
-            Retention::CopyInputs => copy_inputs(&mut builder, ranks, local, chunks)?,
+            Retention::CopyInputs => copy_inputs(&mut builder, ranks, local, &parts(chunks))?,
             _ => Vec::new(),
         };
         let hold = local.retention == Retention::HoldOutputs;
@@ -261,27 +261,31 @@ fn chunk(position: u32, round: u32, chunks: u32) -> Part {
     Part { block: 0, index: index as u32, of: chunks }
 }
 
-/// Reduces the local inputs into one slot per chunk.
+/// All parts of a block.
+pub(crate) fn parts(of: u32) -> Vec<Part> {
+    (0..of).map(|index| Part { block: 0, index, of }).collect()
+}
+
+/// Reduces the local inputs into one slot per part.
 pub(crate) fn copy_inputs(
     builder: &mut Builder,
     ranks: &[Rank],
     local: &Local<'_>,
-    chunks: u32,
+    parts: &[Part],
 ) -> Result<Vec<Slot>, PlanError> {
-    let copies = builder.slots(chunks, chunks)?;
-    let parts: Vec<Part> = (0..chunks).map(|index| Part { block: 0, index, of: chunks }).collect();
+    let copies = builder.slots(parts.len() as u32, parts.first().map_or(1, |part| part.of))?;
     if let [rank] = ranks {
         let kind = match (local.access)(*rank) {
             Access::Mapped => StepKind::Move,
             Access::Remote => StepKind::Fetch,
         };
         for (slot, part) in copies.iter().zip(parts) {
-            builder.push(kind, vec![input(*rank, part)], vec![staged(*slot, part)]);
+            builder.push(kind, vec![input(*rank, *part)], vec![staged(*slot, *part)]);
         }
     } else {
-        let mut contributions = Contributions::new(builder, ranks, local, &parts, false)?;
+        let mut contributions = Contributions::new(builder, ranks, local, parts, false)?;
         for (slot, part) in copies.iter().zip(parts) {
-            contributions.reduce(builder, None, part, false, vec![staged(*slot, part)])?;
+            contributions.reduce(builder, None, *part, false, vec![staged(*slot, *part)])?;
         }
     }
     builder.end_copying();

@@ -4,6 +4,7 @@
 //! Architecture invariant: no clock, socket, thread, file or async runtime; an algorithm is data.
 #![forbid(unsafe_code)]
 
+mod allgather;
 mod allreduce;
 mod alltoall;
 mod barrier;
@@ -13,6 +14,7 @@ mod check;
 mod direct;
 mod plan;
 mod program;
+mod reducescatter;
 mod segmentation;
 mod shots;
 

@@ -1,7 +1,7 @@
 //! A plan (who takes part, in which order), and the expansion of a request into each participant's program.
 
 use crate::program::{Access, Group, Participant, Place, Program, Retention};
-use crate::{allreduce, alltoall, barrier, broadcast, direct, shots};
+use crate::{allgather, allreduce, alltoall, barrier, broadcast, direct, reducescatter, shots};
 use harmonaize_abi::{Collective, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -28,9 +28,9 @@ pub struct Request {
     pub collective: Collective,
     /// Whose input a Broadcast sends; ignored by the others.
     pub root: Rank,
-    /// Whether an AllReduce or an AllToAll between participants is coded; ignored by the others.
+    /// Whether an AllReduce, an AllToAll or an AllGather between participants is coded; ignored by the others.
     pub coded: bool,
-    /// How an AllReduce that is not coded, a Broadcast or a Barrier goes between participants; ignored by an AllToAll.
+    /// How what is not coded goes between participants; ignored by an AllToAll.
     pub shots: Shots,
 }
 
@@ -54,7 +54,7 @@ pub struct Coding {
     /// The most that an operation may lose: the squared error of its sum over the squares of all ranks' inputs, or of each chunk that is
     /// moved over its squares. `None`: no bound.
     pub most: Option<f64>,
-    /// Whether AllToAlls are coded, too.
+    /// Whether AllToAlls and AllGathers are coded, too.
     pub exchanges: bool,
     /// Whether chunks of sums say what encoders measured, beside the bound.
     pub measured: bool,
@@ -188,6 +188,8 @@ pub fn program(
         },
         Collective::AllReduce => allreduce::program(plan, position, me, local),
         Collective::AllToAll => alltoall::program(plan, request.coded, position, me, local),
+        Collective::AllGather => allgather::program(plan, request, position, me, local),
+        Collective::ReduceScatter => reducescatter::program(plan, request.shots, position, me, local),
         Collective::Broadcast => broadcast::program(plan, request, position, me, local),
         Collective::Barrier if request.shots == Shots::One => shots::barrier(plan, position),
         Collective::Barrier => barrier::program(plan, position),
@@ -226,11 +228,12 @@ pub fn edges(program: &Program) -> Edges {
 pub fn algorithm(participants: u32, request: Request) -> u8 {
     match (request.collective, request.shots) {
         _ if participants == 1 => 1,
-        (Collective::AllReduce, _) if request.coded => 6,
+        (Collective::AllReduce | Collective::AllGather, _) if request.coded => 6,
         (Collective::AllToAll, _) => 3,
         (_, Shots::One) => 7,
         (Collective::AllReduce, Shots::Two) => 8,
         (Collective::AllReduce, Shots::Many) => 2,
+        (Collective::AllGather | Collective::ReduceScatter, _) => 2,
         (Collective::Broadcast, _) => 4,
         (Collective::Barrier, _) => 5,
     }

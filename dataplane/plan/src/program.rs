@@ -66,9 +66,9 @@ pub enum Place {
     Peer(Participant),
 }
 
-/// A range of a tensor block's current segment. A tensor is `blocks` blocks of equal length (1, or one per rank for
-/// AllToAll, whose input block `b` goes to rank `b` and whose output block `b` comes from rank `b`); a segment covers the
-/// same element range `lo..hi` of every block; part `index` of `of` covers elements
+/// A range of a tensor block's current segment. A tensor is blocks of equal length, 1 or one per rank
+/// ([`harmonaize_abi::Collective::blocks`]): block `b` of an input is what goes to rank `b`, block `b` of an output what
+/// comes from rank `b`. A segment covers the same element range `lo..hi` of every block; part `index` of `of` covers elements
 /// `lo + (hi-lo)*index/of .. lo + (hi-lo)*(index+1)/of` of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {

@@ -13,13 +13,14 @@ pub struct Tuning {
     pub chunk_bytes: u32,
     /// Size of a segment to aim at, over all blocks of all ranks of a participant.
     pub segment_bytes: u32,
-    /// Smallest message of an AllToAll that is cut to keep to `segment_bytes`; below it, the segment grows instead.
+    /// Smallest message of an operation of many blocks that is cut to keep to `segment_bytes`; below it, the segment grows instead.
     pub message_bytes: u32,
     /// Operations up to this many bytes a rank copy their inputs ([`Retention::CopyInputs`]).
     pub copy_bytes: u64,
     /// Operations of up to this many bytes go in one shot; Barriers too, unless it is 0.
     pub one_shot_bytes: u64,
-    /// AllReduces of more, up to this many bytes, go in two.
+    /// AllReduces of more, up to this many bytes, go in two; AllGathers and ReduceScatters, each of which is half of such an
+    /// AllReduce, in one.
     pub two_shot_bytes: u64,
 }
 
@@ -82,6 +83,8 @@ fn most_elements(plan: &Plan, collective: Collective, shots: Shots, size: u64, t
     let participants = u64::from(plan.participants());
     let chunk = (u64::from(tuning.chunk_bytes) / size).max(1);
     let segment = (u64::from(tuning.segment_bytes) / size).max(1);
+    let least = (u64::from(tuning.message_bytes) / size).max(1);
+    let of_blocks = |blocks: u64| (segment / blocks.max(1)).max(least).min(chunk);
     match collective {
         Collective::AllReduce | Collective::Broadcast if participants == 1 => segment,
         Collective::AllReduce | Collective::Broadcast if shots == Shots::One => segment.min(chunk),
@@ -91,34 +94,43 @@ fn most_elements(plan: &Plan, collective: Collective, shots: Shots, size: u64, t
             let group = plan.group();
             let local = (0..plan.participants()).map(|each| group.local(Participant(each)).len()).max();
             let blocks = u64::from(group.ranks()).saturating_mul(local.unwrap_or(1) as u64);
-            let least = (u64::from(tuning.message_bytes) / size).max(1);
-            (segment / blocks.max(1)).max(least).min(chunk)
+            of_blocks(blocks)
         }
+        Collective::AllGather | Collective::ReduceScatter => of_blocks(u64::from(plan.group().ranks())),
         Collective::Barrier => 1,
     }
 }
 
 /// How an operation goes between participants. Depends only on what all participants share.
 pub fn shots(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Shots {
-    let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
+    let bytes = tensor_bytes(plan, signature);
     let within = |most: u64| most > 0 && bytes <= most;
     match signature.collective {
         _ if plan.participants() == 1 => Shots::Many,
         Collective::Barrier if tuning.one_shot_bytes > 0 => Shots::One,
         Collective::AllReduce | Collective::Broadcast if within(tuning.one_shot_bytes) => Shots::One,
         Collective::AllReduce if within(tuning.two_shot_bytes) => Shots::Two,
+        // As many messages, of as many bytes, as along the ring.
+        Collective::AllGather | Collective::ReduceScatter
+            if within(tuning.one_shot_bytes.max(tuning.two_shot_bytes)) =>
+        {
+            Shots::One
+        }
         _ => Shots::Many,
     }
+}
+
+/// Bytes of the larger of a rank's tensors.
+fn tensor_bytes(plan: &Plan, signature: &Signature) -> u64 {
+    let [input, output] = signature.collective.blocks(plan.group().ranks());
+    let blocks = u64::from(input.max(output));
+    signature.count.saturating_mul(blocks).saturating_mul(signature.dtype.size() as u64)
 }
 
 /// The retention for an operation of which at least one local rank is in place, or none. One participant needs none, and
 /// says so by [`Retention::KeepInputs`].
 pub fn retention(plan: &Plan, signature: &Signature, in_place: bool, tuning: &Tuning) -> Retention {
-    let blocks = match signature.collective {
-        Collective::AllToAll => u64::from(plan.group().ranks()),
-        _ => 1,
-    };
-    let bytes = signature.count.saturating_mul(blocks).saturating_mul(signature.dtype.size() as u64);
+    let bytes = tensor_bytes(plan, signature);
     if plan.participants() == 1 {
         Retention::KeepInputs
     } else if signature.collective == Collective::Barrier {

@@ -10,7 +10,7 @@
 //! Everything that goes out in a shot goes out before anything of it is received, and no peer gets two messages in a shot: one
 //! landing slot a peer is enough.
 
-use crate::allreduce::{Landing, copy_inputs};
+use crate::allreduce::{Landing, copy_inputs, parts};
 use crate::builder::{Builder, Contributions, Rotation, input, peer, staged};
 use crate::plan::{Local, Plan, PlanError};
 use crate::program::{
@@ -30,7 +30,7 @@ pub(crate) fn one(
     let hold = local.retention == Retention::HoldOutputs;
     let own = match (local.retention, ranks) {
         (Retention::CopyInputs, _) => {
-            let slots = copy_inputs(&mut builder, ranks, local, 1)?;
+            let slots = copy_inputs(&mut builder, ranks, local, &[whole])?;
             staged(*slots.first().ok_or(PlanError::Inconsistent)?, whole)
         }
         (_, [rank]) if (local.access)(*rank) == Access::Mapped => input(*rank, whole),
@@ -119,7 +119,9 @@ impl<'a> Own<'a> {
         let parts: Vec<Part> = parts.collect();
         let of = parts.len() as u32;
         match (local.retention, ranks) {
-            (Retention::CopyInputs, _) => Ok(Self::Copies(copy_inputs(builder, ranks, local, of)?)),
+            (Retention::CopyInputs, _) => {
+                Ok(Self::Copies(copy_inputs(builder, ranks, local, &self::parts(of))?))
+            }
             (_, [rank]) if (local.access)(*rank) == Access::Mapped => Ok(Self::Input(*rank)),
             _ => {
                 let contributions = Contributions::new(builder, ranks, local, &parts, false)?;
@@ -145,7 +147,7 @@ impl<'a> Own<'a> {
 }
 
 /// All others, from the next in the plan's order on: no two participants begin with the same.
-fn others(plan: &Plan, position: u32) -> Result<Vec<Participant>, PlanError> {
+pub(crate) fn others(plan: &Plan, position: u32) -> Result<Vec<Participant>, PlanError> {
     (1..plan.participants()).map(|distance| plan.at(position, distance)).collect()
 }
 
@@ -157,13 +159,13 @@ pub(crate) fn send(builder: &mut Builder, from: Operand, peers: &[Participant]) 
 }
 
 /// Where a sum waits that takes more than one step.
-fn partial(builder: &mut Builder, plan: &Plan, of: u32) -> Result<Option<Slot>, PlanError> {
+pub(crate) fn partial(builder: &mut Builder, plan: &Plan, of: u32) -> Result<Option<Slot>, PlanError> {
     let several = plan.participants() as usize > MAX_STEP_PEERS;
     several.then(|| builder.slot(of)).transpose()
 }
 
 /// Adds everybody's contribution to a part up, `own` among them.
-fn add_up(
+pub(crate) fn add_up(
     builder: &mut Builder,
     plan: &Plan,
     (me, own): (Participant, Operand),

@@ -177,6 +177,72 @@ fn every_alltoall_is_right() {
 }
 
 #[test]
+fn every_allgather_is_right() {
+    sweep(Collective::AllGather, false, Shots::Many);
+}
+
+#[test]
+fn every_allgather_in_one_shot_is_right() {
+    sweep(Collective::AllGather, false, Shots::One);
+}
+
+#[test]
+fn every_coded_allgather_is_right_and_encodes_once() {
+    sweep(Collective::AllGather, true, Shots::Many);
+}
+
+#[test]
+fn every_reducescatter_is_right() {
+    sweep(Collective::ReduceScatter, false, Shots::Many);
+}
+
+#[test]
+fn every_reducescatter_in_one_shot_is_right() {
+    sweep(Collective::ReduceScatter, false, Shots::One);
+}
+
+/// Of 8 participants each sends 7 blocks, along the ring as straight; a ReduceScatter in one shot adds as AllReduce does, a ring from the owner on.
+#[test]
+fn gathering_and_scattering_send_each_block_as_often_one_way_or_the_other() {
+    let group = Grouping::PerHost(1).plan(8).group().clone();
+    let order = [3, 4, 5, 6, 7, 0, 1, 2].map(Participant).to_vec();
+    let plan = Plan::new(group, order).unwrap();
+    for collective in [Collective::AllGather, Collective::ReduceScatter] {
+        for (shots, hops) in [(Shots::Many, 7), (Shots::One, 1)] {
+            let request = Request { shots, ..plain(collective, Rank(0)) };
+            let case = Case {
+                plan: plan.clone(),
+                request,
+                retention: Some(Retention::KeepInputs),
+                reach: Reach::Mapped,
+            };
+            let programs = case.programs();
+            let report = case.check(&programs, 1).unwrap();
+            assert!(report.usage.iter().all(|usage| (usage.sent, usage.received) == (7, 7)), "{request:?}");
+            assert_eq!(longest_way(&programs), hops, "{request:?}");
+            let own = |operand: &harmonaize_plan::Operand| match operand.place {
+                Place::Peer(peer) => Some(peer.0),
+                Place::Input(rank) => Some(rank.0),
+                _ => None,
+            };
+            let added = |me: usize| -> Vec<Vec<u32>> {
+                let steps = programs[me].steps.iter();
+                let reductions = steps.filter(|step| matches!(step.kind, StepKind::Reduce { .. }));
+                reductions.map(|step| step.sources.iter().filter_map(own).collect()).collect()
+            };
+            match (collective, shots) {
+                (Collective::AllGather, _) => assert!((0..8).all(|me| added(me).is_empty())),
+                (_, Shots::One) => {
+                    assert!((0..8).all(|me| added(me) == [vec![0, 1, 2, 3], vec![4, 5, 6, 7]]))
+                }
+                // What came from the one before, and the own contribution.
+                _ => assert!((0..8).all(|me| added(me) == vec![vec![(me as u32 + 7) % 8, me as u32]; 7])),
+            }
+        }
+    }
+}
+
+#[test]
 fn every_broadcast_is_right() {
     sweep(Collective::Broadcast, false, Shots::Many);
 }
@@ -294,13 +360,14 @@ fn algorithm_classes_are_those_of_the_receipt() {
     let class =
         |shots, collective: &Collective| algorithm(4, Request { shots, ..plain(*collective, Rank(0)) });
     let classes = |shots| Collective::ALL.iter().map(|each| class(shots, each)).collect::<Vec<_>>();
-    assert_eq!(classes(Shots::Many), [2, 3, 4, 5]);
-    assert_eq!(classes(Shots::One), [7, 3, 7, 7]);
-    assert_eq!(classes(Shots::Two), [8, 3, 4, 5]);
+    assert_eq!(classes(Shots::Many), [2, 3, 4, 5, 2, 2]);
+    assert_eq!(classes(Shots::One), [7, 3, 7, 7, 7, 7]);
+    assert_eq!(classes(Shots::Two), [8, 3, 4, 5, 2, 2]);
     assert_eq!(algorithm(1, plain(Collective::AllToAll, Rank(0))), 1);
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
     assert_eq!(algorithm(4, coded), 6);
     assert_eq!(algorithm(4, Request { coded: true, ..plain(Collective::AllToAll, Rank(0)) }), 3);
+    assert_eq!(algorithm(4, Request { coded: true, ..plain(Collective::AllGather, Rank(0)) }), 6);
 }
 
 #[test]
@@ -317,6 +384,8 @@ fn wrong_plans_and_requests_are_refused() {
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
     assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
     let coded = Request { collective: Collective::AllToAll, ..coded };
+    assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
+    let coded = Request { collective: Collective::AllGather, ..coded };
     assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
     let make = |collective, root, me| program(&plan, plain(collective, root), Participant(me), &local);
     let root = PlanError::Root { root: Rank(3), ranks: 3 };

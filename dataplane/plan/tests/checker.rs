@@ -104,6 +104,74 @@ fn an_input_in_place_stays_until_the_acknowledgement() {
     assert_eq!(refused, fault(0, 0, Fault::Copying));
 }
 
+/// In place a ReduceScatter's result lies where another attempt reads; a block that is gathered lies where it is, unless it is coded.
+#[test]
+fn in_place_the_own_block_alone_is_shared() {
+    let case = |collective, coded, retention| {
+        let request = harmonaize_plan::Request { coded, ..common::plain(collective, Rank(0)) };
+        let plan = Grouping::PerHost(2).plan(6);
+        Case { plan, request, retention: Some(retention), reach: Reach::Mapped }
+    };
+    for (collective, coded) in [(Collective::ReduceScatter, false), (Collective::AllGather, true)] {
+        let held = case(collective, coded, Retention::HoldOutputs);
+        let plain = case(collective, coded, Retention::KeepInputs);
+        let refused = held.check(&plain.programs(), 1).unwrap_err();
+        assert!(matches!(refused, CheckError::Step { fault: Fault::Uncommitted(_), .. }), "{refused}");
+        assert!(held.check(&held.programs(), 1).is_ok());
+    }
+    let held = case(Collective::AllGather, false, Retention::HoldOutputs);
+    let plain = case(Collective::AllGather, false, Retention::KeepInputs);
+    assert!(held.check(&plain.programs(), 1).is_ok());
+}
+
+/// Who keeps its own block as it was, while the others decode it, ends with other bits.
+#[test]
+fn all_ranks_end_with_the_same_gathered_bits() {
+    let request = harmonaize_plan::Request { coded: true, ..common::plain(Collective::AllGather, Rank(0)) };
+    let (plan, retention) = (Grouping::PerHost(1).plan(3), Some(Retention::KeepInputs));
+    let case = Case { plan, request, retention, reach: Reach::Mapped };
+    let mut programs = case.programs();
+    let steps = &mut programs[1].steps;
+    let decodes = |step: &Step| {
+        step.destinations.iter().any(|to| matches!(to.place, Place::Output(_)))
+            && step.sources.iter().any(|from| matches!(from.place, Place::Staging(_)))
+    };
+    let own = steps.iter().position(decodes).unwrap();
+    let (place, part) = (Place::Input(Rank(1)), Part::whole(0));
+    steps[own].sources = vec![Operand::exact(place, part)];
+    let different = CheckError::Output { rank: Rank(1), block: 1, found: Found::Different };
+    assert_eq!(case.check(&programs, 1), Err(different));
+}
+
+/// The result of another block, or a block of another rank, is somewhere else.
+#[test]
+fn blocks_that_change_places_are_found() {
+    let case = |collective| {
+        let request = common::plain(collective, Rank(0));
+        let (plan, retention) = (Grouping::PerHost(2).plan(4), Some(Retention::KeepInputs));
+        Case { plan, request, retention, reach: Reach::Mapped }
+    };
+    let gather = case(Collective::AllGather);
+    let mut programs = gather.programs();
+    for operand in programs[0].steps.iter_mut().flat_map(|step| &mut step.destinations) {
+        if matches!(operand.place, Place::Output(Rank(1))) && operand.part.block >= 2 {
+            operand.part.block ^= 1;
+        }
+    }
+    let other = |rank, block| CheckError::Output { rank: Rank(rank), block, found: Found::Other };
+    assert_eq!(gather.check(&programs, 1), Err(other(1, 2)));
+    let scatter = case(Collective::ReduceScatter);
+    let mut programs = scatter.programs();
+    for program in &mut programs {
+        for operand in program.steps.iter_mut().flat_map(|step| &mut step.destinations) {
+            if let Place::Output(Rank(rank)) = operand.place {
+                operand.place = Place::Output(Rank(rank ^ 1));
+            }
+        }
+    }
+    assert_eq!(scatter.check(&programs, 1), Err(other(0, 0)));
+}
+
 #[test]
 fn memory_is_reached_as_it_can_be() {
     let mapped = allreduce(2, 4, Retention::KeepInputs, Reach::Mapped);

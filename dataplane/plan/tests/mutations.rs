@@ -317,5 +317,5 @@ fn damaged_programs_are_refused_unless_they_are_harmless() {
             assert!(tally.refused > 0, "{kind:?} was never refused");
         }
     }
-    assert!(Collective::ALL.len() == 4, "a new collective belongs into random_case");
+    assert!(Collective::ALL.len() == 6, "a new collective belongs into random_case");
 }

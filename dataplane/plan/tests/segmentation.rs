@@ -124,6 +124,10 @@ fn sixty_four_mebibytes_over_four_hosts() {
     // 8 blocks of 2 ranks in 1 MiB: 64 KiB a message.
     let expected = Segmentation { segments: 128, elements: 1 << 14, count: 1 << 21 };
     assert_eq!(cut(Collective::AllToAll, 1 << 21), expected);
+    // 8 blocks in 1 MiB: 128 KiB a message.
+    let expected = Segmentation { segments: 64, elements: 1 << 15, count: 1 << 21 };
+    assert_eq!(cut(Collective::AllGather, 1 << 21), expected);
+    assert_eq!(cut(Collective::ReduceScatter, 1 << 21), expected);
     assert_eq!(cut(Collective::AllReduce, 0), Segmentation { segments: 1, elements: 0, count: 0 });
     // Nearly equal segments that begin at a multiple of 64 bytes.
     let expected = Segmentation { segments: 2, elements: 65_568, count: 131_105 };
@@ -142,6 +146,11 @@ fn small_operations_copy_and_those_in_place_hold() {
     assert_eq!(chosen(&several, Collective::AllReduce, 257, false), Retention::KeepInputs);
     assert_eq!(chosen(&several, Collective::AllToAll, 33, false), Retention::KeepInputs);
     assert_eq!(chosen(&several, Collective::AllToAll, 32, false), Retention::CopyInputs);
+    for collective in [Collective::AllGather, Collective::ReduceScatter] {
+        assert_eq!(chosen(&several, collective, 33, false), Retention::KeepInputs);
+        assert_eq!(chosen(&several, collective, 33, true), Retention::HoldOutputs);
+        assert_eq!(chosen(&several, collective, 32, true), Retention::CopyInputs);
+    }
     assert_eq!(chosen(&Grouping::PerHost(8).plan(8), Collective::AllReduce, 1, true), Retention::KeepInputs);
 }
 
@@ -155,6 +164,11 @@ fn the_size_says_in_how_many_shots() {
     assert_eq!(allreduce, [Shots::One, Shots::One, Shots::Two, Shots::Two, Shots::Many]);
     let broadcast = [0, 2048, 2049].map(|count| chosen(Collective::Broadcast, count));
     assert_eq!(broadcast, [Shots::One, Shots::One, Shots::Many]);
+    // Each is half of an AllReduce in two shots, of the whole tensor.
+    for collective in [Collective::AllGather, Collective::ReduceScatter] {
+        let halves = [0, 256, 257, 2048, 2049].map(|count| chosen(collective, count));
+        assert_eq!(halves, [Shots::One, Shots::One, Shots::One, Shots::One, Shots::Many]);
+    }
     assert_eq!(chosen(Collective::Barrier, 0), Shots::One);
     assert_eq!(chosen(Collective::AllToAll, 1), Shots::Many);
     let none = |collective| shots(&several, &signature(collective, Dtype::F32, 0), &Tuning::default());

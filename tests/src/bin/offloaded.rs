@@ -47,6 +47,8 @@ struct Arguments {
 enum Collective {
     AllReduce,
     AllToAll,
+    AllGather,
+    ReduceScatter,
 }
 
 /// MiB for tensors of a rank: registered memory is all there from the start.
@@ -98,6 +100,10 @@ fn run(arguments: &Arguments, agent: &AgentAddress, rank: u32, deadline: Instant
                 worker.sum(salt, count, true, left())?;
             }
             Collective::AllToAll => worker.exchange(salt, count / arguments.ranks as usize, left())?,
+            Collective::AllGather => worker.gather(salt, count / arguments.ranks as usize, false, left())?,
+            Collective::ReduceScatter => {
+                worker.scatter(salt, count / arguments.ranks as usize, false, left())?
+            }
         }
     }
     worker.communicator.barrier()?.wait(left())?;

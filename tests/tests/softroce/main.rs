@@ -28,6 +28,10 @@ fn everything(worker: &Worker) -> Result<()> {
         worker.sum(salt, count, false, PATIENCE)?;
         worker.sum(salt, count, true, PATIENCE)?;
         worker.exchange(salt, count.min(20_000), PATIENCE)?;
+        for in_place in [false, true] {
+            worker.gather(salt, count.min(40_000), in_place, PATIENCE)?;
+            worker.scatter(salt, count.min(40_000), in_place, PATIENCE)?;
+        }
         let root = Rank(salt as u32 % worker.ranks);
         let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
         worker.communicator.broadcast(&tensor, root)?.wait(PATIENCE)?;

@@ -37,7 +37,7 @@ pub(super) struct Chosen {
     pub budget: Budget,
     /// In words.
     pub reason: String,
-    /// Whether AllToAlls are coded too.
+    /// Whether AllToAlls and AllGathers are coded too.
     exchanges: bool,
     /// Whether chunks say what encoders measured.
     measured: bool,

@@ -19,7 +19,7 @@ pub const MAX_TASK_PRIORITY: u8 = 7;
 pub struct Expected {
     /// What.
     pub collective: Collective,
-    /// Of each rank's tensor.
+    /// Of each rank's tensor; of the larger where input and output differ.
     pub bytes: u64,
     /// Whether the iteration waits for it: whether it is on its critical path, and not hidden behind computing.
     pub critical: bool,

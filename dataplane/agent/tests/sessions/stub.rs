@@ -1,4 +1,4 @@
-//! An agent whose engine is a stub: every rank is alone, so that AllReduce, AllToAll and Broadcast copy.
+//! An agent whose engine is a stub: every rank is alone, so that all collectives copy.
 
 use harmonaize_abi::session::{
     Agreement, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused, Negotiated,

@@ -44,6 +44,10 @@ fn operations_make_the_round_trip() {
         }
         assert_eq!(values(&output), expected);
         comm.all_to_all(&output, &input).unwrap().wait(LIMIT).unwrap();
+        comm.all_gather(&input, &output).unwrap().wait(LIMIT).unwrap();
+        comm.reduce_scatter(&output, &input, ReduceOp::Average).unwrap().wait(LIMIT).unwrap();
+        comm.all_gather_in_place(&input).unwrap().wait(LIMIT).unwrap();
+        comm.reduce_scatter_in_place(&input, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
         comm.broadcast(&input, Rank(0)).unwrap().wait(LIMIT).unwrap();
         comm.barrier().unwrap().wait(LIMIT).unwrap();
         let empty = client.tensor(Dtype::I8, 0).unwrap();
@@ -501,6 +505,11 @@ fn mistakes_of_the_caller_are_told() {
     assert!(matches!(comm.all_reduce(&small, &bytes, ReduceOp::Sum), Err(Error::Dtype { .. })));
     assert!(matches!(comm.all_reduce(&small, &foreign, ReduceOp::Sum), Err(Error::Foreign)));
     assert!(matches!(comm.broadcast(&small, Rank(1)), Err(Error::Shape(_))));
+    assert!(matches!(comm.all_gather(&small, &large), Err(Error::Shape(_))));
+    assert!(matches!(comm.all_gather(&bytes, &small), Err(Error::Dtype { .. })));
+    assert!(matches!(comm.all_gather(&small, &foreign), Err(Error::Foreign)));
+    assert!(matches!(comm.reduce_scatter(&small, &large, ReduceOp::Sum), Err(Error::Shape(_))));
+    assert!(matches!(comm.reduce_scatter(&small, &bytes, ReduceOp::Sum), Err(Error::Dtype { .. })));
     assert!(matches!(small.write(0, &[0u8; 4]), Err(Error::Dtype { .. })));
     assert!(matches!(small.write(1, &[0f32; 4]), Err(Error::OutOfRange { .. })));
     assert!(matches!(small.read(u64::MAX, &mut [0f32; 4]), Err(Error::OutOfRange { .. })));

@@ -48,8 +48,9 @@ impl Scenario {
                 continue;
             }
             let reduce = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max][rng.random_range(0..100) % 3];
-            let exchange = before.collective == Collective::AllToAll && rng.random_bool(0.7);
-            let collective = if exchange { Collective::AllToAll } else { Collective::AllReduce };
+            let moves = matches!(before.collective, Collective::AllToAll | Collective::AllGather);
+            let exchange = moves && rng.random_bool(0.7);
+            let collective = if exchange { before.collective } else { Collective::AllReduce };
             let count = if before.collective == collective { before.count } else { 64 };
             let (reduce, root) = (if exchange { ReduceOp::Sum } else { reduce }, Rank(0));
             let signature = Signature { collective, dtype: Dtype::F32, reduce, root, count };
@@ -224,13 +225,10 @@ impl World {
     /// The squared error of a rank's coded result, in the sum's units, and the squares that it is of: all ranks', or what it got.
     fn lost(&self, rank: Rank, operation: u64, signature: &Signature, output: &[u8]) -> (f64, f64) {
         let ranks = self.scenario.group.ranks();
-        if signature.collective == Collective::AllToAll {
-            let block = signature.count as usize;
-            let input = |from| memory::input(self.scenario.seed, operation, Rank(from), signature, ranks);
-            let sent = (0..ranks).flat_map(|from| {
-                floats(&input(from)).into_iter().skip(rank.0 as usize * block).take(block).collect::<Vec<_>>()
-            });
-            let pairs = sent.zip(floats(output)).map(|(sent, got)| (f64::from(sent), f64::from(got)));
+        if !signature.collective.reduces() {
+            let sent = floats(&memory::expected(self.scenario.seed, operation, rank, signature, ranks));
+            let pairs =
+                sent.into_iter().zip(floats(output)).map(|(sent, got)| (f64::from(sent), f64::from(got)));
             return pairs.fold((0.0, 0.0), |(error, signal), (sent, got)| {
                 (error + (sent - got).powi(2), signal + sent.powi(2))
             });
@@ -260,8 +258,8 @@ impl World {
     ) -> bool {
         let Some(budget) = self.books.budgets.get(&operation).copied() else { return false };
         let first = self.books.results.entry(operation).or_insert_with(|| tensor.output().to_vec());
-        let moved = signature.collective == Collective::AllToAll;
-        assert!(moved || first == tensor.output(), "rank {rank} has other bits of operation {operation}");
+        let apart = signature.collective == Collective::AllToAll;
+        assert!(apart || first == tensor.output(), "rank {rank} has other bits of operation {operation}");
         let (error, signal) = self.lost(rank, operation, signature, tensor.output());
         let within = budget.is_none_or(|most| error <= most * signal * 1.0001);
         assert!(within, "rank {rank} lost {error} of {signal} in operation {operation}, not {budget:?}");
@@ -279,7 +277,7 @@ impl World {
         assert!(told.wire_bytes <= receipt.wire_bytes && told.measured <= told.error, "{told:?}");
         let tensor = &self.tensors[&(rank.0, receipt.operation)];
         let (error, signal) = self.lost(rank, receipt.operation, &receipt.signature, tensor.output());
-        // What is moved is told for all ranks of a participant.
+        // What is exchanged is told for all ranks of a participant.
         let moved = receipt.signature.collective == Collective::AllToAll;
         let signal = if moved { f64::INFINITY } else { signal };
         assert!(error <= told.error * 1.0001, "rank {rank} lost {error} and was told {told:?}");

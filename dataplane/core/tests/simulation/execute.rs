@@ -307,8 +307,10 @@ impl World {
     fn memory(&mut self, at: Participant, location: &Location) -> &mut [u8] {
         let node = &mut self.nodes[at.0 as usize];
         let gone = "memory of an operation that has ended is touched";
-        let memory: &mut Vec<u8> = match location.place {
-            Place::Input(rank) => &mut self.tensors.get_mut(&(rank, location.operation)).expect(gone).input,
+        let memory: &mut [u8] = match location.place {
+            Place::Input(rank) => {
+                Tensor::input_mut(self.tensors.get_mut(&(rank, location.operation)).expect(gone))
+            }
             Place::Output(rank) => {
                 Tensor::output_mut(self.tensors.get_mut(&(rank, location.operation)).expect(gone))
             }
@@ -440,7 +442,19 @@ impl World {
         let Place::Output(rank) = location.place else { return };
         let tensor = &self.tensors[&(rank, context.segment.operation)];
         let shared = self.scenario.group.participants() > 1;
-        if tensor.output.is_none() && shared && context.signature.collective == Collective::AllReduce {
+        let overwrites = match context.signature.collective {
+            Collective::AllReduce | Collective::ReduceScatter => true,
+            // What it decodes to of its own.
+            Collective::AllGather => {
+                let block = location.bytes > 0 && {
+                    let size = context.signature.dtype.size() as u64;
+                    location.offset as u64 / (context.signature.count * size) == u64::from(rank)
+                };
+                context.segment.coding.is_some() && block
+            }
+            Collective::AllToAll | Collective::Broadcast | Collective::Barrier => false,
+        };
+        if tensor.output.is_none() && shared && overwrites {
             let copied = context.segment.program.copying > 0;
             assert!(copied || step.committed, "an input in place is overwritten before it may be");
         }

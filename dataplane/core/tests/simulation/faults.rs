@@ -58,7 +58,16 @@ impl Scenario {
             let taken = rng.random_bool(0.7);
             let reduce = if rng.random_bool(0.3) { ReduceOp::Average } else { ReduceOp::Sum };
             for script in &mut self.scripts {
-                let Some(act) = script.acts.get_mut(at).filter(|_| taken) else { continue };
+                let Some(act) = script.acts.get_mut(at) else { continue };
+                let collective = act.signature.collective;
+                if !taken {
+                    // Half of what is never aggregated makes way for what may be.
+                    if collective == Collective::ReduceScatter {
+                        (act.signature.collective, act.signature.reduce) =
+                            (Collective::Broadcast, ReduceOp::Sum);
+                    }
+                    continue;
+                }
                 let bytes = act.signature.count * act.signature.dtype.size() as u64;
                 (act.signature.collective, act.signature.reduce) = (Collective::AllReduce, reduce);
                 (act.signature.dtype, act.signature.root) = (dtype, Rank(0));
@@ -205,7 +214,7 @@ impl Scenario {
             let mut wrong = *right;
             match rng.random_range(0..4) {
                 0 => wrong.count = rng.random_range(0..300),
-                1 if right.collective == Collective::AllReduce => {
+                1 if right.collective.reduces() => {
                     wrong.reduce = ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())];
                 }
                 2 if right.collective == Collective::Broadcast => {

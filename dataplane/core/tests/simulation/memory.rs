@@ -1,6 +1,7 @@
 //! Bytes: tensors and what they must become, and the arithmetic of a step.
 
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use std::ops::Range;
 
 /// What memory holds that nobody may rely on.
 pub(crate) const POISON: u8 = 0xd5;
@@ -8,9 +9,12 @@ pub(crate) const POISON: u8 = 0xd5;
 /// One rank's tensors of one operation.
 #[derive(Debug)]
 pub(crate) struct Tensor {
+    /// In place, what holds both.
     pub(crate) input: Vec<u8>,
     /// None if in place.
     pub(crate) output: Option<Vec<u8>>,
+    /// In place, where in the memory input and output lie.
+    lies: [Range<usize>; 2],
 }
 
 impl Tensor {
@@ -23,16 +27,31 @@ impl Tensor {
         in_place: bool,
     ) -> Self {
         let input = input(seed, operation, rank, signature, ranks);
-        let output = (!in_place).then(|| vec![POISON; input.len()]);
-        Self { input, output }
+        let block = signature.count as usize * signature.dtype.size();
+        let [inputs, outputs] = signature.collective.blocks(ranks).map(|blocks| blocks as usize * block);
+        if !in_place {
+            return Self { input, output: Some(vec![POISON; outputs]), lies: [0..inputs, 0..outputs] };
+        }
+        let [of_input, of_output] = signature.collective.shared_block(rank).unwrap_or_default();
+        let [from, to] = [of_output, of_input].map(|at| at as usize * block);
+        let mut memory = vec![POISON; inputs.max(outputs)];
+        memory[from..from + inputs].copy_from_slice(&input);
+        Self { input: memory, output: None, lies: [from..from + inputs, to..to + outputs] }
+    }
+
+    pub(crate) fn input_mut(&mut self) -> &mut [u8] {
+        let [lies, _] = self.lies.clone();
+        &mut self.input[lies]
     }
 
     pub(crate) fn output(&self) -> &[u8] {
-        self.output.as_deref().unwrap_or(&self.input)
+        let [_, lies] = self.lies.clone();
+        &self.output.as_ref().unwrap_or(&self.input)[lies]
     }
 
-    pub(crate) fn output_mut(&mut self) -> &mut Vec<u8> {
-        self.output.as_mut().unwrap_or(&mut self.input)
+    pub(crate) fn output_mut(&mut self) -> &mut [u8] {
+        let [_, lies] = self.lies.clone();
+        &mut self.output.as_mut().unwrap_or(&mut self.input)[lies]
     }
 }
 
@@ -44,11 +63,7 @@ fn mix(mut x: u64) -> u64 {
 
 /// A rank's input: any integers; for floats small ones whose sums and products are exact.
 pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
-    let blocks = match signature.collective {
-        Collective::AllToAll => u64::from(ranks),
-        Collective::Barrier => 0,
-        _ => 1,
-    };
+    let [blocks, _] = signature.collective.blocks(ranks).map(u64::from);
     let base = mix(seed ^ mix(operation ^ mix(u64::from(rank.0) + 1)));
     let mut bytes = Vec::with_capacity((signature.count * blocks) as usize * signature.dtype.size());
     for i in 0..signature.count * blocks {
@@ -70,19 +85,20 @@ pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature
 /// What a rank must end with.
 pub(crate) fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
     let input = |rank| input(seed, operation, rank, signature, ranks);
+    let block = signature.count as usize * signature.dtype.size();
+    let own = rank.0 as usize * block..(rank.0 as usize + 1) * block;
+    let reduced = |part: Range<usize>| {
+        let inputs: Vec<_> = (0..ranks).map(|rank| input(Rank(rank))).collect();
+        let sources: Vec<&[u8]> = inputs.iter().map(|input| &input[part.clone()]).collect();
+        reduce(signature, &sources, Some(ranks))
+    };
     match signature.collective {
         Collective::Barrier => Vec::new(),
         Collective::Broadcast => input(signature.root),
-        Collective::AllToAll => {
-            let block = signature.count as usize * signature.dtype.size();
-            let at = rank.0 as usize * block;
-            (0..ranks).flat_map(|from| input(Rank(from))[at..at + block].to_vec()).collect()
-        }
-        Collective::AllReduce => {
-            let inputs: Vec<_> = (0..ranks).map(|rank| input(Rank(rank))).collect();
-            let sources: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-            reduce(signature, &sources, Some(ranks))
-        }
+        Collective::AllToAll => (0..ranks).flat_map(|from| input(Rank(from))[own.clone()].to_vec()).collect(),
+        Collective::AllGather => (0..ranks).flat_map(|from| input(Rank(from))).collect(),
+        Collective::AllReduce => reduced(0..block),
+        Collective::ReduceScatter => reduced(own),
     }
 }
 

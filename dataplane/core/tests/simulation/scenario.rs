@@ -147,10 +147,12 @@ pub(crate) fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: u32) 
 /// Any operation that all ranks may call, of a size that takes no longer than it must to be of interest.
 pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
     let ranks = plan.plan.group().ranks();
-    let collective = match rng.random_range(0..10) {
+    let collective = match rng.random_range(0..14) {
         0..=4 => Collective::AllReduce,
         5..=6 => Collective::AllToAll,
         7..=8 => Collective::Broadcast,
+        9..=10 => Collective::AllGather,
+        11..=12 => Collective::ReduceScatter,
         _ => Collective::Barrier,
     };
     let barrier = collective == Collective::Barrier;
@@ -159,7 +161,7 @@ pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature
         collective,
         dtype: if barrier { Dtype::U8 } else { dtypes[rng.random_range(0..dtypes.len())] },
         reduce: match collective {
-            Collective::AllReduce => ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())],
+            reduced if reduced.reduces() => ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())],
             _ => ReduceOp::Sum,
         },
         root: Rank(if collective == Collective::Broadcast { rng.random_range(0..ranks) } else { 0 }),
@@ -172,6 +174,7 @@ pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature
     let messages = match collective {
         Collective::AllReduce => 2 * participants * participants,
         Collective::AllToAll => u64::from(ranks) * u64::from(ranks),
+        Collective::AllGather | Collective::ReduceScatter => participants * u64::from(ranks),
         _ => 4 * participants,
     };
     let segments = (2500 / messages).clamp(2, 40);

@@ -106,7 +106,7 @@ impl World {
     }
 
     #[expect(clippy::too_many_arguments, reason = "whatever some test chooses")]
-    fn with_plan(
+    pub(crate) fn with_plan(
         transports: Vec<Box<dyn Transport + Send>>,
         ranks: &[Vec<u32>],
         tuning: Tuning,

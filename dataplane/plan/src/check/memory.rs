@@ -12,7 +12,9 @@ use std::collections::HashMap;
 pub(super) type Content = Vec<Value>;
 
 pub(super) struct Memory {
+    /// Of an output.
     blocks: u32,
+    collective: Collective,
     atoms: u32,
     ranks: HashMap<Rank, Tensors>,
     slots: Vec<Staged>,
@@ -71,23 +73,31 @@ impl Memory {
         local: &Local<'_>,
         grid: &Grid,
     ) -> Self {
-        let blocks = super::shape::blocks(plan, request);
-        let cells = blocks as usize * grid.atoms() as usize;
+        let [inputs, blocks] = request.collective.blocks(plan.group().ranks());
+        let cells = |blocks: u32| blocks as usize * grid.atoms() as usize;
         let several = plan.participants() > 1;
-        let tensors =
-            || Tensors { overwritten: vec![false; cells], output: vec![None; cells], ..Default::default() };
+        let tensors = || Tensors {
+            overwritten: vec![false; cells(inputs)],
+            output: vec![None; cells(blocks)],
+            ..Default::default()
+        };
         let held = match (local.retention, request.collective) {
             (Retention::HoldOutputs, Collective::Broadcast) if several => Held::Root(request.root),
             (Retention::HoldOutputs, _) if several => Held::All,
             _ => Held::Nobody,
         };
         let in_place = match request.collective {
-            Collective::AllReduce => !several || local.retention != Retention::KeepInputs,
+            // Only its own input is written where it lies.
+            Collective::AllGather if !request.coded => true,
+            Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {
+                !several || local.retention != Retention::KeepInputs
+            }
             Collective::Broadcast => true,
             Collective::AllToAll | Collective::Barrier => false,
         };
         Self {
             blocks,
+            collective: request.collective,
             atoms: grid.atoms(),
             ranks: plan.group().local(me).iter().map(|rank| (*rank, tensors())).collect(),
             slots: program.slots.iter().map(|_| Staged::default()).collect(),
@@ -194,11 +204,12 @@ impl Memory {
         for (cell, value) in cells.iter_mut().zip(content) {
             *cell = Some(*value);
         }
-        if !self.in_place {
-            return Ok(());
-        }
-        for ((value, atom), cell) in content.iter().zip(grid.range(operand.part)).zip(lo..hi) {
-            if *value == values.leaf(rank, operand.part.block, atom) {
+        let shared = self.collective.shared_block(rank).filter(|[_, of]| *of == operand.part.block);
+        let Some([input, _]) = shared.filter(|_| self.in_place) else { return Ok(()) };
+        let start = input as usize * self.atoms as usize;
+        for (value, atom) in content.iter().zip(grid.range(operand.part)) {
+            let cell = start + atom as usize;
+            if *value == values.leaf(rank, input, atom) {
                 continue; // Its own input: in place, nothing changes.
             }
             if !committed && (self.held == Held::All || self.held == Held::Root(rank)) {

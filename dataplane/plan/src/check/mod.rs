@@ -123,7 +123,7 @@ pub enum Found {
     /// The inputs are all there, but no step marked the reduction as complete.
     #[error("a reduction that was not completed")]
     Unfinished,
-    /// Reduced or encoded another way than rank 0's, so that the bits may differ.
+    /// Reduced or encoded another way than another rank's, so that the bits may differ.
     #[error("a result that was computed differently from another rank's")]
     Different,
 }
@@ -228,7 +228,8 @@ pub fn check(
         return Err(CheckError::Root(request.root));
     }
     let grid = grid::Grid::new(programs).ok_or(CheckError::TooFine)?;
-    let tensor = u64::from(shape::blocks(plan, request)) * u64::from(grid.atoms());
+    let [input, output] = request.collective.blocks(plan.group().ranks());
+    let tensor = u64::from(input.max(output)) * u64::from(grid.atoms());
     if tensor.saturating_mul(u64::from(plan.group().ranks())) > MAX_CELLS {
         return Err(CheckError::TooFine);
     }

@@ -58,7 +58,7 @@ impl<'a> Run<'a> {
         };
         Self {
             machines: (0..).zip(programs.iter().zip(locals)).map(machine).collect(),
-            values: Values::new(plan.group().ranks(), request.collective == Collective::AllReduce),
+            values: Values::new(plan.group().ranks(), request.collective.reduces()),
             plan,
             request,
             programs,
@@ -225,7 +225,7 @@ impl<'a> Run<'a> {
         if self.request.collective == Collective::Barrier {
             return Ok(());
         }
-        let mut reference: HashMap<u32, Value> = HashMap::new();
+        let mut reference: HashMap<(u32, u32), Value> = HashMap::new();
         for rank in (0..self.plan.group().ranks()).map(Rank) {
             let me = self.plan.group().participant_of(rank).ok_or(CheckError::Root(rank))?;
             let Some(machine) = self.machines.get(me.0 as usize) else { continue };
@@ -236,24 +236,28 @@ impl<'a> Run<'a> {
                 let expected = match self.request.collective {
                     Collective::AllToAll => self.values.leaf(Rank(block), rank.0, atom),
                     Collective::Broadcast => self.values.leaf(self.request.root, 0, atom),
-                    Collective::AllReduce | Collective::Barrier => {
+                    Collective::AllGather => self.values.leaf(Rank(block), 0, atom),
+                    Collective::AllReduce | Collective::ReduceScatter | Collective::Barrier => {
+                        let scattered = self.request.collective == Collective::ReduceScatter;
+                        let of = if scattered { rank.0 } else { block };
                         match self.values.complete(value) {
                             (false, _) => return Err(wrong(Found::Other)),
                             (true, false) => return Err(wrong(Found::Unfinished)),
-                            (true, true) if self.values.position(value) != Some((block, atom)) => {
+                            (true, true) if self.values.position(value) != Some((of, atom)) => {
                                 return Err(wrong(Found::Other));
                             }
                             (true, true) => {}
-                        }
-                        let first = *reference.entry(atom).or_insert(value);
-                        if first != value {
-                            return Err(wrong(Found::Different));
                         }
                         value
                     }
                 };
                 if self.values.plain(value) != expected && value != expected {
                     return Err(wrong(Found::Other));
+                }
+                // What all ranks end with must be the same bits.
+                let alike = matches!(self.request.collective, Collective::AllReduce | Collective::AllGather);
+                if alike && *reference.entry((block, atom)).or_insert(value) != value {
+                    return Err(wrong(Found::Different));
                 }
             }
         }

@@ -14,7 +14,8 @@ struct Shape<'a> {
     ranks: &'a [Rank],
     local: &'a Local<'a>,
     slots: &'a [u32],
-    blocks: u32,
+    /// Of an input, and of an output.
+    blocks: [u32; 2],
 }
 
 /// Checks every step of a participant's program by itself.
@@ -25,7 +26,7 @@ pub(super) fn check(
     program: &Program,
     local: &Local<'_>,
 ) -> Result<(), CheckError> {
-    let blocks = blocks(plan, request);
+    let blocks = request.collective.blocks(plan.group().ranks());
     let ranks = plan.group().local(me);
     let shape = Shape { plan, request, me, ranks, local, slots: &program.slots, blocks };
     let copies = local.retention == Retention::CopyInputs && plan.participants() > 1;
@@ -46,14 +47,6 @@ pub(super) fn check(
         return Err(CheckError::Step { participant: me, step: program.copying, fault: Fault::Copying });
     }
     Ok(())
-}
-
-/// Blocks of a tensor.
-pub(super) fn blocks(plan: &Plan, request: Request) -> u32 {
-    match request.collective {
-        Collective::AllToAll => plan.group().ranks(),
-        _ => 1,
-    }
 }
 
 fn is_peer(operand: &Operand) -> bool {
@@ -85,7 +78,10 @@ impl Shape<'_> {
             return Ok(());
         }
         let codes = self.request.coded
-            && matches!(self.request.collective, Collective::AllReduce | Collective::AllToAll);
+            && matches!(
+                self.request.collective,
+                Collective::AllReduce | Collective::AllToAll | Collective::AllGather
+            );
         if codes && fits(step) { Ok(()) } else { Err(Fault::Form) }
     }
 
@@ -105,7 +101,8 @@ impl Shape<'_> {
                 if operand.form != Form::Exact {
                     return Err(Fault::Form);
                 }
-                self.blocks
+                let [input, output] = self.blocks;
+                if matches!(operand.place, Place::Input(_)) { input } else { output }
             }
             Place::Staging(slot) => match self.slots.get(usize::from(slot.0)) {
                 None => return Err(Fault::Place),
@@ -132,9 +129,7 @@ impl Shape<'_> {
             (StepKind::Move, [], _) => Err(Fault::Destinations),
             (StepKind::Move, [from], []) if !is_peer(from) => Err(Fault::Destinations),
             (StepKind::Move, [_], _) => Ok(()),
-            (StepKind::Reduce { .. }, _, _) if self.request.collective != Collective::AllReduce => {
-                Err(Fault::Reduce)
-            }
+            (StepKind::Reduce { .. }, _, _) if !self.request.collective.reduces() => Err(Fault::Reduce),
             (StepKind::Reduce { .. }, from, to) if (1..=MAX_SOURCES).contains(&from.len()) => {
                 if to.iter().all(is_peer) { Err(Fault::Destinations) } else { Ok(()) }
             }

@@ -60,8 +60,10 @@ impl<'a> World<'a> {
         random: &mut ChaCha8Rng,
     ) -> Self {
         let ranks = case.plan.group().ranks() as usize;
-        let blocks = if case.request.collective == Collective::AllToAll { ranks } else { 1 };
-        let length = blocks * elements as usize;
+        let [inputs, outputs] = case.request.collective.blocks(ranks as u32);
+        let length = inputs as usize * elements as usize;
+        // In place, the larger tensor stands for both.
+        let longest = inputs.max(outputs) as usize * elements as usize;
         let originals: Vec<Vec<Element>> = (0..ranks)
             .map(|_| {
                 (0..length)
@@ -79,7 +81,7 @@ impl<'a> World<'a> {
             aliased,
             lazy: random.random(),
             inputs: originals.clone(),
-            outputs: vec![vec![POISON; length]; ranks],
+            outputs: vec![vec![POISON; longest]; ranks],
             originals,
             actors: Vec::new(),
             channels: HashMap::new(),
@@ -342,6 +344,13 @@ impl<'a> World<'a> {
         self.aliased && self.case.in_place(rank)
     }
 
+    /// Where a rank's input and output begin in the memory that they share.
+    fn starts(&self, rank: Rank) -> [usize; 2] {
+        let shared = self.case.request.collective.shared_block(rank).filter(|_| self.shared(rank));
+        let [of_input, of_output] = shared.unwrap_or_default();
+        [of_output, of_input].map(|block| block as usize * self.elements as usize)
+    }
+
     fn length(&self, part: Part) -> usize {
         part.elements(0, self.elements).1 as usize
     }
@@ -350,9 +359,15 @@ impl<'a> World<'a> {
         let (start, length) = operand.part.elements(0, self.elements);
         let tensor = (u64::from(operand.part.block) * self.elements + start) as usize;
         let (memory, start) = match operand.place {
-            Place::Input(rank) if self.shared(rank) => (&mut self.outputs[rank.0 as usize], tensor),
+            Place::Input(rank) if self.shared(rank) => {
+                let [at, _] = self.starts(rank);
+                (&mut self.outputs[rank.0 as usize], at + tensor)
+            }
             Place::Input(rank) => (&mut self.inputs[rank.0 as usize], tensor),
-            Place::Output(rank) => (&mut self.outputs[rank.0 as usize], tensor),
+            Place::Output(rank) => {
+                let [_, at] = self.starts(rank);
+                (&mut self.outputs[rank.0 as usize], at + tensor)
+            }
             Place::Staging(slot) => {
                 (self.actors[me].slots.get_mut(usize::from(slot.0)).ok_or("no such slot")?, 0)
             }
@@ -368,11 +383,16 @@ impl<'a> World<'a> {
     fn write(&mut self, me: usize, operand: &Operand, content: &[Element]) -> Result<(), String> {
         if let Place::Output(rank) = operand.place
             && self.shared(rank)
-            && self.case.request.collective == Collective::Broadcast
-            && rank == self.case.request.root
             && content.contains(&POISON)
         {
-            return Ok(()); // Stores the root's own input in place: the same bytes all the while.
+            let own = match self.case.request.collective {
+                Collective::Broadcast => rank == self.case.request.root,
+                Collective::AllGather => rank.0 == operand.part.block && !self.case.request.coded,
+                _ => false,
+            };
+            if own {
+                return Ok(()); // Stores its own input in place: the same bytes all the while.
+            }
         }
         let memory = self.memory(me, operand)?;
         if memory.len() != content.len() {
@@ -386,7 +406,9 @@ impl<'a> World<'a> {
     pub fn place_inputs(&mut self) {
         for rank in 0..self.inputs.len() {
             if self.shared(Rank(rank as u32)) {
-                self.outputs[rank] = self.originals[rank].clone();
+                let [at, _] = self.starts(Rank(rank as u32));
+                let original = &self.originals[rank];
+                self.outputs[rank][at..at + original.len()].copy_from_slice(original);
             }
         }
     }
@@ -394,25 +416,34 @@ impl<'a> World<'a> {
     /// Whether all outputs are right, and the same bits where they must be.
     pub fn verify(&self) -> Result<(), String> {
         let elements = self.elements as usize;
-        for (rank, output) in self.outputs.iter().enumerate() {
-            for (index, (sum, print)) in output.iter().enumerate() {
-                let expected = match self.case.request.collective {
+        let collective = self.case.request.collective;
+        let [_, blocks] = collective.blocks(self.outputs.len() as u32);
+        let output = |rank: usize| {
+            let [_, at] = self.starts(Rank(rank as u32));
+            &self.outputs[rank][at..at + blocks as usize * elements]
+        };
+        for rank in 0..self.outputs.len() {
+            for (index, (sum, print)) in output(rank).iter().enumerate() {
+                let reduced = |at: usize| {
+                    let inputs = self.originals.iter().map(|input| input[at].0);
+                    inputs.fold(0, u64::wrapping_add).wrapping_mul(LAST)
+                };
+                let expected = match collective {
                     Collective::Barrier => *sum,
                     Collective::Broadcast => self.originals[self.case.request.root.0 as usize][index].0,
                     Collective::AllToAll => {
                         let (block, offset) = (index / elements, index % elements);
                         self.originals[block][rank * elements + offset].0
                     }
-                    Collective::AllReduce => {
-                        let inputs = self.originals.iter().map(|input| input[index].0);
-                        inputs.fold(0, u64::wrapping_add).wrapping_mul(LAST)
-                    }
+                    Collective::AllGather => self.originals[index / elements][index % elements].0,
+                    Collective::AllReduce => reduced(index),
+                    Collective::ReduceScatter => reduced(rank * elements + index),
                 };
                 if *sum != expected {
                     return Err(format!("rank {rank} element {index} is {sum:#x}, not {expected:#x}"));
                 }
-                if self.case.request.collective == Collective::AllReduce && *print != self.outputs[0][index].1
-                {
+                let alike = matches!(collective, Collective::AllReduce | Collective::AllGather);
+                if alike && *print != output(0)[index].1 {
                     return Err(format!(
                         "rank {rank} element {index} was computed another way than rank 0's"
                     ));

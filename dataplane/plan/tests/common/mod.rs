@@ -132,7 +132,10 @@ impl Case {
         let me = self.plan.group().participant_of(rank).unwrap();
         let retention = retention_of(self.retention, self.request, me.0);
         match self.request.collective {
-            Collective::AllReduce => self.plan.participants() == 1 || retention != Retention::KeepInputs,
+            Collective::AllGather if !self.request.coded => true,
+            Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {
+                self.plan.participants() == 1 || retention != Retention::KeepInputs
+            }
             Collective::Broadcast => true,
             _ => false,
         }
@@ -144,22 +147,21 @@ pub fn plain(collective: Collective, root: Rank) -> Request {
     Request { collective, root, coded: false, shots: Shots::Many }
 }
 
-/// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce and an AllToAll also coded, and all in
-/// every number of shots that they have.
+/// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce, an AllToAll and an AllGather also coded,
+/// and all in every number of shots that they have.
 pub fn requests(ranks: u32) -> Vec<Request> {
     let mut roots = vec![0, ranks / 3, ranks / 2, ranks - 1];
     roots.dedup();
     let mut requests: Vec<Request> =
         roots.iter().map(|root| plain(Collective::Broadcast, Rank(*root))).collect();
-    for collective in [Collective::AllReduce, Collective::AllToAll, Collective::Barrier] {
-        requests.push(plain(collective, Rank(0)));
-    }
+    let others = Collective::ALL.iter().filter(|collective| **collective != Collective::Broadcast);
+    requests.extend(others.map(|collective| plain(*collective, Rank(0))));
     let one = requests.iter().filter(|request| request.collective != Collective::AllToAll);
     let one: Vec<Request> = one.map(|request| Request { shots: Shots::One, ..*request }).collect();
     requests.extend(one);
     let sum = plain(Collective::AllReduce, Rank(0));
-    let exchange = plain(Collective::AllToAll, Rank(0));
     requests.extend([Request { shots: Shots::Two, ..sum }, Request { coded: true, ..sum }]);
-    requests.push(Request { coded: true, ..exchange });
+    let moved = [Collective::AllToAll, Collective::AllGather];
+    requests.extend(moved.map(|collective| Request { coded: true, ..plain(collective, Rank(0)) }));
     requests
 }

@@ -1,0 +1,229 @@
+//! AllGathers and ReduceScatters of every type, reduction and size, however ranks are spread over engines and reached, beside a scalar reference:
+//! from printed seeds. `HARMONAIZE_SEED=x` runs one.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+
+use common::{ARENA, SMALL, World, call};
+use harmonaize_abi::{Collective, Dtype, ReduceOp, Region, Submission, View, ViewMut};
+use harmonaize_kernels::Isa;
+use harmonaize_plan::Tuning;
+use harmonaize_transport::Transport;
+use harmonaize_transport::loopback::Hub;
+use harmonaize_transport::tcp::{Config, TcpTransport};
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::BTreeSet;
+
+const OUTPUT: u64 = 16 << 20;
+
+/// What every rank calls, each in place or not.
+struct Call {
+    collective: Collective,
+    dtype: Dtype,
+    reduce: ReduceOp,
+    count: usize,
+    in_place: Vec<bool>,
+}
+
+fn transports(count: usize, random: &mut ChaCha8Rng) -> Vec<Box<dyn Transport + Send>> {
+    if random.random_bool(0.3) {
+        let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
+        return (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect();
+    }
+    let hub = Hub::new();
+    (0..count).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
+}
+
+/// One to seven ranks, at one to as many engines.
+fn groups(random: &mut ChaCha8Rng) -> Vec<Vec<u32>> {
+    let mut ranks: Vec<u32> = (0..random.random_range(1..=7)).collect();
+    ranks.shuffle(random);
+    let most = [1, 2, 3, 7][random.random_range(0..4)];
+    let mut groups = Vec::new();
+    while !ranks.is_empty() {
+        let size = random.random_range(1..=most.min(ranks.len()));
+        groups.push(ranks.drain(..size).collect());
+    }
+    groups
+}
+
+/// Numbers whose sums and products every type holds exactly.
+fn values(dtype: Dtype, reduce: ReduceOp, count: usize, random: &mut ChaCha8Rng) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count * dtype.size());
+    for _ in 0..count {
+        let small = match reduce {
+            ReduceOp::Product => [1.0, 2.0, -1.0, 1.0][random.random_range(0..4)],
+            _ => f32::from(random.random_range(-9_i8..=9)),
+        };
+        match dtype {
+            Dtype::F64 => bytes.extend_from_slice(&f64::from(small).to_ne_bytes()),
+            Dtype::F32 => bytes.extend_from_slice(&small.to_ne_bytes()),
+            // A bfloat16 is the upper half of an f32.
+            Dtype::Bf16 => bytes.extend_from_slice(&((small.to_bits() >> 16) as u16).to_ne_bytes()),
+            Dtype::F16 => bytes.extend_from_slice(&half(small).to_ne_bytes()),
+            // Integers wrap, whatever they are.
+            integer => bytes.extend_from_slice(&random.random::<u64>().to_ne_bytes()[..integer.size()]),
+        }
+    }
+    bytes
+}
+
+/// A small integer as binary16: the exponent rebiased, the lost bits of the fraction 0.
+fn half(small: f32) -> u16 {
+    let bits = small.to_bits();
+    let sign = (bits >> 16) as u16 & 0x8000;
+    if small == 0.0 {
+        return sign;
+    }
+    let exponent = (bits >> 23 & 0xff) + 15 - 127;
+    sign | (exponent << 10) as u16 | (bits >> 13 & 0x3ff) as u16
+}
+
+fn reference(call: &Call, rank: usize, inputs: &[Vec<u8>]) -> Vec<u8> {
+    if call.collective == Collective::AllGather {
+        return inputs.concat();
+    }
+    let block = call.count * call.dtype.size();
+    let mut sum = vec![0; block];
+    if block == 0 {
+        return sum;
+    }
+    let sources: Vec<View<'_>> =
+        inputs.iter().map(|input| View::from(&input[rank * block..(rank + 1) * block])).collect();
+    let divide = (call.reduce == ReduceOp::Average).then_some(inputs.len() as u32);
+    let to = ViewMut::from(&mut sum[..]);
+    harmonaize_kernels::reduce_with(Isa::Scalar, call.reduce, call.dtype, &sources, &[to], divide).unwrap();
+    sum
+}
+
+/// The call's regions at a rank: those of input and output.
+fn regions(call: &Call, rank: usize, ranks: usize) -> [Region; 2] {
+    let block = (call.count * call.dtype.size()) as u64;
+    let [inputs, outputs] = call.collective.blocks(ranks as u32).map(|blocks| u64::from(blocks) * block);
+    let own = rank as u64 * block;
+    let [from, to] = match (call.in_place[rank], call.collective) {
+        (false, _) => [0, OUTPUT],
+        (true, Collective::AllGather) => [OUTPUT + own, OUTPUT],
+        (true, _) => [OUTPUT, OUTPUT + own],
+    };
+    [Region { offset: from, bytes: inputs }, Region { offset: to, bytes: outputs }]
+}
+
+fn run(world: &mut World, asked: &Call, random: &mut ChaCha8Rng) -> u8 {
+    let ranks = world.tenants.len();
+    let [blocks, _] = asked.collective.blocks(ranks as u32);
+    let inputs: Vec<Vec<u8>> = (0..ranks)
+        .map(|_| values(asked.dtype, asked.reduce, asked.count * blocks as usize, random))
+        .collect();
+    for (rank, values) in inputs.iter().enumerate() {
+        let [input, output] = regions(asked, rank, ranks);
+        let memory = world.tenants[rank].end.memory();
+        memory.write(output.offset, &vec![0xd5; output.bytes as usize]).unwrap();
+        memory.write(input.offset, values).unwrap();
+        let submission = Submission {
+            dtype: asked.dtype.code(),
+            reduce: asked.reduce.code(),
+            count: asked.count as u64,
+            input,
+            output,
+            ..call(asked.collective, 0, 0, 0, 0, 0)
+        };
+        world.submit(rank, submission);
+    }
+    let completions = world.completions();
+    assert!(completions.iter().all(|done| done.status == 0), "{completions:?}, {:?}", world.notices);
+    for rank in 0..ranks {
+        let [input, output] = regions(asked, rank, ranks);
+        let read = |region: Region| {
+            let mut bytes = vec![0; region.bytes as usize];
+            world.tenants[rank].end.memory().read(region.offset, &mut bytes).unwrap();
+            bytes
+        };
+        let expected = reference(asked, rank, &inputs);
+        assert!(read(output) == expected, "rank {rank} has another result");
+        let mut kept = inputs[rank].clone();
+        if asked.in_place[rank] && asked.collective == Collective::ReduceScatter {
+            let block = expected.len();
+            kept[rank * block..(rank + 1) * block].copy_from_slice(&expected);
+        }
+        assert!(read(input) == kept, "rank {rank}'s input has changed");
+    }
+    completions[0].algorithm
+}
+
+fn one(seed: u64, algorithms: &mut BTreeSet<u8>) {
+    let random = &mut ChaCha8Rng::seed_from_u64(seed);
+    let groups = groups(random);
+    let copy_bytes = [0, 2048, 1 << 20][random.random_range(0..3)];
+    let (one_shot_bytes, two_shot_bytes) = [(0, 0), (2000, 40_000), (1 << 20, 0)][random.random_range(0..3)];
+    let tuning = Tuning { copy_bytes, one_shot_bytes, two_shot_bytes, ..SMALL };
+    let away: Vec<bool> = (0..7).map(|_| random.random_bool(0.3)).collect();
+    let transports = transports(groups.len(), random);
+    let mut world = World::with_plan(
+        transports,
+        &groups,
+        tuning,
+        (ARENA, 1 << random.random_range(0..3)),
+        None,
+        None,
+        Vec::new(),
+        &|rank| away[rank as usize],
+    );
+    let ranks = world.tenants.len();
+    for _ in 0..12 {
+        let asked = Call {
+            collective: *[Collective::AllGather, Collective::ReduceScatter].choose(random).unwrap(),
+            dtype: *Dtype::ALL.choose(random).unwrap(),
+            reduce: *ReduceOp::ALL.choose(random).unwrap(),
+            count: *[0, 1, 2, 3, 17, 200, 1500, 9000].choose(random).unwrap(),
+            in_place: (0..ranks).map(|_| random.random()).collect(),
+        };
+        let Call { collective, dtype, reduce, count, in_place } = &asked;
+        let what =
+            format!("seed {seed}: {collective} of {count} x {dtype}, {reduce}, {in_place:?}, {groups:?}");
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&mut world, &asked, random)));
+        algorithms.insert(ran.unwrap_or_else(|_| panic!("{what}")));
+    }
+}
+
+#[test]
+fn every_block_is_where_it_belongs_and_what_it_must_be() {
+    let mut algorithms = BTreeSet::new();
+    match std::env::var("HARMONAIZE_SEED") {
+        Ok(seed) => one(seed.parse().unwrap(), &mut algorithms),
+        Err(_) => {
+            (0..150).for_each(|seed| one(seed, &mut algorithms));
+            // Within a host, along the ring, in one shot.
+            assert_eq!(algorithms, BTreeSet::from([1, 2, 7]));
+        }
+    }
+}
+
+/// The tensors of a rank that does not keep to the rule are refused, and what follows is right.
+#[test]
+fn tensors_that_overlap_otherwise_are_refused() {
+    let mut world = World::new(transports(2, &mut ChaCha8Rng::seed_from_u64(0)), &[vec![0], vec![1]], SMALL);
+    for collective in [Collective::AllGather, Collective::ReduceScatter] {
+        let asked = Call {
+            collective,
+            dtype: Dtype::U64,
+            reduce: ReduceOp::Sum,
+            count: 100,
+            in_place: vec![true, true],
+        };
+        let [input, output] = regions(&asked, 0, 2);
+        let right = Submission { count: 100, input, output, ..call(collective, 0, 0, 0, 0, 0) };
+        // The place that is the other rank's.
+        world.submit(1, right);
+        let mut refused = None;
+        world.until("refusal", |world| {
+            refused = world.tenants[1].end.completion().unwrap();
+            refused.is_some()
+        });
+        assert_eq!(refused.map(|done| done.status), Some(harmonaize_abi::Status::Overlap.code()));
+        run(&mut world, &asked, &mut ChaCha8Rng::seed_from_u64(1));
+    }
+}
