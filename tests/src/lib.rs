@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod aggregated;
 pub mod job;
 pub mod replay;
 
@@ -12,7 +13,7 @@ use std::time::Duration;
 use xtask::fabric::{self, Fabric};
 use xtask::namespace::Namespace;
 use xtask::topology::Topology;
-pub use xtask::topology::{racks, racks_and_strangers, star, star_with_aggregator};
+pub use xtask::topology::{racks, racks_and_strangers, racks_with_aggregators, star, star_with_aggregator};
 
 /// How long one step of a test may take before the test fails.
 pub const STEP: Duration = Duration::from_secs(20);

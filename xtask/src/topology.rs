@@ -45,7 +45,28 @@ pub fn racks(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
     text
 }
 
-/// The same, and on each leaf one host more, f0, f1, ..., whose traffic is none of the provider's.
+/// Racks of `hosts` hosts each whose leaves hang on one spine, links of hosts of `rate` and those of leaves of `uplink`, in Mbit/s; an
+/// aggregator at each leaf, agg0, agg1, ..., and the last at the spine, each with a link that is as wide as those of all whom it may serve.
+pub fn racks_with_aggregators(racks: usize, hosts: usize, rate: u64, uplink: u64) -> String {
+    let mut text = "[[switch]]\nname = \"spine0\"\nkind = \"spine\"\n".to_owned();
+    let aggregator = |at: usize, switch: &str, wide: u64| {
+        format!("[[aggregator]]\nname = \"agg{at}\"\nswitch = \"{switch}\"\nrate = \"{wide}Mbit/s\"\n")
+    };
+    let mut aggregators = String::new();
+    for rack in 0..racks {
+        let leaf = format!("leaf{rack}");
+        text += &format!("[[switch]]\nname = \"{leaf}\"\n");
+        text += &link(&leaf, "spine0", &format!("{uplink}Mbit/s"));
+        for host in rack * hosts..(rack + 1) * hosts {
+            text += &format!("[[host]]\nname = \"h{host}\"\nrack = \"r{rack}\"\n");
+            text += &link(&format!("h{host}"), &leaf, &format!("{rate}Mbit/s"));
+        }
+        aggregators += &aggregator(rack, &leaf, rate * (hosts as u64 + 1));
+    }
+    text + &aggregators + &aggregator(racks, "spine0", rate * (racks * hosts) as u64)
+}
+
+/// The racks of [`racks`], and on each leaf one host more, f0, f1, ..., whose traffic is none of the provider's.
 pub fn racks_and_strangers(racks: usize, hosts: usize, spines: usize, rate: &str) -> String {
     let mut text = self::racks(racks, hosts, spines, rate);
     for rack in 0..racks {

@@ -1,15 +1,22 @@
-//! Whether a group of hosts does better with an aggregator on the way, with which one, and from which size of operation on.
+//! Whether a group of hosts does better with an aggregator on the way, or with several of which one is above the others, with which, and
+//! from which size of operation on.
 //!
 //! By an aggregator each host sends and receives an operation's bytes once; in a ring of n hosts it sends 2(n-1)/n of them over
 //! 2(n-1) steps, or, directly, to all at once. What an aggregator carries for each host is the least of what the hosts' ways to its
 //! switch carry, its link, and its core, each shared by all hosts and by the communicators that it serves.
 
-use crate::conditions::{Conditions, Use};
+use crate::conditions::Conditions;
 use crate::direct::MESSAGE;
 use crate::path::DirectedLink;
-use crate::topology::{AggregatorId, HostId, Node, SwitchId, Topology};
+use crate::topology::{AggregatorId, HostId, Node, Topology};
 use crate::units::{Bytes, Nanos, Rate};
-use std::collections::{BTreeMap, VecDeque};
+use spread::Spread;
+use std::collections::BTreeMap;
+
+mod spread;
+mod tree;
+
+pub use tree::Leaf;
 
 /// Bytes of a packet beside its payload: Ethernet with its gap, IP, UDP, and the aggregation's own header.
 const HEADERS: f64 = 38.0 + 28.0 + 80.0;
@@ -35,18 +42,22 @@ pub struct Offer {
     pub packets_per_second: u64,
     /// Communicators that it serves beside this one.
     pub others: u32,
+    /// Whether its sums can go on to an aggregator above, which takes all of the group's agents too.
+    pub parents: bool,
 }
 
 /// How an aggregator would serve a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aggregated {
-    /// Which.
+    /// Which; of several the one above the others.
     pub aggregator: AggregatorId,
+    /// Those below it, each with some of the hosts; all others send to the one above.
+    pub leaves: Vec<Leaf>,
     /// Whether tensors go in codes.
     pub coded: bool,
     /// Payload that each host can send, and receive, in a second.
     pub rate: Rate,
-    /// One way between the farthest host and it.
+    /// One way between the farthest host and it, by one below if there is one on the way.
     pub delay: Nanos,
     /// Operations of so many bytes and more are faster by it.
     pub least: Bytes,
@@ -86,7 +97,13 @@ pub fn aggregation(
         return none("nothing passes now".to_owned());
     }
     let size = if operation.0 == 0 { TYPICAL } else { operation.0 };
-    let mut best: Option<(f64, Aggregated, String)> = None;
+    let by_hosts = |way: &Way| Hosts {
+        count: hosts.len() as f64,
+        rate: bytes(ring),
+        coded: bytes(coded),
+        delay: way.between,
+    };
+    let mut best: Option<Candidate> = None;
     let mut refused = Vec::new();
     for offer in offers {
         let Some(name) = topology.aggregators().get(offer.aggregator.0).map(named(topology)) else {
@@ -96,37 +113,90 @@ pub fn aggregation(
             refused.push(format!("not all hosts reach {name} over open links"));
             continue;
         };
-        let (count, rate, coded) = (hosts.len() as f64, bytes(ring), bytes(coded));
-        let by_hosts = Hosts { count, rate, coded, delay: way.between };
-        let (here, there) = (way.time(size as f64), by_hosts.time(size as f64));
-        let pays = |size: u64| way.time(size as f64) < GAIN * by_hosts.time(size as f64);
-        // From the largest size down, as far as it pays.
-        let least = SIZES.rev().map(|power| 1_u64 << power).take_while(|size| pays(*size)).last();
         let coded = offer.carries > offer.payload;
-        let took = format!(
-            "{}{} in {} by {name}, {} by the hosts",
-            Bytes(size),
-            if coded { " in codes that add" } else { "" },
-            Nanos((here * 1e9) as u64),
-            Nanos((there * 1e9) as u64)
-        );
-        match least {
-            Some(least) if best.as_ref().is_none_or(|(time, _, _)| here < *time) => {
-                let rate = Rate((way.rate * 8.0) as u64);
-                let delay = Nanos((way.delay * 1e9) as u64);
-                let (broadcasts, barriers) = (way.broadcasts(&by_hosts), way.barriers(&by_hosts));
-                let (aggregator, least_bytes) = (offer.aggregator, Bytes(least));
-                let aggregated =
-                    Aggregated { aggregator, coded, rate, delay, least: least_bytes, broadcasts, barriers };
-                best = Some((here, aggregated, format!("{took}; from {} on", Bytes(least))));
-            }
-            Some(_) => {}
-            None => refused.push(took),
+        let candidate = Candidate { root: offer.aggregator, leaves: Vec::new(), coded, way, size, name };
+        if !candidate.pays_at_all(&by_hosts(&candidate.way)) {
+            refused.push(candidate.words(&by_hosts(&candidate.way)));
+        } else if best.as_ref().is_none_or(|best| candidate.time() < best.time()) {
+            best = Some(candidate);
+        }
+    }
+    if let Some((root, leaves, way)) = tree::best(topology, conditions, hosts, offers, size as f64) {
+        let of = |id: AggregatorId| topology.aggregators().get(id.0).map(named(topology)).unwrap_or_default();
+        let below: Vec<String> = leaves.iter().map(|leaf| of(leaf.aggregator)).collect();
+        let name = format!("{} above {}", of(root), below.join(", "));
+        let candidate = Candidate { root, leaves, coded: false, way, size, name };
+        // Several machines' memory and one way more are worth what one aggregator is to the hosts.
+        let most = best.as_ref().map_or(f64::INFINITY, |best| GAIN * best.time());
+        if candidate.time() < most && candidate.pays_at_all(&by_hosts(&candidate.way)) {
+            best = Some(candidate);
+        } else if best.is_none() {
+            refused.push(candidate.words(&by_hosts(&candidate.way)));
         }
     }
     match best {
-        Some((_, aggregated, reason)) => Aggregation { chosen: Some(aggregated), reason },
+        Some(candidate) => {
+            let hosts = by_hosts(&candidate.way);
+            candidate.decided(&hosts)
+        }
         None => none(refused.join("; ")),
+    }
+}
+
+/// One aggregator, or several, for operations of `size` bytes.
+struct Candidate {
+    root: AggregatorId,
+    leaves: Vec<Leaf>,
+    coded: bool,
+    way: Way,
+    size: u64,
+    name: String,
+}
+
+impl Candidate {
+    fn time(&self) -> f64 {
+        self.way.time(self.size as f64)
+    }
+
+    fn pays(&self, hosts: &Hosts, size: u64) -> bool {
+        self.way.time(size as f64) < GAIN * hosts.time(size as f64)
+    }
+
+    /// Whether the largest operations are faster.
+    fn pays_at_all(&self, hosts: &Hosts) -> bool {
+        self.pays(hosts, 1 << SIZES.end())
+    }
+
+    fn words(&self, hosts: &Hosts) -> String {
+        format!(
+            "{}{} in {} by {}, {} by the hosts",
+            Bytes(self.size),
+            if self.coded { " in codes that add" } else { "" },
+            Nanos((self.time() * 1e9) as u64),
+            self.name,
+            Nanos((hosts.time(self.size as f64) * 1e9) as u64)
+        )
+    }
+
+    fn decided(self, hosts: &Hosts) -> Aggregation {
+        // From the largest size down, as far as it pays.
+        let sizes = SIZES.rev().map(|power| 1_u64 << power);
+        let least = sizes.take_while(|size| self.pays(hosts, *size)).last();
+        let words = self.words(hosts);
+        let Some(least) = least.map(Bytes) else { return Aggregation { chosen: None, reason: words } };
+        let alone = self.leaves.is_empty();
+        let aggregated = Aggregated {
+            aggregator: self.root,
+            coded: self.coded,
+            rate: Rate((self.way.rate * 8.0) as u64),
+            delay: Nanos((self.way.delay * 1e9) as u64),
+            least,
+            // Sums alone go through several.
+            broadcasts: self.way.broadcasts(hosts).filter(|_| alone),
+            barriers: alone && self.way.barriers(hosts),
+            leaves: self.leaves,
+        };
+        Aggregation { chosen: Some(aggregated), reason: format!("{words}; from {least} on") }
     }
 }
 
@@ -199,7 +269,7 @@ impl Way {
         let mut loads: BTreeMap<DirectedLink, f64> = BTreeMap::new();
         let mut farthest = 0.0_f64;
         for host in hosts {
-            farthest = farthest.max(spread.add(*host, &mut loads)?);
+            farthest = farthest.max(spread.add(Node::Host(*host), &mut loads)?);
         }
         let (count, takers) = (hosts.len() as f64, 1.0 + f64::from(offer.others));
         let payload = offer.payload.0.max(1) as f64;
@@ -246,92 +316,10 @@ impl Way {
     }
 }
 
-/// The shortest ways of open links to a switch.
-struct Spread<'a> {
-    topology: &'a Topology,
-    conditions: &'a Conditions,
-    /// Of each switch that reaches it: how many links away it is.
-    away: BTreeMap<SwitchId, u32>,
-}
-
-impl<'a> Spread<'a> {
-    fn new(topology: &'a Topology, conditions: &'a Conditions, target: SwitchId) -> Self {
-        let mut away = BTreeMap::from([(target, 0)]);
-        let mut next = VecDeque::from([(target, 0)]);
-        let spread = Self { topology, conditions, away: BTreeMap::new() };
-        while let Some((switch, steps)) = next.pop_front() {
-            for (_, node) in spread.open(Node::Switch(switch)) {
-                if let Node::Switch(other) = node
-                    && !away.contains_key(&other)
-                {
-                    away.insert(other, steps + 1);
-                    next.push_back((other, steps + 1));
-                }
-            }
-        }
-        Self { away, ..spread }
-    }
-
-    /// Links that are open both ways, as they leave a node, and where they lead.
-    fn open(&self, node: Node) -> impl Iterator<Item = (DirectedLink, Node)> {
-        let links =
-            self.topology.links_at(node).iter().filter_map(move |link| self.topology.directed(*link, node));
-        let usable = |link: &DirectedLink| self.conditions.usable(*link) == Use::Open;
-        let open = links.filter(move |link| usable(link) && usable(&link.reversed()));
-        open.filter_map(|link| Some((link, self.topology.ends(link)?.1)))
-    }
-
-    /// Links from a node that lead nearer.
-    fn nearer(&self, node: Node) -> Vec<(DirectedLink, SwitchId)> {
-        let own = match node {
-            Node::Switch(switch) => self.away.get(&switch).copied(),
-            Node::Host(_) => None,
-        };
-        let steps = |node: Node| match node {
-            Node::Switch(switch) => self.away.get(&switch).map(|away| (switch, *away)),
-            Node::Host(_) => None,
-        };
-        let mut all: Vec<(DirectedLink, SwitchId, u32)> = self
-            .open(node)
-            .filter_map(|(link, next)| steps(next).map(|(switch, away)| (link, switch, away)))
-            .collect();
-        let nearest = all.iter().map(|(_, _, away)| *away).min();
-        all.retain(|(_, _, away)| Some(*away) == nearest && own.is_none_or(|own| *away < own));
-        all.into_iter().map(|(link, switch, _)| (link, switch)).collect()
-    }
-
-    /// Adds what a host sends, split alike over equal ways; its delay, in seconds, by the longest of them.
-    fn add(&self, host: HostId, loads: &mut BTreeMap<DirectedLink, f64>) -> Option<f64> {
-        let mut parts: BTreeMap<Node, (f64, f64)> = BTreeMap::from([(Node::Host(host), (1.0, 0.0))]);
-        // All parts are as far away at each step.
-        loop {
-            let arrived =
-                |node: &Node| matches!(node, Node::Switch(switch) if self.away.get(switch) == Some(&0));
-            if parts.keys().all(arrived) {
-                return parts.into_values().map(|(_, delay)| delay).reduce(f64::max);
-            }
-            let mut next: BTreeMap<Node, (f64, f64)> = BTreeMap::new();
-            for (node, (part, delay)) in parts {
-                let links = self.nearer(node);
-                if links.is_empty() {
-                    return None;
-                }
-                let each = part / links.len() as f64;
-                for (link, switch) in links {
-                    *loads.entry(link).or_default() += each;
-                    let known = self.topology.links().get(link.link.0)?;
-                    let entry = next.entry(Node::Switch(switch)).or_default();
-                    *entry = (entry.0 + each, entry.1.max(delay + seconds(known.delay)));
-                }
-            }
-            parts = next;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conditions::Use;
 
     fn star(hosts: usize, delay: &str, aggregator: &str) -> Topology {
         let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
@@ -345,8 +333,8 @@ mod tests {
     }
 
     fn offer(packets_per_second: u64) -> Offer {
-        let (payload, coder) = (Bytes(8192), Rate(0));
-        Offer { aggregator: AggregatorId(0), payload, carries: payload, coder, packets_per_second, others: 0 }
+        let (aggregator, payload, coder) = (AggregatorId(0), Bytes(8192), Rate(0));
+        Offer { aggregator, payload, carries: payload, coder, packets_per_second, others: 0, parents: true }
     }
 
     fn decide(topology: &Topology, conditions: &Conditions, offer: Offer) -> Aggregation {

@@ -19,7 +19,7 @@ mod topology;
 mod tuning;
 mod units;
 
-pub use aggregation::{Aggregated, Aggregation, Offer, aggregation};
+pub use aggregation::{Aggregated, Aggregation, Leaf, Offer, aggregation};
 pub use conditions::{Conditions, Drains, Use};
 pub use direct::{Direct, Reach, delays, farthest};
 pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};

@@ -34,6 +34,7 @@ pub(crate) fn read(
     if told.worker != me.0 {
         return Err(of(&format!("participant {} is told to be worker {}", me.0, told.worker)));
     }
+    let worker = place(told).map_err(|what| of(&what))?;
     let key: [u8; 32] = told.key.as_slice().try_into().map_err(|_| of("key of another length"))?;
     let form = form(told.form.as_ref()).map_err(|what| of(&what))?;
     let chunk = told.chunk_elements as usize;
@@ -53,6 +54,10 @@ pub(crate) fn read(
     }
     let [hold, most_hold] = HOLDS;
     let &v1::Aggregation { averages, least_bytes, at_once, barriers, .. } = told;
+    // Aggregators above and below each other carry sums of elements alone.
+    if told.branch.is_some() && (codes || barriers || told.broadcast_most_bytes > 0) {
+        return Err(of("what is no sum of elements, by several aggregators"));
+    }
     let range = [told.broadcast_least_bytes, told.broadcast_most_bytes];
     if range[0] > range[1] || (range[1] > 0 || barriers) && !at_once || at_once && told.partial {
         return Err(of("broadcasts or barriers that cannot be"));
@@ -62,6 +67,7 @@ pub(crate) fn read(
     let aggregator = Aggregator {
         address,
         communicator: told.communicator,
+        worker,
         key: Key::new(&key),
         chunk_elements: told.chunk_elements,
         window,
@@ -69,6 +75,16 @@ pub(crate) fn read(
         most,
     };
     Ok((rules, aggregator))
+}
+
+/// Which worker this is of the aggregator that it sends to.
+fn place(told: &v1::Aggregation) -> Result<u16, String> {
+    let (worker, workers) = match told.branch {
+        Some(v1::Branch { worker, workers }) => (worker, workers),
+        None => (told.worker, told.workers),
+    };
+    let sound = worker < workers && workers <= u32::from(MAX_WORKERS);
+    u16::try_from(worker).ok().filter(|_| sound).ok_or(format!("worker {worker} of {workers}"))
 }
 
 /// What payloads are: sums of f32 where nothing is said.
@@ -136,6 +152,10 @@ mod tests {
         let sums = |dtype, op| Form::Tensor { dtype, op };
         assert_eq!((rules.form, rules.least_bytes), (sums(Dtype::F32, ReduceOp::Sum), 65_536));
         assert_eq!((aggregator.communicator, aggregator.chunk_elements, aggregator.window), (5, 256, 64));
+        assert_eq!(aggregator.worker, 1);
+        let branch = Some(v1::Branch { worker: 3, workers: 4 });
+        let (_, below) = read(&v1::Aggregation { branch, ..told() }, 4, Participant(1)).unwrap();
+        assert_eq!(below.worker, 3);
         let of_integers = v1::Aggregation { form: form("i64", "max"), ..told() };
         let (rules, _) = read(&of_integers, 4, Participant(1)).unwrap();
         assert_eq!((rules.form, rules.averages), (sums(Dtype::I64, ReduceOp::Max), false));
@@ -148,7 +168,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut v1::Aggregation));
-        let damaged: [Damage; 21] = [
+        let damaged: [Damage; 25] = [
             ("address", |told| told.address = "somewhere".into()),
             ("address", |told| told.address = "10.0.0.9:0".into()),
             ("address", |told| told.address = "0.0.0.0:7300".into()),
@@ -169,6 +189,16 @@ mod tests {
             ("codes of others", |told| (told.form, told.partial) = (shared(4, 256, 4), true)),
             ("broadcasts or barriers", |told| (told.at_once, told.broadcast_least_bytes) = (true, 1)),
             ("broadcasts or barriers", |told| told.barriers = true),
+            ("worker 3 of 3", |told| told.branch = Some(v1::Branch { worker: 3, workers: 3 })),
+            ("worker 3 of 1025", |told| told.branch = Some(v1::Branch { worker: 3, workers: 1025 })),
+            ("no sum of elements", |told| {
+                told.form = shared(4, 256, 4);
+                told.branch = Some(v1::Branch { worker: 0, workers: 3 });
+            }),
+            ("no sum of elements", |told| {
+                (told.at_once, told.barriers) = (true, true);
+                told.branch = Some(v1::Branch { worker: 0, workers: 3 });
+            }),
             ("no form", |told| told.form = Some(v1::AggregationForm { form: None })),
         ];
         for (what, damage) in damaged {

@@ -1,7 +1,8 @@
 //! The agent's other role: an aggregator on the way, for the communicators that control grants it.
 //!
 //! One thread serves datagrams and holds all state; this task carries control's grants to it and its words back. What was granted is
-//! served on while control is away; a new start is another incarnation, to which control grants again.
+//! served on while control is away; a new start is another incarnation, to which control grants again. Where control names an aggregator
+//! above, sums go on there, through the same socket.
 
 mod calibrate;
 mod config;
@@ -12,6 +13,7 @@ mod serve;
 
 pub use calibrate::{Calibration, calibrate};
 pub use config::AggregatorConfig;
+pub use grant::Upwards;
 
 use crate::control::{self, Event, Settings};
 use crate::telemetry::http;
@@ -63,6 +65,7 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
         granted: Vec::new(),
         codes: true,
         spreads: true,
+        parents: true,
     };
     let settings = Settings::new(config.control, config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });
@@ -84,7 +87,7 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
     loop {
         tokio::select! {
             Some(event) = control.events.recv() => {
-                if let Some(answer) = follow(&thread, event).await {
+                if let Some(answer) = follow(&thread, config.upwards, event).await {
                     let _ = control.to_control.send(answer).await;
                 }
             }
@@ -106,17 +109,20 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
 }
 
 /// Does what control says; the answer, if it wants one.
-async fn follow(thread: &Thread, event: Event) -> Option<from_agent::Message> {
+async fn follow(thread: &Thread, upwards: Upwards, event: Event) -> Option<from_agent::Message> {
     match event {
         Event::GrantAggregation(told) => {
             let id = told.communicator;
             let (communicator, tenant) = (communicator_text(id), told.tenant.clone());
-            let outcome = match grant::read(&told) {
+            let outcome = match grant::read(&told, upwards) {
                 Ok(read) => thread.grant(read).await,
                 Err(error) => Err(error),
             };
             match &outcome {
-                Ok(()) => tracing::info!(communicator, tenant, workers = told.workers, "granted"),
+                Ok(()) => {
+                    let above = told.parent.map_or_else(|| "-".to_owned(), |parent| parent.address);
+                    tracing::info!(communicator, tenant, workers = told.workers, above, "granted");
+                }
                 Err(why) => tracing::warn!(communicator, tenant, why, "a grant is refused"),
             }
             let refused = outcome.err().unwrap_or_default();

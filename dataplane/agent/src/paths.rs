@@ -79,6 +79,7 @@ impl Paths {
             aggregation: false,
             aggregated_codes: true,
             aggregated_at_once: true,
+            aggregated_trees: true,
         }
     }
 

@@ -4,7 +4,7 @@
 mod settings;
 
 use harmonaize_abi::{Dtype, ReduceOp};
-use harmonaize_agent::aggregator::{self, AggregatorConfig};
+use harmonaize_agent::aggregator::{self, AggregatorConfig, Upwards};
 use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{Codes, Event as Done, Form, Key, Task, Tensors, Worker, WorkerConfig};
@@ -51,6 +51,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
         mtu: 1500,
         spin: Duration::ZERO,
         packets_per_second: Some(10_000_000),
+        upwards: Upwards { patience: Duration::from_millis(100), again: Duration::from_millis(2) },
         metrics: Some(metrics),
     };
     let (stop, stopped) = oneshot::channel::<()>();

@@ -136,6 +136,10 @@ pub struct Counters {
     pub tag: u64,
     /// Kinds that nobody sends here.
     pub kind: u64,
+    /// Of those sent, to the aggregator above.
+    pub up: u64,
+    /// Of those believed, of the session's aggregator above.
+    pub down: u64,
 }
 
 /// Packets of no communicator, dropped.

@@ -239,6 +239,8 @@ impl Communicator {
             self.part(now, incarnation, header, payload, pool, out);
         } else if header.note == 1 && header.chunk >= self.base {
             self.asked(now, incarnation, header, pool, out);
+        } else if header.note == 0 {
+            self.acknowledge_up(now, out);
         }
     }
 

@@ -91,7 +91,7 @@ impl Path {
         let coder = Coder { form, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
         let config = WorkerConfig {
             communicator: aggregator.communicator,
-            worker: u16::try_from(me.0).map_err(|error| error.to_string())?,
+            worker: aggregator.worker,
             key: aggregator.key.clone(),
             form,
             elements: aggregator.chunk_elements,

@@ -36,13 +36,15 @@ pub struct Peer {
     pub rate: Option<u64>,
 }
 
-/// The aggregator of an epoch, of which each participant is the worker of its own number.
+/// The aggregator that a participant sends to in an epoch.
 #[derive(Clone, Debug)]
 pub struct Aggregator {
     /// Where it listens.
     pub address: SocketAddr,
     /// Its number for the communicator's epoch.
     pub communicator: u64,
+    /// Which of its workers the participant is: the one of its own number, but where several aggregators serve the epoch.
+    pub worker: u16,
     /// This worker's key.
     pub key: harmonaize_aggregator::Key,
     /// Elements of a chunk; its bytes fit a packet.

@@ -120,6 +120,7 @@ impl Served {
         let aggregator = |worker: u32| Aggregator {
             address: self.address,
             communicator: COMMUNICATOR,
+            worker: worker as u16,
             key: Key::derive(&SECRET, COMMUNICATOR, worker as u16),
             chunk_elements: CHUNK,
             window: 64,

@@ -15,6 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+mod tree;
+
 const MIB: u64 = 1 << 20;
 
 /// How much is measured.
@@ -26,7 +28,7 @@ pub struct Effort {
     pub turn: u64,
     /// Bytes of a large operation.
     pub large: u64,
-    /// Parts alone: core, large, codes, eight, lossy, faults, killed, small; all if empty.
+    /// Parts alone: core, large, codes, eight, lossy, faults, killed, small, tree; all if empty.
     pub only: Vec<String>,
 }
 
@@ -57,6 +59,7 @@ const PARTS: &[Part<Suite>] = &[
     ("faults", faults),
     ("killed", killed),
     ("small", small),
+    ("tree", tree::tree),
 ];
 
 /// Measures.
@@ -255,7 +258,7 @@ fn killed(suite: &Suite) -> Result<Vec<Row>> {
         // Sums are told now and then; by then the next operation is under way, and some are still to come.
         lab.deployment().wait_until("the aggregator has summed nothing", |this| {
             let told = this.ask(&["topology"])?;
-            Ok(summed(&told).then_some(()))
+            Ok(summed(&told, 0).then_some(()))
         })?;
         let aggregator = lab.deployment().aggregator(0)?.id();
         let mut kill = Command::new("kill");
@@ -276,9 +279,10 @@ fn killed(suite: &Suite) -> Result<Vec<Row>> {
     Ok(vec![case.compare(&longest, &[usual + TAKE_OVER], "200 ms more than the hosts alone")])
 }
 
-/// Whether an aggregator has told of sums.
-fn summed(fabric: &Value) -> bool {
-    let tenants = fabric.pointer("/aggregators/0/report/tenants").and_then(Value::as_array);
+/// Whether the aggregator that is `position`-th has told of sums.
+fn summed(fabric: &Value, position: usize) -> bool {
+    let tenants = fabric.pointer(&format!("/aggregators/{position}/report/tenants"));
+    let tenants = tenants.and_then(Value::as_array);
     let sums = |tenant: &Value| tenant.get("sums").and_then(Value::as_u64).unwrap_or(0);
     tenants.is_some_and(|tenants| tenants.iter().any(|tenant| sums(tenant) > 0))
 }
@@ -416,7 +420,7 @@ impl Suite {
             let tenants = lab.deployment().wait_until("the aggregator has summed nothing", |this| {
                 let fabric = this.ask(&["topology"])?;
                 let tenants = fabric.pointer("/aggregators/0/report/tenants").cloned();
-                Ok(summed(&fabric).then_some(tenants.unwrap_or_default()))
+                Ok(summed(&fabric, 0).then_some(tenants.unwrap_or_default()))
             })?;
             eprintln!("the aggregator's counts: {tenants}");
         }

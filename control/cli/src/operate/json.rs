@@ -75,6 +75,8 @@ fn aggregator(one: &v1::FabricAggregator) -> Value {
             "sent": tenant.sent,
             "no_slot": tenant.no_slot,
             "refused": tenant.refused,
+            "up": tenant.up,
+            "down": tenant.down,
         })
     };
     let report = one.report.as_ref().map(|report| {

@@ -1,7 +1,8 @@
-//! Aggregators on the way: which are there, whom they serve, and which communicators do better by one.
+//! Aggregators on the way: which are there, whom they serve, and which communicators do better by one, or by several of which one is above
+//! the others.
 //!
-//! A grant is of one epoch: its number and its secret are drawn anew for each, and known to its aggregator and, a key each, to its
-//! workers alone. It is withdrawn a while after the epoch, for segments may be under way still. A session that ends takes no grant
+//! A grant is of one epoch: its number and its secrets are drawn anew for each, and each secret is known to its aggregator and, a key each, to
+//! that one's workers alone. It is withdrawn a while after the epoch, for segments may be under way still. A session that ends takes no grant
 //! along: the aggregator may serve on, and where it does not, hosts sum for themselves.
 
 use super::coding;
@@ -10,21 +11,20 @@ use super::decisions::{Changed, Trigger};
 use super::replan::{Planned, changed};
 use super::session::Abilities;
 use super::{Fact, SessionId, State};
-use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
-use harmonaize_aggregator::{Form, SPAN, worker_key};
-use harmonaize_api::v1::{self, RefusedKind, aggregation_form, from_agent, to_agent};
-use harmonaize_api::{PROTOCOL_VERSION, SECRET_BYTES};
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use harmonaize_codec::Codec;
-use harmonaize_planner::{AggregatorId, Bytes, HostId, Nanos, Offer, Rate, aggregation, line_rate};
-use rand::Rng;
+use harmonaize_planner::{AggregatorId, Bytes, HostId, Offer, Rate, aggregation, line_rate};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 mod codes;
+mod grant;
 
 use codes::Shape;
+pub(super) use grant::Chosen;
 
 /// How long an epoch's grant outlives it.
 const LINGER: Duration = Duration::from_secs(5);
@@ -71,18 +71,18 @@ struct There {
     codes: bool,
     /// Whether it takes one worker's bytes for all, and parts of nothing.
     spreads: bool,
+    /// Whether its sums can go on to one above.
+    parents: bool,
     report: Option<v1::AggregatorReport>,
 }
 
-/// What an aggregator serves, or is to serve.
-#[derive(Debug)]
+/// What one aggregator, or several that are above and below each other, serve or are to serve under one number.
+#[derive(Debug, Default)]
 struct Granted {
-    /// None while it is not known which: control has restarted.
-    aggregator: Option<AggregatorId>,
+    /// Each as it was told; none where an earlier control told it. Not all are known where control has restarted.
+    at: BTreeMap<AggregatorId, Option<v1::GrantAggregation>>,
     /// The communicator; none while no agent has named it since control restarted.
     of: Option<u64>,
-    /// As it was told; none where an earlier control told it.
-    grant: Option<v1::GrantAggregation>,
     /// When it is withdrawn.
     until: Option<Duration>,
 }
@@ -93,42 +93,6 @@ pub(super) struct Aggregators {
     there: BTreeMap<AggregatorId, There>,
     sessions: BTreeMap<SessionId, AggregatorId>,
     grants: BTreeMap<u64, Granted>,
-}
-
-/// How an epoch's large operations go.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Chosen {
-    /// The grant; none: by the hosts.
-    pub grant: Option<u64>,
-    pub aggregator: Option<AggregatorId>,
-    /// In words.
-    pub reason: String,
-    /// For all workers, but for what is one's alone.
-    told: Option<v1::Aggregation>,
-    secret: [u8; SECRET_BYTES],
-}
-
-impl Chosen {
-    /// Because an agent says so after a restart of control.
-    pub(super) fn told(recipe: &v1::Recipe) -> Self {
-        let grant = recipe.aggregation.as_ref().map(|told| told.communicator);
-        let reason = if grant.is_some() { "as before control restarted".to_owned() } else { String::new() };
-        Self { grant, reason, ..Self::default() }
-    }
-
-    /// Whether tensors go in codes.
-    pub(super) fn is_coded(&self) -> bool {
-        let form = self.told.as_ref().and_then(|told| told.form.as_ref()?.form.as_ref());
-        matches!(form, Some(aggregation_form::Form::Shared(_)))
-    }
-
-    /// For the recipe of a worker.
-    pub(super) fn recipe(&self, worker: u32) -> Option<v1::Aggregation> {
-        let told = self.told.clone()?;
-        let number = u16::try_from(worker).ok()?;
-        let key = worker_key(&self.secret, told.communicator, number).to_vec();
-        Some(v1::Aggregation { worker, key, ..told })
-    }
 }
 
 impl State {
@@ -179,6 +143,7 @@ impl State {
             packets_per_second: told.packets_per_second,
             codes: told.codes,
             spreads: told.spreads,
+            parents: told.parents,
             report: None,
         };
         self.aggregators.there.insert(id, there);
@@ -193,15 +158,15 @@ impl State {
         let until = now.saturating_add(self.settings.recovery_timeout);
         for number in &told.granted {
             // Whoever it is for may name it yet; else it is withdrawn.
-            let unknown = || Granted { aggregator: Some(id), of: None, grant: None, until: Some(until) };
-            self.aggregators.grants.entry(*number).or_insert_with(unknown).aggregator = Some(id);
+            let unknown = || Granted { until: Some(until), ..Granted::default() };
+            let granted = self.aggregators.grants.entry(*number).or_insert_with(unknown);
+            granted.at.entry(id).or_insert(None);
         }
         let served: BTreeSet<u64> = told.granted.iter().copied().collect();
-        let missing = self.aggregators.grants.iter().filter(|(number, granted)| {
-            granted.aggregator == Some(id) && granted.until.is_none() && !served.contains(number)
-        });
+        let live = self.aggregators.grants.iter().filter(|(_, granted)| granted.until.is_none());
+        let missing = live.filter(|(number, _)| !served.contains(number));
         let missing: Vec<v1::GrantAggregation> =
-            missing.filter_map(|(_, granted)| granted.grant.clone()).collect();
+            missing.filter_map(|(_, granted)| granted.at.get(&id)?.clone()).collect();
         for grant in missing {
             self.send(from, to_agent::Message::GrantAggregation(grant));
         }
@@ -218,7 +183,7 @@ impl State {
         match message {
             from_agent::Message::AggregationGranted(answer) => {
                 let granted = self.aggregators.grants.get(&answer.communicator);
-                let Some(granted) = granted.filter(|granted| granted.aggregator == Some(id)) else {
+                let Some(granted) = granted.filter(|granted| granted.at.contains_key(&id)) else {
                     return Ok(());
                 };
                 if answer.refused.is_empty() {
@@ -226,7 +191,8 @@ impl State {
                 }
                 let why: String = answer.refused.chars().filter(|c| !c.is_control()).take(WORDS).collect();
                 let of = granted.of;
-                self.aggregators.grants.remove(&answer.communicator);
+                // Those above and below it are of no use alone.
+                self.revoke_aggregation(answer.communicator, Some(id));
                 let name = self.aggregator_name(id);
                 let reason = format!("{name} refused: {why}");
                 if let Some(known) = of.and_then(|of| self.communicators.get_mut(&of)) {
@@ -286,17 +252,13 @@ impl State {
             return by_hosts("");
         }
         let members = known.members.len();
-        let able = known.members.iter().all(|member| {
-            let session = member.session.and_then(|session| self.sessions.get(&session));
-            session.is_some_and(|session| session.abilities.aggregation)
-        });
         if !self.settings.terms(&known.tenant).allowed {
             return by_hosts("the tenant has none");
         }
         if !self.agreements.aggregates(id) {
             return by_hosts("the tenant wants none");
         }
-        if !able {
+        if !self.all_can(known, |abilities| abilities.aggregation) {
             return by_hosts("not all agents can");
         }
         if members > usize::from(MAX_WORKERS) {
@@ -319,6 +281,7 @@ impl State {
                     coder: Rate(0),
                     packets_per_second: there.packets_per_second,
                     others: self.served_beside(*at, id),
+                    parents: there.parents,
                 };
                 let shape = coder.filter(|_| there.codes).zip(Shape::of_codes(there.unit_bytes, members));
                 let coded = shape.map(|(coder, Shape { elements, bytes, .. })| Offer {
@@ -330,6 +293,9 @@ impl State {
                 exact.then_some(offer).into_iter().chain(coded)
             })
             .collect();
+        let trees = self.all_can(known, |abilities| abilities.aggregated_trees);
+        let offers: Vec<Offer> =
+            offers.into_iter().map(|offer| Offer { parents: offer.parents && trees, ..offer }).collect();
         let conditions = self.estimates.conditions(topology, self.withdrawn());
         let share = planned.map(|planned| planned.share).filter(|share| share.0 > 0);
         let ring = share.unwrap_or_else(|| line_rate(topology, &hosts));
@@ -339,106 +305,33 @@ impl State {
         Weighed { best: decided.chosen, reason: decided.reason }
     }
 
+    /// Whether the agents of all of a communicator's hosts are there and can.
+    fn all_can(&self, known: &Communicator, can: fn(&Abilities) -> bool) -> bool {
+        known.members.iter().all(|member| {
+            let session = member.session.and_then(|session| self.sessions.get(&session));
+            session.is_some_and(|session| can(&session.abilities))
+        })
+    }
+
     /// Units that nobody is guaranteed.
     fn free_units(&self, id: AggregatorId, there: &There) -> u32 {
         there.units.saturating_sub(self.guaranteed(id))
     }
 
     fn guaranteed(&self, id: AggregatorId) -> u32 {
-        let grants = self.aggregators.grants.values().filter(|granted| granted.aggregator == Some(id));
-        let units = grants.map(|granted| granted.grant.as_ref().map_or(2, |grant| grant.guaranteed));
+        let grants = self.aggregators.grants.values().filter_map(|granted| granted.at.get(&id));
+        let units = grants.map(|grant| grant.as_ref().map_or(2, |grant| grant.guaranteed));
         units.fold(0, u32::saturating_add)
     }
 
     /// Other communicators that an aggregator serves.
     fn served_beside(&self, id: AggregatorId, communicator: u64) -> u32 {
         let others = self.aggregators.grants.values().filter(|granted| {
-            granted.aggregator == Some(id)
+            granted.at.contains_key(&id)
                 && granted.until.is_none()
                 && granted.of.is_some_and(|of| of != communicator)
         });
         others.count() as u32
-    }
-
-    /// Decides how the next epoch has large operations summed, and grants it. The aggregator is told before any agent is.
-    pub(super) fn choose_aggregation(
-        &mut self,
-        id: u64,
-        coding: &coding::Chosen,
-        planned: Option<&Planned>,
-    ) -> Chosen {
-        let Some(known) = self.communicators.get(&id) else { return Chosen::default() };
-        let Weighed { best, reason } = self.weigh_aggregation(known, id, coding, planned);
-        let none = |reason: String| Chosen { reason, ..Chosen::default() };
-        let Some(best) = best else { return none(reason) };
-        let Some(there) = self.aggregators.there.get(&best.aggregator) else { return none(reason) };
-        let (workers, tenant) = (known.members.len() as u32, known.tenant.clone());
-        let (address, session, units, unit) = (there.address, there.session, there.units, there.unit_bytes);
-        let free = self.free_units(best.aggregator, there);
-        let all = |can: fn(&Abilities) -> bool| {
-            known.members.iter().all(|member| {
-                let session = member.session.and_then(|session| self.sessions.get(&session));
-                session.is_some_and(|session| can(&session.abilities))
-            })
-        };
-        let all_take = all(|abilities| abilities.aggregated_codes);
-        let at_once = there.spreads && all(|abilities| abilities.aggregated_at_once);
-        let [broadcast_least_bytes, broadcast_most_bytes] =
-            best.broadcasts.filter(|_| at_once).map_or([0; 2], |range| range.map(|bytes| bytes.0));
-        let form = Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
-        let exact = Shape { form, elements: unit / ELEMENT, bytes: unit };
-        let shape = if best.coded { Shape::of_codes(unit, workers as usize) } else { Some(exact) };
-        let Some(Shape { form, elements: chunk_elements, bytes }) = shape else { return none(reason) };
-        let round = Duration::from_nanos(best.delay.0.saturating_mul(2)).saturating_add(TURN);
-        let held = best.rate.bytes_in(Nanos(u64::try_from(round.as_nanos()).unwrap_or(u64::MAX))).0;
-        let window = held.div_ceil(u64::from(bytes.max(1))).clamp(*WINDOWS.start(), *WINDOWS.end()) as u32;
-        let most = (2 * SPAN * window).min(units);
-        let guaranteed = (units / PARTS).clamp(2, most.max(2)).min(free);
-        let mut secret = [0; SECRET_BYTES];
-        self.random.fill_bytes(&mut secret);
-        let number = std::iter::repeat_with(|| self.random.next_u64());
-        let grants = &self.aggregators.grants;
-        let number = number.take(16).find(|number| *number != 0 && !grants.contains_key(number));
-        let Some(number) = number else { return none(reason) };
-        let form = Some(v1::AggregationForm { form: Some(said(form)) });
-        let grant = v1::GrantAggregation {
-            communicator: number,
-            secret: secret.to_vec(),
-            workers,
-            form: form.clone(),
-            chunk_elements,
-            ordered: false,
-            partial: None,
-            weight: self.settings.terms(&tenant).weight,
-            tenant,
-            guaranteed,
-            most,
-        };
-        let granted = Granted {
-            aggregator: Some(best.aggregator),
-            of: Some(id),
-            grant: Some(grant.clone()),
-            until: None,
-        };
-        self.aggregators.grants.insert(number, granted);
-        self.send(session, to_agent::Message::GrantAggregation(grant));
-        let told = v1::Aggregation {
-            address: address.to_string(),
-            communicator: number,
-            workers,
-            chunk_elements,
-            window,
-            least_bytes: best.least.0,
-            form,
-            most_error: if best.coded { coding.budget.most().unwrap_or(0.0) } else { 0.0 },
-            averages: all_take,
-            at_once,
-            broadcast_least_bytes,
-            broadcast_most_bytes,
-            barriers: best.barriers && at_once,
-            ..v1::Aggregation::default()
-        };
-        Chosen { grant: Some(number), aggregator: Some(best.aggregator), reason, told: Some(told), secret }
     }
 
     /// An epoch is over, or was given up: its grant is withdrawn a while after.
@@ -452,8 +345,7 @@ impl State {
     /// An agent says, after a restart of control, that its communicator has this grant.
     pub(super) fn recover_aggregation(&mut self, id: u64, chosen: &Chosen) {
         let Some(number) = chosen.grant else { return };
-        let unknown = || Granted { aggregator: None, of: None, grant: None, until: None };
-        let granted = self.aggregators.grants.entry(number).or_insert_with(unknown);
+        let granted = self.aggregators.grants.entry(number).or_default();
         (granted.of, granted.until) = (Some(id), None);
     }
 
@@ -465,17 +357,16 @@ impl State {
     /// Withdraws what is due.
     pub(super) fn expire_aggregations(&mut self, now: Duration) {
         let due = |granted: &Granted| granted.until.is_some_and(|until| until <= now);
-        let over: Vec<(u64, Option<AggregatorId>)> = self
-            .aggregators
-            .grants
-            .iter()
-            .filter(|(_, granted)| due(granted))
-            .map(|(number, granted)| (*number, granted.aggregator))
-            .collect();
-        for (communicator, at) in over {
-            self.aggregators.grants.remove(&communicator);
-            let session = at.and_then(|at| self.aggregators.there.get(&at)).map(|there| there.session);
-            if let Some(session) = session {
+        let grants = self.aggregators.grants.iter();
+        let over: Vec<u64> = grants.filter(|(_, granted)| due(granted)).map(|(number, _)| *number).collect();
+        over.into_iter().for_each(|number| self.revoke_aggregation(number, None));
+    }
+
+    /// Has nobody serve this grant any more; who refused it needs no word.
+    fn revoke_aggregation(&mut self, communicator: u64, refused: Option<AggregatorId>) {
+        let Some(granted) = self.aggregators.grants.remove(&communicator) else { return };
+        for at in granted.at.into_keys().filter(|at| Some(*at) != refused) {
+            if let Some(session) = self.aggregators.there.get(&at).map(|there| there.session) {
                 let revoke = v1::RevokeAggregation { communicator };
                 self.send(session, to_agent::Message::RevokeAggregation(revoke));
             }
@@ -505,10 +396,22 @@ impl State {
         }
     }
 
-    /// The name of a communicator's aggregator; empty where it has none.
+    /// The name of a communicator's aggregator, or the names of all, the one above first where it is known; empty where it has none.
     pub(super) fn aggregator_of(&self, chosen: &Chosen) -> String {
         let granted = chosen.grant.and_then(|number| self.aggregators.grants.get(&number));
-        granted.and_then(|granted| granted.aggregator).map_or_else(String::new, |id| self.aggregator_name(id))
+        let Some(granted) = granted else { return String::new() };
+        let root = chosen.root().filter(|root| granted.at.contains_key(root));
+        let names = |ids: &mut dyn Iterator<Item = AggregatorId>| {
+            ids.map(|id| self.aggregator_name(id)).collect::<Vec<_>>().join(", ")
+        };
+        let mut below = granted.at.keys().copied().filter(|id| Some(*id) != root);
+        match (root, names(&mut below)) {
+            (Some(root), below) if !below.is_empty() => {
+                format!("{} above {below}", self.aggregator_name(root))
+            }
+            (Some(root), _) => self.aggregator_name(root),
+            (None, all) => all,
+        }
     }
 
     /// Aggregators as operators see them.
@@ -521,7 +424,7 @@ impl State {
                 .aggregators
                 .grants
                 .values()
-                .filter(|granted| granted.aggregator == Some(id) && granted.until.is_none());
+                .filter(|granted| granted.at.contains_key(&id) && granted.until.is_none());
             let switch = harmonaize_planner::Node::Switch(known.switch);
             v1::FabricAggregator {
                 name: known.name.clone(),
@@ -544,17 +447,4 @@ impl State {
 struct Weighed {
     best: Option<harmonaize_planner::Aggregated>,
     reason: String,
-}
-
-/// A form as messages have it.
-fn said(form: Form) -> aggregation_form::Form {
-    match form {
-        Form::Tensor { dtype, op } => {
-            aggregation_form::Form::Tensor(v1::TensorForm { dtype: dtype.to_string(), op: op.to_string() })
-        }
-        Form::Shared { bits, block, ranks } => {
-            let (bits, block, ranks) = (bits.into(), block.into(), ranks.into());
-            aggregation_form::Form::Shared(v1::SharedForm { bits, block, ranks })
-        }
-    }
 }

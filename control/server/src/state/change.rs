@@ -220,7 +220,7 @@ impl State {
             self.ports.release(&mut pending.ports);
             self.decisions.given_up(pending.decision, id, &why);
             communicator.coding.given_up(&pending.coding);
-            communicator.refused.extend(pending.aggregation.aggregator);
+            communicator.refused.extend(pending.aggregation.aggregators());
             self.end_aggregation(now, &pending.aggregation);
             self.hold_off(now, id);
         }

@@ -45,6 +45,7 @@ pub(super) struct Abilities {
     pub aggregation: bool,
     pub aggregated_codes: bool,
     pub aggregated_at_once: bool,
+    pub aggregated_trees: bool,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
     /// What is missing and why.
@@ -70,6 +71,7 @@ impl Abilities {
             aggregation: said.aggregation,
             aggregated_codes: said.aggregated_codes,
             aggregated_at_once: said.aggregated_at_once,
+            aggregated_trees: said.aggregated_trees,
             codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }

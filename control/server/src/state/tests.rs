@@ -2,6 +2,7 @@
 
 mod adversary;
 mod aggregation;
+mod aggregation_tree;
 mod agreements;
 mod carried;
 mod closed_loop;

@@ -1,5 +1,6 @@
 //! The configuration file of an aggregator.
 
+use super::grant::Upwards;
 use crate::config::ConfigError;
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
 use harmonaize_planner::{Bytes, Nanos, parse_toml};
@@ -16,6 +17,11 @@ const POOL: u64 = 4 << 20;
 const POOLS: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 30;
 /// What a frame may carry.
 const MTUS: std::ops::RangeInclusive<u32> = 576..=9216;
+/// How an aggregator above is dealt with, if nothing is said: together with a worker's longest question and one more it is given up
+/// before hosts would be.
+const UPWARDS: Upwards = Upwards { patience: Duration::from_millis(100), again: Duration::from_millis(2) };
+/// What it may be.
+const TIMES: std::ops::RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(10);
 /// Units are whole elements of every type.
 const ALIGN: usize = 8;
 
@@ -36,6 +42,8 @@ pub struct AggregatorConfig {
     pub spin: Duration,
     /// What control takes it to do, packets a second in and as many out; none: it is measured at the start.
     pub packets_per_second: Option<u64>,
+    /// How it deals with an aggregator above it.
+    pub upwards: Upwards,
     /// Where Prometheus reads metrics over HTTP; none: nowhere.
     pub metrics: Option<SocketAddr>,
 }
@@ -50,6 +58,8 @@ struct File {
     mtu: Option<u32>,
     spin: Option<Nanos>,
     packets_per_second: Option<u64>,
+    patience: Option<Nanos>,
+    again: Option<Nanos>,
     metrics: Option<SocketAddr>,
 }
 
@@ -82,6 +92,17 @@ impl AggregatorConfig {
         if !MTUS.contains(&mtu) {
             return Err(value(format!("`mtu` must be {} to {}", MTUS.start(), MTUS.end())));
         }
+        let time = |told: Option<Nanos>, usual| told.map_or(usual, |time| Duration::from_nanos(time.0));
+        let upwards = Upwards {
+            patience: time(file.patience, UPWARDS.patience),
+            again: time(file.again, UPWARDS.again),
+        };
+        let within = [upwards.patience, upwards.again].iter().all(|time| TIMES.contains(time));
+        if !within || upwards.again > upwards.patience {
+            return Err(value(
+                "`patience` and `again` must be 100us to 10s, and `again` the shorter".to_owned(),
+            ));
+        }
         Ok(Self {
             name: file.name,
             control: file.control.trim_start_matches("http://").to_owned(),
@@ -90,6 +111,7 @@ impl AggregatorConfig {
             mtu,
             spin: file.spin.map_or(Duration::from_micros(50), |spin| Duration::from_nanos(spin.0)),
             packets_per_second: file.packets_per_second,
+            upwards,
             metrics: file.metrics,
         })
     }
@@ -146,6 +168,8 @@ mod tests {
         assert!(POOLS.contains(&config.pool), "{config:?}");
         assert_eq!(u64::from(config.units()), config.pool / 1472);
         assert_eq!(parse(&format!("{GOOD}pool = \"1MiB\"\n")).unwrap().units(), 712);
+        let upwards = parse(&format!("{GOOD}patience = \"50ms\"\nagain = \"1ms\"\n")).unwrap().upwards;
+        assert_eq!((config.upwards, upwards.patience), (UPWARDS, Duration::from_millis(50)));
         let jumbo = parse(&format!("{GOOD}mtu = 9000\n")).unwrap();
         assert_eq!(jumbo.unit_bytes(), MAX_PAYLOAD);
         let v6 = parse(&GOOD.replace("10.1.0.9:7400", "[fd00::9]:7400")).unwrap();
@@ -158,6 +182,8 @@ mod tests {
             ("mtu = 100", "`mtu` must be 576 to 9216"),
             ("pool = \"1KiB\"", "`pool` must be"),
             ("slots = 7", "line 4, column 1: unknown field `slots`"),
+            ("again = \"1us\"", "`patience` and `again` must be"),
+            ("patience = \"1ms\"", "`patience` and `again` must be"),
         ] {
             let error = parse(&format!("{GOOD}{change}\n")).unwrap_err();
             assert!(error.contains(expected), "{error}");

@@ -45,6 +45,8 @@ pub(super) fn add(to: &mut Counters, more: &Counters) {
         worker,
         tag,
         kind,
+        up,
+        down,
     } = more;
     let pairs = [
         (&mut to.received, received),
@@ -61,6 +63,8 @@ pub(super) fn add(to: &mut Counters, more: &Counters) {
         (&mut to.worker, worker),
         (&mut to.tag, tag),
         (&mut to.kind, kind),
+        (&mut to.up, up),
+        (&mut to.down, down),
     ];
     for (to, more) in pairs {
         *to = to.saturating_add(*more);
@@ -102,6 +106,8 @@ impl Reading {
             sent: done.sent,
             no_slot: done.no_slot,
             refused: refused(&done),
+            up: done.up,
+            down: done.down,
         };
         v1::AggregatorReport {
             tenants: self.tenants().into_iter().map(tenant).collect(),
@@ -132,13 +138,15 @@ struct TenantWhy {
 pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("harmonaize_aggregator");
     type One = (&'static str, &'static str, fn(&Counters) -> u64);
-    let counts: [One; 6] = [
+    let counts: [One; 8] = [
         ("packets_received", "Packets of workers that were believed", |done| done.received),
         ("packets_sent", "Packets to workers", |done| done.sent),
         ("sums", "Chunks summed", |done| done.sums),
         ("partial_sums", "Of these, with parts missing", |done| done.partial_sums),
         ("duplicates", "Parts that were in already", |done| done.duplicates),
         ("no_slot", "Parts for which there was no slot", |done| done.no_slot),
+        ("packets_up", "Of the packets sent, to the aggregator above", |done| done.up),
+        ("packets_down", "Of the packets believed, of the aggregator above", |done| done.down),
     ];
     let tenants = reading.tenants();
     for (name, help, of) in counts {
@@ -204,7 +212,7 @@ mod tests {
 
     fn reading(tenants: u64) -> Reading {
         let one = |at: u64| {
-            let done = Counters { received: 10 * at, sums: at, tag: 1, ..Counters::default() };
+            let done = Counters { received: 10 * at, sums: at, tag: 1, up: 2 * at, ..Counters::default() };
             (format!("t{at}"), (1, done))
         };
         Reading {
@@ -225,6 +233,7 @@ mod tests {
             "harmonaize_aggregator_dropped_total{tenant=\"t1\",reason=\"tag\"} 1",
             "harmonaize_aggregator_strange_total{reason=\"version\"} 3",
             "harmonaize_aggregator_communicators{tenant=\"t1\"} 1",
+            "harmonaize_aggregator_packets_up_total{tenant=\"t2\"} 4",
             "harmonaize_aggregator_units_free 60",
             "harmonaize_aggregator_unsent_total 2",
         ] {

@@ -1,7 +1,7 @@
-//! Where workers are: learned from packets that were believed.
+//! Where workers are, learned from packets that were believed; and aggregators above, as control says.
 //!
-//! A worker's address is that from which it began the session, as long as the session lasts: an answer [`Kind::Granted`] proves
-//! that its Begin was believed. What is repeated later, from wherever, moves nobody's sums.
+//! A worker's address is that from which it began the session, as long as the session lasts: an answer [`Kind::Granted`], or a Begin
+//! that goes on to the aggregator above, proves that its Begin was believed. What is repeated later, from wherever, moves nobody's sums.
 
 use harmonaize_aggregator::To;
 use harmonaize_aggregator::packet::{Kind, Sealed};
@@ -14,9 +14,16 @@ struct Route {
     to: SocketAddr,
 }
 
-/// The workers of each communicator.
+/// The ends of a communicator.
+#[derive(Debug)]
+struct Ends {
+    workers: Box<[Option<Route>]>,
+    parent: Option<SocketAddr>,
+}
+
+/// The workers of each communicator, and the aggregator above.
 #[derive(Debug, Default)]
-pub(super) struct Routes(BTreeMap<u64, Box<[Option<Route>]>>);
+pub(super) struct Routes(BTreeMap<u64, Ends>);
 
 /// The packet that is being answered.
 #[derive(Clone, Copy, Debug)]
@@ -27,17 +34,19 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// What a packet claims of its sender; nothing of it is believed yet. None for what is no packet.
+    /// What a packet claims of the worker that sent it; nothing of it is believed yet. None for what is no worker's packet: an aggregator above
+    /// names its own worker, which is none of those here.
     pub(super) fn of(from: SocketAddr, packet: &[u8]) -> Option<Self> {
-        let sealed = Sealed::read(packet).ok()?;
+        let sealed = Sealed::read(packet).ok().filter(|sealed| sealed.kind().of_workers())?;
         Some(Self { from, communicator: sealed.communicator(), worker: sealed.worker() })
     }
 }
 
 impl Routes {
     /// A communicator has been granted. All that it needs is allocated here.
-    pub(super) fn add(&mut self, communicator: u64, workers: u16) {
-        self.0.insert(communicator, vec![None; usize::from(workers)].into_boxed_slice());
+    pub(super) fn add(&mut self, communicator: u64, workers: u16, parent: Option<SocketAddr>) {
+        let workers = vec![None; usize::from(workers)].into_boxed_slice();
+        self.0.insert(communicator, Ends { workers, parent });
     }
 
     /// It has been withdrawn.
@@ -47,15 +56,18 @@ impl Routes {
 
     /// Where `packet`, which was made while `asker` was looked at, goes; none where that is not known.
     pub(super) fn find(&mut self, asker: Option<Asker>, to: To, packet: &[u8]) -> Option<SocketAddr> {
-        let To::Worker { communicator, worker } = to else { return None };
-        let route = self.0.get_mut(&communicator)?.get_mut(usize::from(worker))?;
+        let (communicator, worker) = match to {
+            To::Worker { communicator, worker } => (communicator, worker),
+            To::Parent { communicator } => return self.above(asker, communicator, packet),
+        };
+        let route = self.0.get_mut(&communicator)?.workers.get_mut(usize::from(worker))?;
         let asker = asker.filter(|asker| (asker.communicator, asker.worker) == (communicator, worker));
         if let Some(asker) = asker
             && let Ok(sealed) = Sealed::read(packet)
         {
             let session = sealed.session();
-            if sealed.kind() == Kind::Granted && route.is_none_or(|route| route.session < session) {
-                *route = Some(Route { session, to: asker.from });
+            if sealed.kind() == Kind::Granted {
+                begins(route, session, asker.from);
             }
             // Of a session that never began here: a word to who asked.
             if route.is_none_or(|route| route.session != session) {
@@ -63,6 +75,26 @@ impl Routes {
             }
         }
         route.map(|route| route.to)
+    }
+
+    /// A packet goes up; whose Begin it passes on gets its answer when one has come from there.
+    fn above(&mut self, asker: Option<Asker>, communicator: u64, packet: &[u8]) -> Option<SocketAddr> {
+        let Ends { workers, parent } = self.0.get_mut(&communicator)?;
+        let sealed = Sealed::read(packet).ok().filter(|sealed| sealed.kind() == Kind::Begin);
+        let asker = asker.filter(|asker| asker.communicator == communicator);
+        if let Some((sealed, asker)) = sealed.zip(asker)
+            && let Some(route) = workers.get_mut(usize::from(asker.worker))
+        {
+            begins(route, sealed.session(), asker.from);
+        }
+        *parent
+    }
+}
+
+/// A worker's Begin of this session was believed, from there.
+fn begins(route: &mut Option<Route>, session: u64, from: SocketAddr) {
+    if route.is_none_or(|route| route.session < session) {
+        *route = Some(Route { session, to: from });
     }
 }
 
@@ -73,7 +105,7 @@ mod tests {
     use harmonaize_aggregator::packet::{HEADER_BYTES, Header, seal};
 
     fn packet(kind: Kind, worker: u16, session: u64) -> Vec<u8> {
-        let payload = if kind == Kind::Result { 4 } else { 0 };
+        let payload = if matches!(kind, Kind::Result | Kind::Contribution) { 4 } else { 0 };
         let mut packet = vec![0; HEADER_BYTES + payload];
         let header = Header {
             kind,
@@ -99,7 +131,7 @@ mod tests {
     #[test]
     fn a_session_s_first_begin_says_where_a_worker_is_and_nothing_later_moves_it() {
         let mut routes = Routes::default();
-        routes.add(7, 2);
+        routes.add(7, 2, None);
         let to = |worker| To::Worker { communicator: 7, worker };
         let begin = |from, session| Asker::of(from, &packet(Kind::Begin, 0, session));
         let granted = |session| packet(Kind::Granted, 0, session);
@@ -117,5 +149,26 @@ mod tests {
         assert_eq!(routes.find(None, To::Parent { communicator: 7 }, &sum(2)), None);
         routes.remove(7);
         assert_eq!(routes.find(None, to(0), &sum(2)), None);
+    }
+
+    #[test]
+    fn below_an_aggregator_a_begin_that_goes_up_says_where_a_worker_is_and_nothing_of_above_does() {
+        let mut routes = Routes::default();
+        routes.add(7, 2, Some(at(9)));
+        let (up, to) = (To::Parent { communicator: 7 }, |worker| To::Worker { communicator: 7, worker });
+        let asks = |kind, worker| Asker::of(at(1), &packet(kind, worker, 1));
+        let sum = packet(Kind::Result, 1, 1);
+        assert_eq!(
+            routes.find(asks(Kind::Contribution, 1), up, &packet(Kind::Contribution, 0, 1)),
+            Some(at(9))
+        );
+        assert_eq!(routes.find(None, to(1), &sum), None, "a part that goes up proves nothing of a begin");
+        assert_eq!(routes.find(asks(Kind::Begin, 1), up, &packet(Kind::Begin, 0, 1)), Some(at(9)));
+        assert_eq!(routes.find(None, to(1), &sum), Some(at(1)));
+        // Above, this aggregator has the number of a worker here.
+        let granted = packet(Kind::Granted, 0, 1);
+        let above = Asker::of(at(9), &granted);
+        assert!(above.is_none());
+        assert_eq!(routes.find(above, to(0), &granted), None, "where worker 0 is nobody knows");
     }
 }

@@ -90,7 +90,7 @@ pub(super) struct Server {
     next_tenant: u32,
     /// What was done for communicators that are served no longer.
     ended: BTreeMap<String, Counters>,
-    /// Packets that could not go out: their worker is not known, or the kernel takes no more.
+    /// Packets that could not go out: their end is not known, or the kernel takes no more.
     unsent: u64,
     begun: Instant,
 }
@@ -192,7 +192,7 @@ impl Server {
     ///
     /// # Errors
     /// Why not, in words.
-    pub(super) fn grant(&mut self, Told { mut grant, tenant }: Told) -> Result<(), String> {
+    pub(super) fn grant(&mut self, Told { mut grant, parent, tenant }: Told) -> Result<(), String> {
         grant.share.tenant = match self.tenants.get(&tenant) {
             Some(number) => *number,
             None => self.next_tenant,
@@ -201,7 +201,7 @@ impl Server {
         let (communicator, workers, secret) = (grant.communicator, grant.workers, grant.secret);
         match self.aggregator.grant(grant) {
             Ok(()) => {
-                self.routes.add(communicator, workers);
+                self.routes.add(communicator, workers, parent);
                 if self.tenants.insert(tenant.clone(), number).is_none() {
                     self.next_tenant = self.next_tenant.wrapping_add(1);
                 }

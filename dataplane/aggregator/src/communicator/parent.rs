@@ -18,6 +18,8 @@ pub(crate) struct Up {
     echoed: u64,
     /// All sums below this chunk have come down.
     had: u64,
+    /// As far as the parent was told that they have.
+    told: u64,
     /// Since when nothing was answered.
     unanswered: Option<Duration>,
 }
@@ -33,6 +35,7 @@ impl Up {
             sequence: 0,
             echoed: 0,
             had: 0,
+            told: 0,
             unanswered: None,
         }
     }
@@ -59,7 +62,7 @@ impl Up {
 
     pub(super) fn forget(&mut self) {
         (self.granted, self.joined) = (false, false);
-        (self.echoed, self.had, self.unanswered) = (self.sequence, 0, None);
+        (self.echoed, self.had, self.told, self.unanswered) = (self.sequence, 0, 0, None);
     }
 }
 
@@ -82,6 +85,15 @@ impl Communicator {
             if let Some(up) = &mut self.up {
                 up.had += 1;
             }
+        }
+    }
+
+    /// All workers have everything that there is: the parent is told once, so that it keeps no slots for what may not follow soon. If
+    /// that is lost nobody waits for it: the next part says it too.
+    pub(super) fn acknowledge_up(&mut self, now: Duration, out: &mut impl Outbox) {
+        let all = self.base == self.top;
+        if self.up.as_ref().is_some_and(|up| all && up.had == self.top && up.told < up.had) {
+            self.climb(now, Kind::Acknowledge, false, self.top, 0, &mut [0; HEADER_BYTES], out);
         }
     }
 
@@ -121,6 +133,7 @@ impl Communicator {
         let named = kind != Kind::Begin || self.all_joined();
         let Some(up) = &mut self.up else { return };
         up.sequence += 1;
+        up.told = up.had;
         if asks {
             up.unanswered.get_or_insert(now);
         }
@@ -139,6 +152,7 @@ impl Communicator {
         };
         seal(&header, &up.parent.key, packet);
         self.counters.sent += 1;
+        self.counters.up += 1;
         out.send(To::Parent { communicator: self.grant.communicator }, packet);
     }
 
@@ -152,11 +166,14 @@ impl Communicator {
         out: &mut impl Outbox,
     ) {
         let Some(up) = &mut self.up else { return };
-        let known = header.kind == Kind::Granted || !up.granted || header.incarnation == up.incarnation;
+        // A parent that has started again says by another incarnation that it has no such session.
+        let free = matches!(header.kind, Kind::Granted | Kind::Lost);
+        let known = free || !up.granted || header.incarnation == up.incarnation;
         if header.session != self.session || self.lost || !known {
             self.counters.stale += 1;
             return;
         }
+        self.counters.down += 1;
         // An answer to what was sent after all that was answered before: no replay keeps a dead parent alive.
         if header.sequence > up.echoed && header.sequence <= up.sequence {
             (up.echoed, up.unanswered) = (header.sequence, None);

@@ -35,6 +35,8 @@ pub(crate) struct Scenario {
     pub(crate) workers: usize,
     /// Aggregators below the root; 0 if the root serves workers itself.
     pub(crate) leaves: usize,
+    /// Where there are such, hosts that the root serves itself beside them.
+    pub(crate) direct: usize,
     pub(crate) segments: Vec<u64>,
     /// What is done with each, if not all are sums.
     pub(crate) kinds: Vec<Kind>,
@@ -73,12 +75,15 @@ impl Scenario {
             (0..random.random_range(1..=4)).map(|_| random.random_range(1..=u64::from(elements) * 12));
         let segments = segments.collect();
         let leaves = if workers > 2 && random.random_range(0..4) == 0 { 2 } else { 0 };
+        let direct =
+            if leaves > 0 && random.random() { random.random_range(1..=workers - leaves) } else { 0 };
         let ordered = random.random_range(0..5) == 0;
         let grain = if ordered { workers as u32 } else { 1 };
         Self {
             seed,
             workers,
             leaves,
+            direct,
             segments,
             kinds: Vec::new(),
             elements,

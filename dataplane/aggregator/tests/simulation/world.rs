@@ -270,12 +270,13 @@ impl World {
 
     /// Who worker `worker` of an aggregator is.
     fn below(&self, aggregator: usize, worker: u16) -> Place {
-        if self.scenario.leaves == 0 {
-            Place::Worker(usize::from(worker))
+        let (worker, Scenario { leaves, direct, .. }) = (usize::from(worker), &self.scenario);
+        if *leaves == 0 || (aggregator == 0 && worker < *direct) {
+            Place::Worker(worker)
         } else if aggregator == 0 {
-            Place::Aggregator(1 + usize::from(worker))
+            Place::Aggregator(1 + worker - direct)
         } else {
-            Place::Worker(usize::from(worker) * self.scenario.leaves + aggregator - 1)
+            Place::Worker(direct + worker * leaves + aggregator - 1)
         }
     }
 
@@ -319,8 +320,7 @@ impl World {
     /// Lets a host do all that it can do now.
     fn turn(&mut self, index: usize) {
         self.submit(index);
-        let place =
-            Place::Aggregator(if self.scenario.leaves == 0 { 0 } else { 1 + index % self.scenario.leaves });
+        let place = Place::Aggregator(above(&self.scenario, index));
         let mut packet = [0; 1024];
         loop {
             let node = &mut self.nodes[index];
@@ -530,11 +530,19 @@ impl World {
 }
 
 fn key(scenario: &Scenario, index: usize) -> (u16, Key) {
-    if scenario.leaves == 0 {
-        return (index as u16, Key::derive(&ROOT_SECRET, COMMUNICATOR, index as u16));
+    match above(scenario, index) {
+        0 => (index as u16, Key::derive(&ROOT_SECRET, COMMUNICATOR, index as u16)),
+        leaf => {
+            let worker = ((index - scenario.direct) / scenario.leaves) as u16;
+            (worker, Key::derive(&[1 + leaf as u8; 32], COMMUNICATOR, worker))
+        }
     }
-    let worker = (index / scenario.leaves) as u16;
-    (worker, Key::derive(&[2 + (index % scenario.leaves) as u8; 32], COMMUNICATOR, worker))
+}
+
+/// The aggregator that a host sends to.
+fn above(scenario: &Scenario, index: usize) -> usize {
+    let Scenario { leaves, direct, .. } = scenario;
+    if *leaves == 0 || index < *direct { 0 } else { 1 + (index - direct) % leaves }
 }
 
 /// A host's number at its aggregator, and its key.
@@ -553,17 +561,16 @@ fn new_leader(scenario: &Scenario, incarnation: u32) -> Leader {
 }
 
 fn grant(scenario: &Scenario, index: usize) -> Grant {
-    let below = |leaf: usize| {
-        scenario.workers / scenario.leaves + usize::from(leaf < scenario.workers % scenario.leaves)
-    };
+    let below = |leaf: usize| (0..scenario.workers).filter(|host| above(scenario, *host) == leaf).count();
     let (workers, secret) = match (scenario.leaves, index) {
         (0, _) => (scenario.workers, ROOT_SECRET),
-        (leaves, 0) => (leaves, ROOT_SECRET),
-        (_, leaf) => (below(leaf - 1), [1 + leaf as u8; 32]),
+        (leaves, 0) => (below(0) + leaves, ROOT_SECRET),
+        (_, leaf) => (below(leaf), [1 + leaf as u8; 32]),
     };
+    let number = (below(0) + index).wrapping_sub(1) as u16;
     let parent = (index > 0).then(|| Parent {
-        worker: index as u16 - 1,
-        key: Key::derive(&ROOT_SECRET, COMMUNICATOR, index as u16 - 1),
+        worker: number,
+        key: Key::derive(&ROOT_SECRET, COMMUNICATOR, number),
         patience: super::scenario::PATIENCE,
         again: Duration::from_micros(100),
     });

@@ -18,7 +18,7 @@ fn settings() -> Settings {
     Settings { source_ports: None, ..settings_of(&text) }
 }
 
-fn aggregator(granted: &[u64]) -> v1::Hello {
+pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
     let aggregator = v1::Aggregator {
         incarnation: 7,
         units: 4096,
@@ -27,6 +27,7 @@ fn aggregator(granted: &[u64]) -> v1::Hello {
         granted: granted.to_vec(),
         codes: true,
         spreads: true,
+        parents: true,
     };
     v1::Hello {
         protocol_version: PROTOCOL_VERSION,
@@ -48,7 +49,7 @@ fn agents(world: &mut World) -> Vec<SessionId> {
     sessions
 }
 
-fn grants(world: &mut World, session: SessionId) -> Vec<v1::GrantAggregation> {
+pub(super) fn grants(world: &mut World, session: SessionId) -> Vec<v1::GrantAggregation> {
     let heard = world.heard(session).into_iter();
     let grants = heard.filter_map(|message| match message {
         to_agent::Message::GrantAggregation(grant) => Some(grant),
@@ -57,7 +58,7 @@ fn grants(world: &mut World, session: SessionId) -> Vec<v1::GrantAggregation> {
     grants.collect()
 }
 
-fn revoked(world: &mut World, session: SessionId) -> Vec<u64> {
+pub(super) fn revoked(world: &mut World, session: SessionId) -> Vec<u64> {
     let heard = world.heard(session).into_iter();
     let revoked = heard.filter_map(|message| match message {
         to_agent::Message::RevokeAggregation(revoked) => Some(revoked.communicator),
@@ -66,17 +67,17 @@ fn revoked(world: &mut World, session: SessionId) -> Vec<u64> {
     revoked.collect()
 }
 
-fn answer(world: &mut World, session: SessionId, communicator: u64, refused: &str) {
+pub(super) fn answer(world: &mut World, session: SessionId, communicator: u64, refused: &str) {
     let refused = refused.to_owned();
     let answer = v1::AggregationGranted { communicator, refused };
     world.say(session, from_agent::Message::AggregationGranted(answer));
 }
 
-fn plan(world: &World, id: u64) -> v1::PlanStatus {
+pub(super) fn plan(world: &World, id: u64) -> v1::PlanStatus {
     world.state.plans_reply(id).unwrap().plans.remove(0)
 }
 
-fn join_all(world: &mut World, sessions: &[SessionId], tenant: &str) -> Vec<v1::Recipe> {
+pub(super) fn join_all(world: &mut World, sessions: &[SessionId], tenant: &str) -> Vec<v1::Recipe> {
     for (rank, session) in sessions.iter().enumerate() {
         world.join_as(*session, tenant, "world", rank as u32, sessions.len() as u32);
     }

@@ -4,7 +4,7 @@ use super::*;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Codes, Event, Form, Grant, Key, Pool, Share, Task, Tensors, Worker, WorkerConfig,
+    Codes, Event, Form, Grant, Key, Parent, Pool, Share, Task, Tensors, Worker, WorkerConfig,
 };
 use harmonaize_transport::datagram::DatagramConfig;
 
@@ -25,7 +25,7 @@ fn told(communicator: u64, tenant: &str, secret: u8) -> Told {
         share: Share { tenant: 0, weight: 1, guaranteed: 8, most: 32 },
         parent: None,
     };
-    Told { grant, tenant: tenant.to_owned() }
+    Told { grant, parent: None, tenant: tenant.to_owned() }
 }
 
 fn local() -> Datagrams {
@@ -154,6 +154,50 @@ fn workers_get_their_sums_whatever_strangers_send() {
     assert!(counters.tag > 0, "a forged packet is counted: {counters:?}");
     assert!(reading.strangers.stranger > 0 && reading.strangers.communicator > 0, "{reading:?}");
     assert!(strangers.iter().all(|stranger| stranger.worker.counters().sums == 0));
+}
+
+/// A host and an aggregator below, which has there the number that one of its own workers has here.
+#[test]
+fn sums_go_on_to_an_aggregator_above_and_come_down_to_who_sent_the_parts() {
+    let [mut above, mut below] = [server(7), server(8)];
+    let mut told_above = told(1, "a", 1);
+    told_above.grant.workers = 2;
+    above.grant(told_above).unwrap();
+    let mut told_below = told(1, "a", 2);
+    let parent = Parent {
+        worker: 1,
+        key: Key::derive(&[1; 32], 1, 1),
+        patience: Duration::from_secs(60),
+        again: Duration::from_millis(2),
+    };
+    (told_below.grant.workers, told_below.grant.parent) = (WORKERS - 1, Some(parent));
+    told_below.parent = Some(above.socket.local_address());
+    below.grant(told_below).unwrap();
+    let places = (0..WORKERS).map(|index| if index == 0 { (0, 1) } else { (index - 1, 2) });
+    let mut hosts: Vec<Host> = places
+        .zip(0..)
+        .map(|((worker, secret), index)| {
+            let mut host = host(1, worker, secret);
+            host.ramp.worker = index;
+            host.worker.begin(Duration::ZERO, 1);
+            assert!((0..3).all(|segment| host.worker.submit(segment, Task::Sum(5000))));
+            host
+        })
+        .collect();
+    let (begun, mut done) = (Instant::now(), 0);
+    while done < 3 * usize::from(WORKERS) {
+        let (direct, others) = hosts.split_at_mut(1);
+        for (server, hosts) in [(&mut above, direct), (&mut below, others)] {
+            let (more, ended) = round(server, hosts, begun.elapsed());
+            assert_eq!(ended, None);
+            done += more;
+        }
+    }
+    assert!(hosts.iter().all(|host| host.ramp.written == 15_000));
+    let [above, below] = [above, below].map(|server| server.read().tenants["a"].1);
+    let sums = 3 * 5000_u64.div_ceil(u64::from(ELEMENTS));
+    assert_eq!((above.sums, above.up, below.sums), (sums, 0, sums));
+    assert!(below.up > sums && below.down > sums, "{below:?}");
 }
 
 #[test]

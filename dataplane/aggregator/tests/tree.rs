@@ -1,0 +1,148 @@
+//! An aggregator above another, packet by packet: nothing is held above once all have everything, and who starts again there says so.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::packet::HEADER_BYTES;
+use harmonaize_aggregator::{
+    Aggregator, Codes, Event, Form, Grant, Key, Parent, Pool, Reason, Share, Task, Tensors, To, Worker,
+    WorkerConfig,
+};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+const COMMUNICATOR: u64 = 5;
+const UNITS: u32 = 64;
+const SECRETS: [[u8; 32]; 2] = [[1; 32], [2; 32]];
+
+struct Ones;
+
+impl Tensors for Ones {
+    fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
+        bytes.chunks_exact_mut(4).for_each(|word| word.copy_from_slice(&1_i32.to_le_bytes()));
+    }
+    fn write(&mut self, _: u64, _: u64, _: usize, bytes: &[u8]) {
+        assert!(bytes.chunks_exact(4).all(|word| word == 3_i32.to_le_bytes()), "{bytes:?}");
+    }
+}
+
+/// Above: a host and the one below. Below: two hosts.
+fn aggregator(at: usize, incarnation: u64) -> Aggregator {
+    let parent = Parent {
+        worker: 1,
+        key: Key::derive(&SECRETS[0], COMMUNICATOR, 1),
+        patience: Duration::from_millis(100),
+        again: Duration::from_millis(1),
+    };
+    let mut aggregator = Aggregator::new(incarnation, Pool::new(UNITS, 16));
+    aggregator
+        .grant(Grant {
+            communicator: COMMUNICATOR,
+            secret: SECRETS[at],
+            workers: 2,
+            form: FORM,
+            elements: 4,
+            ordered: false,
+            partial: None,
+            share: Share { tenant: 1, weight: 1, guaranteed: 8, most: UNITS },
+            parent: (at == 1).then_some(parent),
+        })
+        .unwrap();
+    aggregator
+}
+
+/// The three hosts: the first is above's, the others are below's.
+const PLACES: [(usize, u16); 3] = [(0, 0), (1, 0), (1, 1)];
+
+struct Tree {
+    aggregators: [Aggregator; 2],
+    workers: Vec<Worker>,
+}
+
+impl Tree {
+    fn new() -> Self {
+        let worker = |(at, worker): (usize, u16)| {
+            Worker::new(WorkerConfig {
+                communicator: COMMUNICATOR,
+                worker,
+                key: Key::derive(&SECRETS[at], COMMUNICATOR, worker),
+                form: FORM,
+                elements: 4,
+                window: 8,
+                segments: 4,
+                codes: Codes::default(),
+                hosts: 3,
+                partial: false,
+                patience: Duration::from_millis(150),
+                retry_least: Duration::from_millis(4),
+                retry_most: Duration::from_millis(40),
+                loss_most: 500,
+            })
+        };
+        let mut tree = Self {
+            aggregators: [aggregator(0, 10), aggregator(1, 20)],
+            workers: PLACES.into_iter().map(worker).collect(),
+        };
+        tree.workers.iter_mut().for_each(|worker| worker.begin(Duration::ZERO, 1));
+        tree
+    }
+
+    /// All that is sent now arrives, and what follows from it; what came of it.
+    fn settle(&mut self, now: Duration) -> Vec<Event> {
+        let (mut events, mut waiting) = (Vec::new(), VecDeque::new());
+        loop {
+            for (worker, (at, _)) in self.workers.iter_mut().zip(PLACES) {
+                let mut packet = [0; HEADER_BYTES + 16];
+                while let Some(bytes) = worker.poll_transmit(now, &Ones, &mut packet) {
+                    waiting.push_back((at, packet[..bytes].to_vec()));
+                }
+                events.extend(std::iter::from_fn(|| worker.poll_event()));
+            }
+            let Some((at, packet)) = waiting.pop_front() else { return events };
+            let mut sent = Vec::new();
+            self.aggregators[at]
+                .receive(now, &packet, &mut |to: To, packet: &[u8]| sent.push((to, packet.to_vec())));
+            for (to, packet) in sent {
+                match to {
+                    To::Parent { .. } => waiting.push_back((0, packet)),
+                    To::Worker { worker: 1, .. } if at == 0 => waiting.push_back((1, packet)),
+                    To::Worker { worker, .. } => {
+                        let host = PLACES.iter().position(|place| *place == (at, worker)).unwrap();
+                        self.workers[host].receive(now, &packet, &mut Ones);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn above_nothing_is_held_once_all_below_have_everything() {
+    let mut tree = Tree::new();
+    for segment in 0..3 {
+        let now = Duration::from_millis(segment);
+        tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(segment, Task::Sum(100))));
+        let done = tree.settle(now).into_iter().filter(|event| matches!(event, Event::Done { hosts: 3, .. }));
+        assert_eq!(done.count(), 3);
+        for aggregator in &tree.aggregators {
+            assert_eq!(aggregator.pool().free(), UNITS as usize, "something is held for nobody");
+        }
+    }
+    let [above, below] = [0, 1].map(|at| tree.aggregators[at].counters(COMMUNICATOR).unwrap());
+    assert_eq!((above.up, above.down), (0, 0));
+    // Begins of both, a part a chunk, and a word a segment; answers, and a sum a chunk.
+    assert_eq!((below.up, below.down), (2 + 75 + 3, 2 + 75));
+}
+
+#[test]
+fn one_above_that_starts_again_ends_the_session_at_its_first_word() {
+    let mut tree = Tree::new();
+    tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(0, Task::Sum(4))));
+    assert_eq!(tree.settle(Duration::ZERO).len(), 3);
+    tree.aggregators[0] = aggregator(0, 11);
+    // The part that goes up is answered at once; the hosts below hear of it at their next question, long before anybody's patience ends.
+    tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(1, Task::Sum(4))));
+    let mut ended = tree.settle(Duration::from_millis(1));
+    ended.extend(tree.settle(Duration::from_millis(50)));
+    assert_eq!(ended, [Event::Ended(Reason::Lost); 3]);
+}

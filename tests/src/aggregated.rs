@@ -1,0 +1,124 @@
+//! Operations that aggregators may take part in, while something happens to one of them.
+
+use crate::STEP;
+use crate::job::{Worker, deploy, run, sockets};
+use anyhow::{Result, ensure};
+use harmonaize_client::{Access, Algorithm, Dtype, ReduceOp};
+use std::sync::{Condvar, Mutex};
+
+/// Operations before, between and after what happens to an aggregator.
+pub const EACH: u64 = 10;
+
+/// Whole numbers, whose sums are exact in whatever order.
+pub fn whole(rank: u32, salt: u64, elements: usize) -> Vec<f32> {
+    Worker::input(rank, salt, elements).into_iter().map(|word| (word >> 48) as f32 - 32_768.0).collect()
+}
+
+/// One operation, checked; whether the aggregator was given it, and did it all.
+pub fn sum(worker: &Worker, salt: u64, elements: usize) -> Result<(bool, bool)> {
+    let tensor = worker.client.tensor(Dtype::F32, elements as u64)?;
+    tensor.write(0, &whole(worker.rank, salt, elements))?;
+    let receipt = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?.wait(STEP)?;
+    let mut found = vec![0_f32; elements];
+    tensor.read(0, &mut found)?;
+    let mut right = vec![0_f32; elements];
+    for rank in 0..worker.ranks {
+        right.iter_mut().zip(whole(rank, salt, elements)).for_each(|(sum, value)| *sum += value);
+    }
+    ensure!(found == right, "rank {}: wrong sum {salt}", worker.rank);
+    Ok((receipt.algorithm == Algorithm::Aggregated, !receipt.fallback))
+}
+
+/// How far rank 0 is, and how far all may go.
+#[derive(Default)]
+struct Course {
+    reached: Mutex<(u64, u64)>,
+    moved: Condvar,
+}
+
+impl Course {
+    #[expect(clippy::unwrap_used, reason = "support for tests")]
+    fn change(&self, change: impl FnOnce(&mut (u64, u64))) {
+        change(&mut self.reached.lock().unwrap());
+        self.moved.notify_all();
+    }
+
+    #[expect(clippy::unwrap_used, reason = "support for tests")]
+    fn wait(&self, until: impl Fn((u64, u64)) -> bool) -> Result<()> {
+        let reached = self.reached.lock().unwrap();
+        let (reached, _) = self.moved.wait_timeout_while(reached, 4 * STEP, |at| !until(*at)).unwrap();
+        ensure!(until(*reached), "nothing moves at {reached:?}");
+        Ok(())
+    }
+}
+
+/// Rounds on the hosts of a topology, a rank each, while aggregators of this configuration serve, the `position`-th is killed in the middle
+/// of one, and comes back. A round says whether all of it went by aggregators. What control said of them at first; none without the privilege
+/// for namespaces.
+///
+/// # Panics
+/// If anything is not as it should be: a test cannot go on.
+#[expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "support for tests")]
+pub fn through_everything(
+    topology: &str,
+    configuration: &str,
+    position: usize,
+    round: impl Fn(&Worker, u64) -> Result<bool> + Sync,
+) -> Option<String> {
+    let mut deployment = deploy(topology, |setup| setup.aggregator = configuration.to_owned())?;
+    let sockets = sockets(&deployment, "a");
+    let course = Course::default();
+    // Operations that went wholly by the aggregator.
+    let served = Mutex::new(Vec::new());
+    let so_far = |count: u64| course.wait(|(done, _)| done >= count).unwrap();
+    let allow = |count: u64| course.change(|at| at.1 = count);
+    allow(EACH);
+    let told = std::thread::scope(|scope| {
+        let job = scope.spawn(|| {
+            run(
+                &sockets,
+                "world",
+                1,
+                |_| Access::Mapped,
+                |worker| {
+                    for salt in 0..3 * EACH {
+                        // The main thread leads; ranks in the middle of an operation are not held up.
+                        course.wait(|(_, allowed)| allowed > salt)?;
+                        let aggregated = round(worker, salt)?;
+                        if worker.rank == 0 {
+                            served.lock().unwrap().extend(aggregated.then_some(salt));
+                            course.change(|at| at.0 = salt + 1);
+                        }
+                    }
+                    Ok(())
+                },
+            )
+        });
+        so_far(EACH);
+        let plans = deployment.ask(&["plans"]).unwrap();
+        let why = format!("{} {}", plans["plans"][0]["aggregator"], plans["plans"][0]["aggregation_reason"]);
+        assert!(!served.lock().unwrap().is_empty(), "no operation went by the aggregator: {why}");
+        allow(2 * EACH);
+        so_far(EACH + 2);
+        let aggregator = deployment.aggregator(position).unwrap().id();
+        let killed = std::process::Command::new("kill").args(["-9", &aggregator.to_string()]).status();
+        assert!(killed.unwrap().success());
+        so_far(2 * EACH);
+        let connected =
+            |fabric: &serde_json::Value| fabric["aggregators"][position]["connected"].as_bool() == Some(true);
+        deployment
+            .wait_until("control does not notice", |this| {
+                Ok((!connected(&this.ask(&["topology"])?)).then_some(()))
+            })
+            .unwrap();
+        deployment.start_aggregator(position).unwrap();
+        deployment.wait_until_ready().unwrap();
+        allow(3 * EACH);
+        for (rank, outcome) in job.join().unwrap().into_iter().enumerate() {
+            outcome.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
+        }
+        why
+    });
+    deployment.end().unwrap();
+    Some(told)
+}

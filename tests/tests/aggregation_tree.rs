@@ -1,0 +1,88 @@
+//! Aggregators of two levels, end to end: racks with one each, one at the spine, and uplinks no wider than a host's link. What they do is
+//! right while they serve, on a bad network, and when the one above or a rack's is killed in the middle of operations and comes back.
+//! With three racks the one at the spine is above all others; with two racks one of those is above the other, and its own rack sends to it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_client::Access;
+use harmonaize_tests::aggregated::{EACH, sum, through_everything};
+use harmonaize_tests::job::{deploy, run, sockets};
+use harmonaize_tests::racks_with_aggregators;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use xtask::fabric::Faults;
+
+const RACKS: usize = 3;
+/// Of a rack; and of hosts' links and of uplinks, Mbit/s.
+const HOSTS: usize = 2;
+const RATE: u64 = 1000;
+/// Elements of a rank's tensor; no multiple of a chunk's.
+const ELEMENTS: usize = (1 << 16) + 3;
+/// The one above in the topology file.
+const ABOVE: usize = RACKS;
+const CONFIGURATION: &str = "pool = \"1MiB\"\n";
+
+fn topology(racks: usize) -> String {
+    racks_with_aggregators(racks, HOSTS, RATE, RATE)
+}
+
+fn killed(position: usize) {
+    let told = through_everything(&topology(RACKS), CONFIGURATION, position, |worker, salt| {
+        let (given, all) = sum(worker, salt, ELEMENTS)?;
+        sum(worker, !salt, 2000)?;
+        Ok(given && all)
+    });
+    if let Some(told) = told {
+        assert!(told.contains("agg3 above agg0, agg1, agg2"), "{told}");
+    }
+}
+
+#[test]
+fn sums_are_right_while_the_one_above_is_killed_and_comes_back() {
+    killed(ABOVE);
+}
+
+#[test]
+fn sums_are_right_while_a_rack_s_is_killed_and_comes_back() {
+    killed(0);
+}
+
+/// Frames are lost, come twice, and are overtaken, at hosts and at all aggregators.
+#[test]
+fn sums_are_right_on_a_bad_network() {
+    let (above, below) = (0, 1);
+    let Some(mut deployment) = deploy(&topology(2), |setup| setup.aggregator = CONFIGURATION.to_owned())
+    else {
+        return;
+    };
+    deployment.fabric().set_faults(Faults { lost: 20_000, twice: 10_000, late: 20_000 }).unwrap();
+    let sockets = sockets(&deployment, "a");
+    let served = AtomicUsize::new(0);
+    let outcomes = run(
+        &sockets,
+        "world",
+        1,
+        |_| Access::Mapped,
+        |worker| {
+            for salt in 0..EACH {
+                let (given, all) = sum(worker, salt, ELEMENTS)?;
+                served.fetch_add(usize::from(given && all), SeqCst);
+            }
+            Ok(())
+        },
+    );
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        outcome.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
+    }
+    assert!(served.into_inner() >= 2 * HOSTS, "the aggregators did nothing");
+    let counts = deployment.wait_until("an aggregator tells nothing", |this| {
+        let told = this.ask(&["topology"])?;
+        let of = |at: usize, what: &str| {
+            told["aggregators"][at]["report"]["tenants"][0][what].as_u64().unwrap_or(0)
+        };
+        let all =
+            of(below, "up") > 0 && of(below, "down") > 0 && of(above, "sums") > 0 && of(above, "up") == 0;
+        let counts = [above, below].map(|at| ["received", "sums", "up", "down"].map(|what| of(at, what)));
+        Ok(all.then_some(counts))
+    });
+    println!("received, sums, up, down: {:?}", counts.unwrap());
+    deployment.end().unwrap();
+}
