@@ -97,3 +97,79 @@ fn sums_are_right_on_a_bad_network() {
     println!("{}", counts.unwrap());
     deployment.end().unwrap();
 }
+
+/// A pool that is too small for all, and a tenant with several communicators that borrows what it can before the other comes: that one has
+/// its slots at once.
+#[test]
+fn a_hog_takes_no_slot_that_is_promised_to_another() {
+    let topology = star_with_aggregator(HOSTS, 1000, "0us");
+    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"64KiB\"\n".into())
+    else {
+        return;
+    };
+    let (hog, other) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
+    let course = Course::default();
+    // How many of the hog's ranks have begun, and whether the other tenant is through.
+    let through = |(_, done): (u64, u64)| done > 0;
+    let served = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let hogs: Vec<_> = ["one", "two", "three"]
+            .into_iter()
+            .map(|name| {
+                let (hog, course) = (&hog, &course);
+                scope.spawn(move || {
+                    run(hog, name, 1, |_| Access::Mapped, |worker| hoard(worker, course, &through))
+                })
+            })
+            .collect();
+        course.wait(|(begun, _)| begun == 3 * HOSTS as u64).unwrap();
+        let outcomes = run(
+            &other,
+            "world",
+            1,
+            |_| Access::Mapped,
+            |worker| {
+                for salt in 0..EACH {
+                    let (given, all) = sum(worker, salt, ELEMENTS)?;
+                    served.fetch_add(usize::from(given && all), SeqCst);
+                }
+                Ok(())
+            },
+        );
+        course.change(|at| at.1 = 1);
+        let hogs = hogs.into_iter().flat_map(|hog| hog.join().unwrap());
+        for outcome in outcomes.into_iter().chain(hogs) {
+            outcome.unwrap_or_else(|error| panic!("{error:#}"));
+        }
+    });
+    let counts = deployment.wait_until("it tells nothing", |this| {
+        let told = this.ask(&["topology"])?;
+        let tenants = &told["aggregators"][0]["report"]["tenants"];
+        Ok((tenants.as_array().map(Vec::len) == Some(2)).then(|| tenants.clone()))
+    });
+    println!("{}", counts.unwrap());
+    assert_eq!(served.into_inner(), HOSTS * EACH as usize, "the other tenant's sums went by the hosts");
+    deployment.end().unwrap();
+}
+
+/// Sums one tensor after the other until the other tenant is through; all ranks stop after the same.
+fn hoard(worker: &Worker, course: &Course, through: &(dyn Fn((u64, u64)) -> bool + Sync)) -> Result<()> {
+    let tensor = worker.client.tensor(Dtype::F32, ELEMENTS as u64)?;
+    let zeros = vec![0_f32; ELEMENTS];
+    for operation in 0_u64.. {
+        tensor.write(0, &zeros)?;
+        // One element says who has seen the end.
+        let seen = f32::from(u8::from(through(*course.reached.lock().unwrap())));
+        tensor.write(0, &[seen])?;
+        worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?.wait(STEP)?;
+        let mut found = [0_f32];
+        tensor.read(0, &mut found)?;
+        if operation == 0 {
+            course.change(|at| at.0 += 1);
+        }
+        if found[0] > 0.0 {
+            break;
+        }
+    }
+    Ok(())
+}

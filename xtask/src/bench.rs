@@ -99,7 +99,7 @@ pub struct Args {
     pub rounds: Option<usize>,
     /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, busbw-shaped, processor,
     /// thread, phases, stragglers, congestion; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
-    /// Suite compression: speed, slow, fast, convolutional, transformer. Suite aggregation: core, large, codes, eight, lossy, faults, killed, small, tree. Suite cooperation: tenant
+    /// Suite compression: speed, slow, fast, convolutional, transformer. Suite aggregation: core, large, codes, eight, lossy, faults, killed, small, fair, hog, tree. Suite cooperation: tenant
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
     /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: show that all programs run, in a short round; no bar is held against it

@@ -57,6 +57,8 @@ pub struct Aggregated {
     pub coded: bool,
     /// Payload that each host can send, and receive, in a second.
     pub rate: Rate,
+    /// The same where aggregators serve no other communicator at the moment.
+    pub alone: Rate,
     /// One way between the farthest host and it, by one below if there is one on the way.
     pub delay: Nanos,
     /// Operations of so many bytes and more are faster by it.
@@ -136,8 +138,10 @@ pub fn aggregation(
     }
     match best {
         Some(candidate) => {
+            let idle: Vec<Offer> = offers.iter().map(|offer| Offer { others: 0, ..offer.clone() }).collect();
+            let alone = candidate.alone(topology, conditions, hosts, &idle);
             let hosts = by_hosts(&candidate.way);
-            candidate.decided(&hosts)
+            candidate.decided(&hosts, alone)
         }
         None => none(refused.join("; ")),
     }
@@ -178,22 +182,36 @@ impl Candidate {
         )
     }
 
-    fn decided(self, hosts: &Hosts) -> Aggregation {
+    /// Its rate where aggregators, of these offers, serve no others: of one the same, of several the best.
+    fn alone(&self, topology: &Topology, conditions: &Conditions, hosts: &[HostId], idle: &[Offer]) -> f64 {
+        let way = if self.leaves.is_empty() {
+            let same = |offer: &&Offer| {
+                offer.aggregator == self.root && (offer.carries > offer.payload) == self.coded
+            };
+            idle.iter().find(same).and_then(|offer| Way::to(topology, conditions, hosts, offer))
+        } else {
+            tree::best(topology, conditions, hosts, idle, self.size as f64).map(|(_, _, way)| way)
+        };
+        way.map_or(self.way.rate, |way| way.rate.max(self.way.rate))
+    }
+
+    fn decided(self, hosts: &Hosts, alone: f64) -> Aggregation {
         // From the largest size down, as far as it pays.
         let sizes = SIZES.rev().map(|power| 1_u64 << power);
         let least = sizes.take_while(|size| self.pays(hosts, *size)).last();
         let words = self.words(hosts);
         let Some(least) = least.map(Bytes) else { return Aggregation { chosen: None, reason: words } };
-        let alone = self.leaves.is_empty();
+        let single = self.leaves.is_empty();
         let aggregated = Aggregated {
             aggregator: self.root,
             coded: self.coded,
             rate: Rate((self.way.rate * 8.0) as u64),
+            alone: Rate((alone * 8.0) as u64),
             delay: Nanos((self.way.delay * 1e9) as u64),
             least,
             // Sums alone go through several.
-            broadcasts: self.way.broadcasts(hosts).filter(|_| alone),
-            barriers: alone && self.way.barriers(hosts),
+            broadcasts: self.way.broadcasts(hosts).filter(|_| single),
+            barriers: single && self.way.barriers(hosts),
             leaves: self.leaves,
         };
         Aggregation { chosen: Some(aggregated), reason: format!("{words}; from {least} on") }
@@ -382,6 +400,14 @@ mod tests {
         assert!(decide(&wide, &clear, offer(0)).chosen.is_some());
         assert_eq!(decide(&wide, &clear, offer(20_000)).chosen, None, "20,000 packets a second");
         assert_eq!(decide(&wide, &clear, Offer { others: 3, ..offer(0) }).chosen, None);
+        // Of a wider link others take a part, as long as they have something to sum.
+        let wider = star(4, "50us", "16Gbit/s");
+        let beside = |others| {
+            let offer = Offer { others, ..offer(0) };
+            decide(&wider, &Conditions::clear(&wider), offer).chosen.unwrap()
+        };
+        assert_eq!((beside(0).rate, beside(0).alone), (beside(3).rate, beside(3).alone));
+        assert!(beside(4).rate < beside(0).rate && beside(4).alone == beside(0).alone);
         let narrow = star(4, "50us", "1Gbit/s");
         let decided = decide(&narrow, &Conditions::clear(&narrow), offer(0));
         assert!(decided.chosen.is_none() && decided.reason.contains("by the hosts"), "{}", decided.reason);

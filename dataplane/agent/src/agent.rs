@@ -81,6 +81,8 @@ pub struct Agent {
     waiting: BTreeMap<u64, Waiting>,
     next_request: u64,
     communicators: HashMap<u64, Communicator>,
+    /// The engine knows tenants by their places here.
+    tenants: Vec<String>,
     questions: Questions,
     proved: Proved,
     start: Instant,
@@ -109,6 +111,7 @@ impl Agent {
             waiting: BTreeMap::new(),
             next_request: 1,
             communicators: HashMap::new(),
+            tenants: Vec::new(),
             questions: Questions::default(),
             proved: Proved::default(),
             start: Instant::now(),
@@ -350,7 +353,7 @@ impl Agent {
             Ok(expanded) => expanded,
             Err(error) => return self.prepare_failed(communicator, epoch, error.to_string()),
         };
-        let mut members = Vec::new();
+        let (mut members, mut tenant) = (Vec::new(), 0);
         for local in &recipe.local {
             let waiting = self
                 .waiting
@@ -360,6 +363,7 @@ impl Agent {
             let Some((attached, waiting)) = joined else { continue };
             let handle = attached.next_handle;
             attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
+            tenant = number(&mut self.tenants, &attached.tenant);
             let (attachment, rank) = (waiting.attachment, Rank(local.rank));
             attached.joined.insert(handle, (communicator, rank));
             members.push(Member { attachment, rank, handle, reply: Some(waiting.reply) });
@@ -372,6 +376,7 @@ impl Agent {
         });
         let formation = Formation {
             communicator: CommunicatorId(communicator),
+            tenant,
             me: expanded.me,
             plan: expanded.plan,
             peers: expanded.peers,
@@ -547,6 +552,15 @@ const UNAVAILABLE: &str = "the provider cannot form communicators now; try again
 
 fn engine_id(attachment: AttachmentId) -> harmonaize_engine::AttachmentId {
     harmonaize_engine::AttachmentId(attachment.0)
+}
+
+/// A tenant's place among those that have had a communicator here.
+fn number(tenants: &mut Vec<String>, tenant: &str) -> u32 {
+    let at = tenants.iter().position(|known| known == tenant).unwrap_or_else(|| {
+        tenants.push(tenant.to_owned());
+        tenants.len() - 1
+    });
+    u32::try_from(at).unwrap_or(u32::MAX)
 }
 
 fn refuse(reply: JoinReply, kind: JoinRefusal, ranks: Vec<Rank>, text: &str) {

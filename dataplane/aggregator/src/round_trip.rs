@@ -16,7 +16,7 @@ impl RoundTrip {
         Self { least, most: most.max(least), smoothed: None }
     }
 
-    /// A chunk that was sent once (Karn's rule) took so long.
+    /// A chunk whose part was sent once (Karn's rule, but for questions) took so long.
     pub(crate) fn sample(&mut self, took: Duration) {
         self.smoothed = Some(match self.smoothed {
             None => (took, took / 2),

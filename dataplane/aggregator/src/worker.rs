@@ -52,6 +52,8 @@ pub struct Worker {
     /// The first chunk of the segment that is submitted next.
     end: u64,
     window: u64,
+    /// How many workers here use one window together.
+    sharers: u16,
     /// Chunks that are made and have no sum.
     open: u64,
     /// Chunks below were looked at for losses.
@@ -94,6 +96,7 @@ impl Worker {
             had: 0,
             next: 0,
             window: 1,
+            sharers: 1,
             open: 0,
             judged: 0,
             sequence: 0,
@@ -121,6 +124,22 @@ impl Worker {
         (self.open, self.judged) = (0, 0);
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
         (self.unanswered, self.questions, self.answers) = (None, 0, 0);
+    }
+
+    /// Whether segments are submitted that are not done.
+    pub fn is_busy(&self) -> bool {
+        !self.work.is_empty()
+    }
+
+    /// From now on this worker and others use one window together, so many in all. Those of other hosts need not: who sends less
+    /// holds the others up as who is slow does.
+    pub fn share_window(&mut self, sharers: u16) {
+        self.sharers = sharers.max(1);
+    }
+
+    /// Most chunks that are made and have no sum.
+    fn most_open(&self) -> u64 {
+        u64::from((self.config.window / self.sharers).max(1))
     }
 
     /// Ends the session: others have left it.
@@ -285,8 +304,7 @@ impl Worker {
     /// Makes the next chunk, if the window has room and there is work.
     fn make(&mut self) -> Option<u64> {
         let most = self.window.min(self.flights.len() as u64);
-        let in_flight = self.open < u64::from(self.config.window.max(1));
-        if in_flight { self.make_below(self.had + most) } else { None }
+        if self.open < self.most_open() { self.make_below(self.had + most) } else { None }
     }
 
     /// Makes the next chunk if it is below `limit`. Ranges go first, those of segments to come too: so they are there when the
@@ -295,7 +313,7 @@ impl Worker {
     fn make_below(&mut self, limit: u64) -> Option<u64> {
         let of_ranges = self.ranges_chunk;
         let below = |at: u64| (at < limit).then_some(at);
-        let spare = self.open + 1 < u64::from(self.config.window);
+        let spare = self.open + 1 < self.most_open();
         let turn = self.work.iter().position(|work| work.made < work.elements);
         let mut ahead = self.work.iter_mut().enumerate();
         let ahead = ahead.find(|(_, work)| work.ranges_made < work.elements);
@@ -411,7 +429,7 @@ impl Worker {
                 }
             }
         }
-        (flight.sent, flight.held, flight.asked) = (now, None, false);
+        (flight.sent, flight.held, flight.asked, flight.again) = (now, None, false, flight.attempts > 0);
         flight.due = now + self.round_trip.retry(flight.attempts);
         flight.attempts += 1;
         self.set(chunk, flight);

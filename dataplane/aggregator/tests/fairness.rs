@@ -26,8 +26,9 @@ impl Tensors for Nothing {
     fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
 }
 
-/// Runs communicators of these shares until `until`, each from its own beginning on; the sums of each after `from`.
-fn sums(units: u32, shares: &[(Share, Duration)], from: Duration, until: Duration) -> Vec<u64> {
+/// Runs communicators of these shares until `until`, each from its own beginning on; the sums of each after `from`. A host has at most
+/// `window` chunks of a tenant under way.
+fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, until: Duration) -> Vec<u64> {
     let mut aggregator = Aggregator::new(7, Pool::new(units, 4));
     let mut workers: BTreeMap<(u64, u16), Worker> = BTreeMap::new();
     for (id, (share, _)) in (1..).zip(shares) {
@@ -50,7 +51,7 @@ fn sums(units: u32, shares: &[(Share, Duration)], from: Duration, until: Duratio
                 key: Key::derive(&[1; 32], id, worker),
                 form: FORM,
                 elements: 1,
-                window: 512,
+                window,
                 segments: 2,
                 codes: Codes::default(),
                 hosts: WORKERS,
@@ -60,7 +61,10 @@ fn sums(units: u32, shares: &[(Share, Duration)], from: Duration, until: Duratio
                 retry_most: Duration::from_millis(50),
                 loss_most: 1000,
             };
-            workers.insert((id, worker), Worker::new(config));
+            let sharers = shares.iter().filter(|(other, _)| other.tenant == share.tenant).count();
+            let mut worker_of = Worker::new(config);
+            worker_of.share_window(sharers as u16);
+            workers.insert((id, worker), worker_of);
         }
     }
     let mut flying: BTreeMap<Duration, Vec<Flying>> = BTreeMap::new();
@@ -119,7 +123,7 @@ fn eight_tenants_of_equal_weight_get_equal_sums() {
     // The later they come, the more the first ones have borrowed.
     let shares: Vec<(Share, Duration)> =
         (0..8).map(|tenant| (share(tenant, 4, 1024), DELAY * 20 * tenant)).collect();
-    let sums = sums(256, &shares, DELAY * 200, DELAY * 600);
+    let sums = sums(256, 512, &shares, DELAY * 200, DELAY * 600);
     assert!(jain(&sums) >= 0.95, "{sums:?}");
     assert!(sums.iter().all(|sums| *sums > 1000), "{sums:?}");
 }
@@ -129,13 +133,25 @@ fn a_hog_costs_nobody_a_guaranteed_sum() {
     let (from, until) = (DELAY * 100, DELAY * 400);
     let guaranteed: Vec<(Share, Duration)> =
         (1..8).map(|tenant| (share(tenant, 16, 16), DELAY * 50)).collect();
-    let alone = sums(256, &guaranteed, from, until);
+    let alone = sums(256, 512, &guaranteed, from, until);
     // A tenant with eight communicators that want everything, and have had it before the others begin.
     let mut crowd = guaranteed;
     crowd.extend((0..8).map(|_| (share(0, 2, 1024), Duration::ZERO)));
-    let beside = sums(256, &crowd, from, until);
+    let beside = sums(256, 512, &crowd, from, until);
     for (alone, beside) in alone.iter().zip(&beside) {
         assert!(*beside * 100 >= alone * 95, "{alone} alone, {beside} beside the hog");
     }
     assert!(beside[7..].iter().sum::<u64>() > beside[0] * 4, "what is nobody's is lent: {beside:?}");
+}
+
+#[test]
+fn a_tenant_with_many_communicators_gets_no_more_than_one_with_one() {
+    // There is memory for all: windows alone say who gets how much.
+    let mut shares: Vec<(Share, Duration)> =
+        (1..8).map(|tenant| (share(tenant, 64, 128), Duration::ZERO)).collect();
+    shares.extend((0..4).map(|_| (share(0, 64, 128), Duration::ZERO)));
+    let sums = sums(4096, 16, &shares, DELAY * 100, DELAY * 500);
+    let mut tenants = sums[..7].to_vec();
+    tenants.push(sums[7..].iter().sum());
+    assert!(jain(&tenants) >= 0.99, "{sums:?}");
 }

@@ -222,3 +222,24 @@ fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
     assert_eq!(ends.worker.counters().sent_again, 0);
     assert_eq!(ends.worker.poll_event(), done(1));
 }
+
+/// What waits in queues that are full is not lost. Each question about it is answered by a sum that is on its way already, and fills them more.
+#[test]
+fn sums_that_take_longer_from_now_on_are_asked_for_no_longer_than_it_takes_to_see_that() {
+    let mut now = Duration::from_millis(1);
+    let mut ends = Ends::in_session(now);
+    let mut questions = Vec::new();
+    for segment in 1..=20 {
+        assert!(ends.worker.submit(segment, Task::Sum(4 * 8)));
+        let mut late = ends.sent(now);
+        let parts = late.len();
+        for _ in 0..20 {
+            now += Duration::from_millis(1);
+            late.extend(ends.sent(now));
+        }
+        questions.push(late.len() - parts);
+        ends.answer(now, &late);
+        assert_eq!(ends.worker.poll_event(), done(segment));
+    }
+    assert!(questions[0] > 0 && questions[5..].iter().all(|asked| *asked == 0), "{questions:?}");
+}

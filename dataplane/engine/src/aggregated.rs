@@ -532,14 +532,23 @@ impl Engine {
     }
 
     /// Packets of all aggregators.
+    ///
+    /// Cost: a look at each communicator to count, and one to work.
     pub(crate) fn aggregators(&mut self, now: Nanos) -> usize {
+        let busy = self.members.iter().flat_map(|member| {
+            let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref());
+            paths.filter(|path| path.worker.is_busy()).map(|_| member.tenant)
+        });
+        self.sharing.count(busy);
         let mut worked = 0;
         for member in self.members.iter_mut() {
+            let sharers = self.sharing.of(member.tenant);
             for at in 0..member.epochs.len() {
                 let Some(mut path) = member.epochs.get_mut(at).and_then(|links| links.aggregator.take())
                 else {
                     continue;
                 };
+                path.worker.share_window(sharers);
                 worked += path.progress(now, member, &self.attachments);
                 if let Some(links) = member.epochs.get_mut(at) {
                     links.aggregator = Some(path);

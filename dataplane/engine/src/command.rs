@@ -62,6 +62,8 @@ pub struct Aggregator {
 pub struct Formation {
     /// Its number.
     pub communicator: CommunicatorId,
+    /// Whose it is: the agent's number of the tenant. Communicators of a tenant have one window to aggregators together.
+    pub tenant: u32,
     /// Who we are in it.
     pub me: Participant,
     /// Its first plan.

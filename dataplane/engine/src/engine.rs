@@ -7,6 +7,7 @@ use crate::execute::{Context, Deferred, Left, post, run, send_all};
 use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::member::{Member, status_of};
+use crate::sharing::Sharing;
 use crate::table::{Key, Table};
 use crate::validate::{Checked, check};
 use arrayvec::ArrayVec;
@@ -40,6 +41,7 @@ pub struct Engine {
     pub(crate) members: Table<Member>,
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
     pub(crate) links: HashMap<LinkId, (Key, u32, Participant)>,
+    pub(crate) sharing: Sharing,
     /// Transfers that a step asks for beside its own; empty between two.
     pub(crate) asked: Vec<Deferred>,
     /// When links were last closed.
@@ -75,6 +77,7 @@ impl Engine {
             members: Table::default(),
             by_communicator: HashMap::new(),
             links: HashMap::new(),
+            sharing: Sharing::default(),
             asked: Vec::with_capacity(64),
             closed: Nanos(0),
             broken: Vec::with_capacity(8),

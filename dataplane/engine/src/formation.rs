@@ -157,6 +157,7 @@ pub(crate) fn form(
     links.aggregator = open_path(formation.aggregator.as_ref(), &plan, formation.me, mapped, wake);
     Ok(Member::new(Parts {
         id: formation.communicator,
+        tenant: formation.tenant,
         core,
         ranks: group.ranks(),
         participants: group.participants(),

@@ -20,6 +20,7 @@ mod lifecycle;
 mod marks;
 mod member;
 mod run;
+mod sharing;
 mod table;
 mod validate;
 

@@ -103,6 +103,7 @@ impl Engine {
         let formed = formed.and_then(|member| {
             let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
             let alone = member.epochs.iter().all(crate::member::Links::complete);
+            self.sharing.admit(member.tenant);
             let key = self.members.insert(member).ok_or("too many communicators")?;
             self.by_communicator.insert(communicator, key);
             self.enter_links(key, epoch, &links);

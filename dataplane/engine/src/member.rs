@@ -64,6 +64,7 @@ pub(crate) enum Kept {
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) id: CommunicatorId,
+    pub(crate) tenant: u32,
     pub(crate) core: Communicator,
     pub(crate) ranks: u32,
     pub(crate) participants: u32,
@@ -97,6 +98,7 @@ pub(crate) struct Member {
 /// What a member is made from beside its state machine.
 pub(crate) struct Parts {
     pub(crate) id: CommunicatorId,
+    pub(crate) tenant: u32,
     pub(crate) core: Communicator,
     pub(crate) ranks: u32,
     pub(crate) participants: u32,
@@ -113,6 +115,7 @@ impl Member {
     pub(crate) fn new(parts: Parts) -> Self {
         Self {
             id: parts.id,
+            tenant: parts.tenant,
             core: parts.core,
             ranks: parts.ranks,
             participants: parts.participants,

@@ -1,5 +1,5 @@
-//! Suite aggregation: what a core does as an aggregator, beside what the machine can; and AllReduces by an aggregator against the same
-//! hosts' own.
+//! Suite aggregation: what a core does as an aggregator, beside what the machine can; AllReduces by an aggregator against the same
+//! hosts' own; and how tenants fare that share one.
 
 use super::lab::{Lab, Measured};
 use super::part::{self, Outcome, Part};
@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+mod fairness;
 mod tree;
 
 const MIB: u64 = 1 << 20;
@@ -28,7 +29,7 @@ pub struct Effort {
     pub turn: u64,
     /// Bytes of a large operation.
     pub large: u64,
-    /// Parts alone: core, large, codes, eight, lossy, faults, killed, small, tree; all if empty.
+    /// Parts alone: core, large, codes, eight, lossy, faults, killed, small, fair, hog, tree; all if empty.
     pub only: Vec<String>,
 }
 
@@ -59,6 +60,8 @@ const PARTS: &[Part<Suite>] = &[
     ("faults", faults),
     ("killed", killed),
     ("small", small),
+    ("fair", fairness::fair),
+    ("hog", fairness::hog),
     ("tree", tree::tree),
 ];
 

@@ -88,6 +88,7 @@ impl Lab {
                 "flows",
                 "inference",
                 "rhythm",
+                "steady",
                 "stream",
                 "train",
             ],
@@ -192,7 +193,7 @@ impl Lab {
     }
 
     /// Waits for a job; what its rank 0 measured.
-    fn finish<T: DeserializeOwned>(&mut self, mut job: Job, limit: Duration) -> Result<Vec<T>> {
+    pub fn finish<T: DeserializeOwned>(&mut self, mut job: Job, limit: Duration) -> Result<Vec<T>> {
         job.wait(limit, || self.check())?;
         Self::figures_of(&job)
     }

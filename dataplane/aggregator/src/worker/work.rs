@@ -19,6 +19,8 @@ pub(super) struct Flight {
     pub(super) held: Option<bool>,
     /// It was asked since the part was sent.
     pub(super) asked: bool,
+    /// The part was sent more than once.
+    pub(super) again: bool,
     /// The chunk has been made: those of ranges are made ahead of others.
     pub(super) made: bool,
     pub(super) content: Content,

@@ -162,6 +162,7 @@ impl World {
             });
             let formation = Formation {
                 communicator: CommunicatorId(1),
+                tenant: 0,
                 me,
                 plan: world.plan(1, &order),
                 peers: world.peers(1, me),

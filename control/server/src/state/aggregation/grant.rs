@@ -116,7 +116,8 @@ impl State {
         // A turn of each program on the way.
         let turns = if best.leaves.is_empty() { TURN } else { 2 * TURN };
         let round = Duration::from_nanos(best.delay.0.saturating_mul(2)).saturating_add(turns);
-        let held = best.rate.bytes_in(Nanos(u64::try_from(round.as_nanos()).unwrap_or(u64::MAX))).0;
+        // Who comes later gets as large a window as who came first: who shares a link has of it what its window is of all.
+        let held = best.alone.bytes_in(Nanos(u64::try_from(round.as_nanos()).unwrap_or(u64::MAX))).0;
         let window = held.div_ceil(u64::from(bytes.max(1))).clamp(*WINDOWS.start(), *WINDOWS.end()) as u32;
         let shares: Vec<(SocketAddr, u32, u32)> = all
             .iter()

@@ -122,6 +122,23 @@ fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
 }
 
 #[test]
+fn who_comes_later_has_as_large_a_window_as_who_came_first() {
+    let mut settings = settings();
+    settings.terms.insert("b".to_owned(), Terms::default());
+    let mut world = World::new(settings, 3);
+    world.hello(aggregator(&[]));
+    let sessions = agents(&mut world);
+    let windows: Vec<u32> = ["a", "b"]
+        .map(|tenant| {
+            let recipes = join_all(&mut world, &sessions, tenant);
+            let told = recipes[0].aggregation.clone();
+            told.unwrap_or_else(|| panic!("{tenant} has no aggregator")).window
+        })
+        .to_vec();
+    assert!(windows[0] > 16 && windows[0] == windows[1], "{windows:?}");
+}
+
+#[test]
 fn who_has_none_goes_by_the_hosts_and_is_told_why() {
     type Case = (&'static str, fn(&mut Settings), bool, bool);
     let cases: [Case; 3] = [
