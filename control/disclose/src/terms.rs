@@ -48,10 +48,10 @@ pub struct House<'a> {
     pub tariff: Tariff,
     /// What its hosts could send at all.
     pub line: f64,
+    /// What can be set aside for it beside all that is promised.
+    pub free: f64,
     /// Seconds that an operation of so many bytes takes at this rate, as predicted.
     pub time: &'a dyn Fn(u64, f64) -> f64,
-    /// Whether this rate can be set aside for it, with these quarters of a share, beside all that is promised.
-    pub holds: &'a mut dyn FnMut(f64, u32) -> bool,
 }
 
 /// What comes of a proposal.
@@ -73,8 +73,8 @@ pub enum Outcome {
     },
 }
 
-/// Considers a proposal. Asks `holds` some ten times at most.
-pub fn negotiate(asked: &Constraints, house: &mut House<'_>) -> Outcome {
+/// Considers a proposal.
+pub fn negotiate(asked: &Constraints, house: &House<'_>) -> Outcome {
     if let Err(reasons) = asked.check() {
         return Outcome::Refuse { reasons, counter: None };
     }
@@ -95,7 +95,7 @@ pub fn negotiate(asked: &Constraints, house: &mut House<'_>) -> Outcome {
 
 /// A proposal that is looked at: what is wrong with it, and what it becomes without that.
 struct Talk<'t, 'h> {
-    house: &'t mut House<'h>,
+    house: &'t House<'h>,
     reasons: Vec<Reason>,
     counter: Constraints,
 }
@@ -169,23 +169,12 @@ impl Talk<'_, '_> {
 
     /// Tries what is left beside what others have been promised; the step that can be promised.
     fn what_is_free(&mut self) -> Option<usize> {
-        let quarters = quarters(&self.counter);
         let needed = self.house.needed(&self.counter)?;
-        if self.holds(needed, quarters) {
+        let fits = |step: &usize| self.house.rate(*step) <= self.house.free;
+        if fits(&needed) {
             return Some(needed);
         }
-        // The largest step below that holds: of two neighbours the lower does and the upper does not.
-        let (mut lower, mut upper) = (None, needed);
-        while let Some(middle) = match lower {
-            None if upper > 0 => Some(upper / 2),
-            Some(lower) if upper - lower > 1 => Some(lower + (upper - lower) / 2),
-            _ => None,
-        } {
-            match self.holds(middle, quarters) {
-                true => lower = Some(middle),
-                false => upper = middle,
-            }
-        }
+        let lower = (0..needed).rev().find(fits);
         let text = "not to be had beside what others are promised now";
         let before = self.counter.clone();
         self.relax(lower);
@@ -202,11 +191,6 @@ impl Talk<'_, '_> {
             self.refuse(Clause::Iteration, format!("an iteration's {bytes} B within {p99:?}: {text}"));
         }
         lower
-    }
-
-    fn holds(&mut self, step: usize, quarters: u32) -> bool {
-        let rate = self.house.rate(step);
-        (self.house.holds)(rate, quarters)
     }
 
     /// Nothing can be promised, if something was wanted.

@@ -9,6 +9,7 @@ mod conditions;
 mod direct;
 mod estimates;
 mod exchange;
+mod hose;
 mod order;
 mod path;
 mod plan;
@@ -24,6 +25,7 @@ pub use conditions::{Conditions, Drains, Use};
 pub use direct::{Direct, Reach, delays, farthest};
 pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};
 pub use exchange::{exchange_rate, exchange_usage, line_rate};
+pub use hose::{Hose, Promised, Room};
 pub use order::{order, ring_crossings};
 pub use path::{DirectedLink, MOST_PATHS, Path, TraceError};
 pub use plan::{

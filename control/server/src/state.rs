@@ -15,6 +15,7 @@ mod hints;
 mod join;
 mod lately;
 pub(crate) mod operator;
+mod paces;
 mod ports;
 mod probes;
 mod recover;

@@ -60,6 +60,7 @@ struct Suite {
 
 const PARTS: &[Part<Suite>] = &[
     ("tenant", tenant::tenant),
+    ("targets", inference::targets),
     ("inference", inference::inference),
     ("adversary", adversary::adversary),
     ("subscribers", subscribers::subscribers),

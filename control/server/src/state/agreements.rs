@@ -12,22 +12,17 @@ use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Fact as Told, House, Outcome, Watch, choose, negotiate, quarters};
-use harmonaize_planner::{HostId, Job, Nanos, Rate, Reach, farthest, line_rate};
+use harmonaize_planner::{Hose, HostId, Nanos, Promised, Rate, Reach, farthest, line_rate};
 use harmonaize_store::{Agreement as Stored, Change};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// What is promised must fit with so much to spare, of what plans give to promises at most (a part of 0.95): of a link 90% can be
-/// promised, and others are never without.
+/// Of what plans give to promises at most (a part of 0.95) so much can be promised: of a link 90%, and others are never without.
 const PART: f64 = 0.95;
 
 /// A plan gives what is promised if it lacks no more than this part of it.
 const LACKS: f64 = 1e-3;
-
-/// What running communicators would have to change for is looked at where all together have so many participants at most: with more,
-/// only what can be had as they run.
-const MOST_MOVED: usize = 256;
 
 /// Most operations of a communicator of which not all agents have told.
 const MOST_GATHERED: usize = 64;
@@ -44,6 +39,8 @@ pub(super) struct Agreements {
     stored: BTreeMap<u64, Stored>,
     /// One way between any two hosts, once it was looked up.
     farthest: Option<Nanos>,
+    /// What the topology has for promises, once it was looked up.
+    hose: Option<Hose>,
 }
 
 /// An agreement.
@@ -189,7 +186,7 @@ impl State {
         if let Some(Err(error)) = wanted.budget.as_ref().map(Budget::try_from) {
             return refused(vec![Reason { clause: Clause::Budget, text: error.to_string() }], None);
         }
-        match self.consider_proposal(now, id, &wanted) {
+        match self.consider_proposal(id, &wanted) {
             Outcome::Refuse { reasons, counter } => refused(reasons, counter.map(|counter| *counter)),
             Outcome::Promise { rate, price } => {
                 let before = self.agreements.kept.get(&id).map(|kept| (kept.number, kept.watch.clone()));
@@ -201,16 +198,15 @@ impl State {
     }
 
     /// Whether a proposal can be promised beside all that is.
-    fn consider_proposal(&mut self, now: Duration, id: u64, wanted: &Constraints) -> Outcome {
-        self.ports.refresh(self.settings.paths as usize);
+    fn consider_proposal(&mut self, id: u64, wanted: &Constraints) -> Outcome {
         let topology = &self.settings.topology;
         // Not the delays between its own hosts: what is promised of times would tell which of them stand together.
         let delay = *self.agreements.farthest.get_or_insert_with(|| farthest(topology));
-        let state = &*self;
-        let Some(known) = state.communicators.get(&id) else {
+        let free = self.most(id);
+        let Some(known) = self.communicators.get(&id) else {
             return Outcome::Refuse { reasons: Vec::new(), counter: None };
         };
-        let topology = &state.settings.topology;
+        let topology = &self.settings.topology;
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
         let chunk = known.tuning.chunk;
         let time = |bytes: u64, rate: f64| {
@@ -219,56 +215,39 @@ impl State {
                 Reach { hosts: hosts.len() as u32, delay, hop: delay, direct: rate, ring: rate, chunk };
             reach.fastest(harmonaize_planner::Bytes(bytes))
         };
-        let jobs = state.jobs(now);
-        let mut holds = |rate: f64, quarters: u32| state.holds(&jobs, id, rate, quarters);
-        let mut house = House {
+        let house = House {
             ranks: known.ranks,
             hosts: hosts.len() as u32,
-            most_weight: if state.settings.replan { state.settings.most_weight } else { 1 },
-            tariff: state.settings.tariff,
+            most_weight: if self.settings.replan { self.settings.most_weight } else { 1 },
+            tariff: self.settings.tariff,
             line: line_rate(topology, &hosts).0 as f64 * PART * PART,
+            free,
             time: &time,
-            holds: &mut holds,
         };
-        negotiate(wanted, &mut house)
+        negotiate(wanted, &house)
     }
 
-    /// Whether a communicator can be promised so much, so that everybody still has what was promised: with all communicators as they
-    /// run, or else with a plan that changes some.
-    fn holds(&self, jobs: &[Job], id: u64, rate: f64, quarters: u32) -> bool {
+    /// The most that a communicator can be promised, bits a second: what it is already, or what hoses leave whoever asks, wherever
+    /// anybody's hosts stand. Whether this very plan could keep more, or less, is not asked: the answer would tell who shares links.
+    fn most(&mut self, id: u64) -> f64 {
         if !self.settings.replan {
-            return false;
+            return 0.0;
         }
         let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
-        let with_margin = |rate: Rate| Rate((rate.0 as f64 / PART) as u64);
-        let mut wanted = jobs.to_vec();
-        for job in &mut wanted {
-            job.promised = with_margin(job.promised);
+        let hose = self.agreements.hose.get_or_insert_with(|| Hose::new(&self.settings.topology));
+        let room = hose.room(&conditions, PART * PART);
+        let mut promised: BTreeMap<u64, (Vec<HostId>, f64)> = BTreeMap::new();
+        for (other, known) in &self.communicators {
+            let rate = self.agreements.promised(*other);
+            if *other == id || rate.0 > 0 {
+                let hosts = known.members.iter().map(|member| member.host).collect();
+                promised.insert(*other, (hosts, rate.0 as f64));
+            }
         }
-        // What is not kept as things are is nobody's reason to be refused.
-        let kept = |jobs: &[Job]| -> Option<Vec<bool>> {
-            let plan = self.checked(jobs, &conditions).ok()?;
-            let each = jobs.iter().zip(&plan.assignments);
-            let has = |(job, part): (&Job, &harmonaize_planner::Assignment)| {
-                part.share.0 as f64 >= job.promised.0 as f64 * (1.0 - LACKS)
-            };
-            Some(each.map(has).collect())
-        };
-        let fixed = |jobs: &[Job]| -> Vec<Job> {
-            jobs.iter().map(|job| Job { movable: false, ..job.clone() }).collect()
-        };
-        let Some(before) = kept(&fixed(&wanted)) else { return false };
-        for job in wanted.iter_mut().filter(|job| job.communicator == id) {
-            (job.promised, job.weight) = (with_margin(Rate(rate.ceil() as u64)), quarters);
-        }
-        let enough = |after: Option<Vec<bool>>| {
-            after.is_some_and(|after| {
-                let each = wanted.iter().zip(before.iter().zip(after));
-                each.into_iter().all(|(job, (before, after))| after || !before && job.communicator != id)
-            })
-        };
-        let members: usize = wanted.iter().map(|job| job.hosts.len()).sum();
-        enough(kept(&fixed(&wanted))) || members <= MOST_MOVED && enough(kept(&wanted))
+        let Some((hosts, already)) = promised.remove(&id) else { return 0.0 };
+        let others: Vec<Promised<'_>> =
+            promised.values().map(|(hosts, rate)| Promised { hosts, rate: *rate }).collect();
+        room.most(&hosts, &others).max(already)
     }
 
     fn store_agreement(
@@ -329,7 +308,7 @@ impl State {
         // Beside itself it might not fit.
         self.end_agreement(before);
         let Some(Left { number, constraints, watch }) = left else { return };
-        match self.consider_proposal(now, id, &constraints) {
+        match self.consider_proposal(id, &constraints) {
             Outcome::Promise { rate, price } => {
                 let rate = Rate(rate.ceil() as u64);
                 self.store_agreement(now, None, id, constraints, (rate, price), Some((number, watch)));

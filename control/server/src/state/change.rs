@@ -104,7 +104,7 @@ impl State {
             communicator.order = pending.order;
             communicator.ports = pending.ports;
             communicator.links = pending.links;
-            communicator.pace = pending.plan.as_ref().and_then(|plan| plan.pace);
+            communicator.held = pending.held;
             communicator.plan = pending.plan;
             communicator.coding.switched(now, pending.coding);
             communicator.shots = pending.shots;
@@ -161,7 +161,7 @@ impl State {
         communicator.epoch = pending.epoch;
         communicator.order = pending.order;
         communicator.links = pending.links;
-        communicator.pace = pending.plan.as_ref().and_then(|plan| plan.pace);
+        communicator.held = pending.held;
         communicator.plan = pending.plan;
         communicator.coding.switched(now, pending.coding);
         communicator.shots = pending.shots;
@@ -177,9 +177,11 @@ impl State {
         super::carry::keep(&mut old, &communicator.ports);
         self.ports.release(&mut old);
         self.end_aggregation(now, &aggregation);
+        let of_tenants = self.decisions.is_of_tenants(pending.decision);
         self.decisions.switched(now, pending.decision, id);
         self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
-        if moved {
+        // Who starts one communicator beside another would else be told whether the two met.
+        if moved && !of_tenants {
             self.note_plan_changed(now, id);
         }
         self.active_changed();

@@ -4,11 +4,12 @@ use super::aggregation;
 use super::coding::{Chosen, Coding};
 use super::decisions::Trigger;
 use super::direct::Shots;
+use super::paces::Held;
 use super::replan::{MOST_RECENT, Planned};
 use super::status::Ended;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
-use harmonaize_planner::{AggregatorId, HostId, Rate, Tuning};
+use harmonaize_planner::{AggregatorId, HostId, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ pub(super) struct Communicator {
     /// Until when it is left alone because changes were given up.
     pub held_off: Option<Duration>,
     /// What its links are held to in the epoch in use.
-    pub pace: Option<Rate>,
+    pub held: Held,
     /// Changes given up in a row.
     pub failures: u32,
     /// What its ranks let be lost, and how its tensors travel.
@@ -90,6 +91,8 @@ pub(super) struct Pending {
     pub ports: Vec<(HostId, u16)>,
     pub links: BTreeMap<(u32, u32), Vec<u16>>,
     pub plan: Option<Planned>,
+    /// What its connections are held to.
+    pub held: Held,
     pub coding: Chosen,
     pub shots: Shots,
     pub aggregation: aggregation::Chosen,

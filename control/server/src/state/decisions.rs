@@ -180,6 +180,15 @@ impl Decisions {
         decision.changes.iter_mut().find(|changed| changed.communicator == communicator)
     }
 
+    /// Whether a decision that is still kept came of what tenants run and are promised, and not of the fabric.
+    pub(super) fn is_of_tenants(&self, number: Option<u64>) -> bool {
+        let mut kept = self.kept.iter().rev();
+        let decision = kept.find(|decision| Some(decision.number) == number);
+        decision.is_some_and(|decision| {
+            matches!(decision.trigger, Trigger::Communicators | Trigger::Agreement | Trigger::Settled)
+        })
+    }
+
     pub(super) fn switched(&mut self, now: Duration, number: Option<u64>, communicator: u64) {
         self.counts.switches += u64::from(number.is_some());
         if let Some(changed) = self.changed(number, communicator) {

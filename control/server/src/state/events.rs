@@ -1,7 +1,7 @@
 //! What tenants are told while their communicators run: facts go into the tenant's feed of `disclose`, and what that makes of them
 //! goes to whoever waits for it.
 
-use super::slowness::Slowness;
+use super::slowness::{Latest, Slowness};
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Level};
@@ -16,7 +16,7 @@ use std::time::Duration;
 const MOST_READERS: usize = 4096;
 
 /// How long before a window of maintenance begins its hosts' ranks are told: enough to save in, and by then few are called off.
-pub(super) const NOTICE: Duration = Duration::from_secs(600);
+pub(super) const NOTICE: Duration = Duration::from_secs(120);
 
 /// Longest wait: then the reader is told that nothing came, and asks again.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -37,6 +37,8 @@ pub(super) struct Events {
     pub(super) left: BTreeMap<u64, f64>,
     /// By communicator: what its operations show.
     pub(super) slowness: BTreeMap<u64, Slowness>,
+    /// By tenant: whose operations were heard of last.
+    pub(super) latest: BTreeMap<String, Latest>,
     /// All facts that went into feeds: what tenants would see if nothing stood between.
     #[cfg(test)]
     pub(super) facts: Vec<(Duration, u64, Fact)>,

@@ -4,6 +4,7 @@ use super::aggregation;
 use super::coding::Coding;
 use super::communicator::{Communicator, Member, Pending};
 use super::direct::Shots;
+use super::paces::Held;
 use super::ports::{Pair, Port};
 use super::replan::Planned;
 use super::trace::pair_of;
@@ -94,7 +95,7 @@ impl State {
             pinned: false,
             changes: VecDeque::new(),
             held_off: None,
-            pace: None,
+            held: Held::default(),
             failures: 0,
             coding: Coding::new(group.budget.clone()),
             aggregation: aggregation::Chosen::default(),
@@ -168,7 +169,8 @@ impl State {
         let mut ports = Vec::new();
         let carried = self.carried(id, (&order, &hops, same_links), &mut wanted, &mut ports);
         let mut numbers = self.take_ports(&hosts, wanted, &mut ports);
-        let paces = self.paces(id, &order, plan.as_ref());
+        let held = self.held_by(id, plan.as_ref());
+        let paces = self.paces(id, &order, held);
         let carried_over = carried.keys().copied().collect();
         numbers.extend(carried);
         let links = self.introduce(&hosts, &addresses, &numbers, &paces, &carried_over);
@@ -218,6 +220,7 @@ impl State {
                 ports,
                 links: numbers,
                 plan,
+                held,
                 coding,
                 shots,
                 aggregation,
@@ -311,20 +314,6 @@ impl State {
             numbers.insert((low, high), ports);
         }
         numbers
-    }
-
-    /// By sender and receiver: what is sent along the ring is held to, where that is planned and the sender can.
-    fn paces(&self, id: u64, order: &[u32], plan: Option<&Planned>) -> BTreeMap<(u32, u32), u64> {
-        let Some(pace) = plan.and_then(|plan| plan.pace) else { return BTreeMap::new() };
-        let Some(known) = self.communicators.get(&id) else { return BTreeMap::new() };
-        let can = |index: u32| {
-            let member = known.members.get(index as usize).and_then(|member| member.session);
-            member
-                .and_then(|session| self.sessions.get(&session))
-                .is_some_and(|session| session.abilities.pace)
-        };
-        let hops = order.iter().zip(order.iter().cycle().skip(1));
-        hops.filter(|(from, to)| from != to && can(**from)).map(|(from, to)| ((*from, *to), pace.0)).collect()
     }
 
     /// Links between all participants, fresh but for those that are carried over: for each its peers, in ascending order.

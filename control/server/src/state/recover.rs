@@ -4,6 +4,7 @@ use super::aggregation;
 use super::coding::Coding;
 use super::communicator::{Communicator, EndCause, Member, dissolved};
 use super::direct::Shots;
+use super::paces::Held;
 use super::{SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_planner::{Bytes, Direct, HostId, Tuning};
@@ -159,7 +160,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         pinned: false,
         changes: VecDeque::new(),
         held_off: None,
-        pace: None,
+        held: Held::default(),
         failures: 0,
         coding: Coding::recovered(recipe),
         aggregation: aggregation::Chosen::told(recipe),

@@ -32,9 +32,6 @@ const ACTIVE: Duration = Duration::from_millis(100);
 /// How long after that it is looked at again while some link is thought to be congested: whether jobs have gone quiet.
 const ACTIVE_AGAIN: Duration = Duration::from_millis(500);
 
-/// A pace is other than that in use where it differs by more than this part.
-const SAME_PACE: f64 = 0.1;
-
 /// First and last pause after a change that was given up.
 const HELD_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
@@ -170,24 +167,22 @@ impl State {
 
     /// Has communicators whose links shall be held to another rate go on by an epoch that differs in that alone.
     fn repace(&mut self, now: Duration, number: u64, changes: &mut Vec<Changed>) {
-        let other = |known: &Communicator| {
-            let wanted = known.plan.as_ref().and_then(|plan| plan.pace);
-            match (wanted, known.pace) {
-                (None, None) => false,
-                (Some(Rate(wanted)), Some(Rate(pace))) => {
-                    (wanted as f64 - pace as f64).abs() > SAME_PACE * pace as f64
-                }
-                _ => true,
-            }
-        };
+        let wanted = self.held();
         let can = |known: &Communicator| known.phase() == v1::Phase::Running && known.held_off.is_none();
-        let due = self.communicators.iter().filter(|(_, known)| can(known) && other(known));
+        let other =
+            |id: &u64, known: &Communicator| wanted.get(id).is_some_and(|wanted| known.held.is_other(wanted));
+        let due = self.communicators.iter().filter(|(id, known)| can(known) && other(id, known));
         for id in due.map(|(id, _)| *id).collect::<Vec<_>>() {
             let Some(known) = self.communicators.get(&id) else { continue };
             let reason = match known.plan.as_ref().and_then(|plan| Some((plan.pace?, &plan.reason))) {
                 Some((pace, why)) if why.ends_with(GIVES_WAY) => format!("held to {pace}: it {GIVES_WAY}"),
                 Some((pace, _)) => format!("held to {pace}, so that others have what they are promised"),
-                None => "held to no rate any more".to_owned(),
+                None => match wanted.get(&id).and_then(|held| held.others) {
+                    Some(rate) => {
+                        format!("exchanges held to {rate} a host, so that others have what they are promised")
+                    }
+                    None => "held to no rate any more".to_owned(),
+                },
             };
             let epoch = self.propose_same(now, id, Some(number));
             changes.push(changed(id, epoch, &reason, now));

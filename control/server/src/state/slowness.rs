@@ -6,6 +6,7 @@
 //! does to itself is nobody's congestion.
 
 use super::State;
+use super::events::Events;
 use harmonaize_disclose::Fact;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -27,14 +28,36 @@ const WORD: Duration = Duration::from_secs(6);
 /// Who has told of no operation for so long does not communicate.
 const QUIET: Duration = Duration::from_secs(3);
 
+/// What operations of one size took.
+#[derive(Debug, Default)]
+struct Took {
+    /// Oldest first.
+    order: VecDeque<u64>,
+    /// The same, ascending.
+    sorted: Vec<u64>,
+}
+
+impl Took {
+    fn push(&mut self, took: u64) {
+        let oldest = (self.order.len() >= MOST).then(|| self.order.pop_front()).flatten();
+        if let Some(at) = oldest.and_then(|oldest| self.sorted.binary_search(&oldest).ok()) {
+            self.sorted.remove(at);
+        }
+        self.order.push_back(took);
+        self.sorted.insert(self.sorted.partition_point(|other| *other < took), took);
+    }
+}
+
+/// The two of a tenant's communicators that told of an operation last, the latest first, and when.
+pub(super) type Latest = [Option<(u64, Duration)>; 2];
+
 /// One communicator's operations.
 #[derive(Debug, Default)]
 pub(super) struct Slowness {
-    /// By bytes: nanoseconds from the last rank's call, oldest first.
-    took: BTreeMap<u64, VecDeque<u64>>,
+    /// By bytes: nanoseconds from the last rank's call.
+    took: BTreeMap<u64, Took>,
     /// The newest ones' parts of their usual speed.
     latest: VecDeque<f64>,
-    heard: Duration,
     /// When an agent last said that a long queue stands.
     queue: Option<Duration>,
     /// What was made of it last.
@@ -42,8 +65,7 @@ pub(super) struct Slowness {
 }
 
 impl Slowness {
-    fn operation(&mut self, now: Duration, bytes: u64, took: u64) {
-        self.heard = now;
+    fn operation(&mut self, bytes: u64, took: u64) {
         if let Some(usual) = self.usual(bytes) {
             if self.latest.len() >= LATEST {
                 self.latest.pop_front();
@@ -53,19 +75,13 @@ impl Slowness {
         if self.took.len() >= MOST_SIZES && !self.took.contains_key(&bytes) {
             self.took.pop_first();
         }
-        let kept = self.took.entry(bytes).or_default();
-        if kept.len() >= MOST {
-            kept.pop_front();
-        }
-        kept.push_back(took);
+        self.took.entry(bytes).or_default().push(took);
     }
 
     /// What operations of this size usually take: a quarter of them took less.
     fn usual(&self, bytes: u64) -> Option<u64> {
-        let kept = self.took.get(&bytes).filter(|kept| kept.len() >= FEWEST)?;
-        let mut sorted: Vec<u64> = kept.iter().copied().collect();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() / 4).copied()
+        let kept = &self.took.get(&bytes)?.sorted;
+        kept.get(kept.len() / 4).copied().filter(|_| kept.len() >= FEWEST)
     }
 
     /// The part of its usual speed that it has now; 1 where no queue stands, too little is known, or it is more than half.
@@ -90,19 +106,22 @@ impl State {
     /// An operation took so many nanoseconds from its last rank's call, as all agents tell.
     pub(super) fn operation_took(&mut self, now: Duration, id: u64, bytes: u64, took: u64) {
         let Some(tenant) = self.communicators.get(&id).map(|known| &known.tenant) else { return };
-        let of_tenant =
-            |other: &u64| self.communicators.get(other).is_some_and(|known| known.tenant == *tenant);
-        let all = self.events.slowness.iter();
-        let busy =
-            all.filter(|(other, known)| **other != id && known.heard + QUIET > now && of_tenant(other));
-        let busy: Vec<u64> = busy.map(|(other, _)| *other).collect();
-        let own = self.events.slowness.entry(id).or_default();
-        own.operation(now, bytes, took);
-        if !busy.is_empty() {
-            own.forget();
+        let Events { slowness, latest, .. } = &mut self.events;
+        let latest = match latest.get_mut(tenant) {
+            Some(latest) => latest,
+            None => latest.entry(tenant.clone()).or_default(),
+        };
+        if latest[0].is_none_or(|(last, _)| last != id) {
+            latest.swap(0, 1);
         }
-        for other in busy {
-            self.events.slowness.entry(other).or_default().forget();
+        latest[0] = Some((id, now));
+        // Those before it were forgotten as it told of its own.
+        let other = latest[1].filter(|(other, heard)| *heard + QUIET > now && slowness.contains_key(other));
+        let own = slowness.entry(id).or_default();
+        own.operation(bytes, took);
+        if let Some((other, _)) = other {
+            own.forget();
+            self.forget_usual(other);
             self.note_congestion(now, other, false);
         }
         self.note_congestion(now, id, false);
@@ -143,17 +162,17 @@ mod tests {
     fn the_latest_operations_are_held_against_the_usual_ones_of_their_size() {
         let (mut slowness, now) = (Slowness::default(), Duration::from_secs(10));
         slowness.queue = Some(now);
-        (0..20).for_each(|_| slowness.operation(now, 1 << 20, 30 * MS));
-        (0..20).for_each(|_| slowness.operation(now, 1 << 10, MS));
+        (0..20).for_each(|_| slowness.operation(1 << 20, 30 * MS));
+        (0..20).for_each(|_| slowness.operation(1 << 10, MS));
         assert_eq!(slowness.share(now), 1.0);
         // One that was late is none.
-        slowness.operation(now, 1 << 20, 900 * MS);
+        slowness.operation(1 << 20, 900 * MS);
         assert_eq!(slowness.share(now), 1.0);
-        (0..3).for_each(|_| slowness.operation(now, 1 << 20, 300 * MS));
+        (0..3).for_each(|_| slowness.operation(1 << 20, 300 * MS));
         assert_eq!(slowness.share(now), 0.1);
-        (0..4).for_each(|_| slowness.operation(now, 1 << 20, 50 * MS));
+        (0..4).for_each(|_| slowness.operation(1 << 20, 50 * MS));
         assert_eq!(slowness.share(now), 1.0);
-        (0..4).for_each(|_| slowness.operation(now, 1 << 20, 300 * MS));
+        (0..4).for_each(|_| slowness.operation(1 << 20, 300 * MS));
         assert_eq!(slowness.share(now + WORD), 1.0, "nobody says any more that a queue stands");
         slowness.forget();
         assert_eq!(slowness.share(now), 1.0);
@@ -161,11 +180,20 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let (mut slowness, now) = (Slowness::default(), Duration::from_secs(10));
+        let mut slowness = Slowness::default();
         for bytes in 0..1000 {
-            (0..2 * MOST as u64).for_each(|_| slowness.operation(now, bytes, MS));
+            (0..2 * MOST as u64).for_each(|took| slowness.operation(bytes, took * 7 % 100 * MS));
         }
+        // The newest stay: of 256, the 65th from below.
+        let mut newest: Vec<u64> = (MOST as u64..2 * MOST as u64).map(|took| took * 7 % 100 * MS).collect();
+        newest.sort_unstable();
+        assert_eq!(slowness.usual(999), Some(newest[MOST / 4]));
         assert_eq!((slowness.took.len(), slowness.latest.len()), (MOST_SIZES, LATEST));
-        assert!(slowness.took.values().all(|kept| kept.len() <= MOST));
+        assert!(
+            slowness
+                .took
+                .values()
+                .all(|kept| kept.order.len() == MOST && kept.sorted.len() == MOST && kept.sorted.is_sorted())
+        );
     }
 }

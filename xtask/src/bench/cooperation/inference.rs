@@ -1,5 +1,5 @@
-//! Small operations with a target for their time, beside a tenant that fills the links: fifty drawn cases against control in virtual time, an
-//! experiment of control's own tests, and a handful on the fabric.
+//! Small operations with a target for their time, beside a tenant that fills the links: as two parts, fifty drawn cases against control in
+//! virtual time, an experiment of control's own tests, and a handful on the fabric.
 
 use super::{BULK, Suite, case, experiment};
 use crate::bench::lab::Lab;
@@ -44,7 +44,8 @@ struct Found {
     unreported: u64,
 }
 
-pub(super) fn inference(suite: &Suite) -> Result<Vec<Row>> {
+/// Fifty in virtual time.
+pub(super) fn targets(_: &Suite) -> Result<Vec<Row>> {
     let test = "state::tests::targets::targets_of_time_are_kept_or_their_breach_is_told";
     let found: Found = serde_json::from_str(&experiment(test, false, &[])?.1)?;
     let Found { cases, accepted, countered, refused, feasible, feasible_accepted, .. } = found;
@@ -56,11 +57,15 @@ pub(super) fn inference(suite: &Suite) -> Result<Vec<Row>> {
     let part = |of: u64, all: u64| of as f64 / all.max(1) as f64;
     let [could, kept] = [feasible, feasible_accepted].map(|both| both.iter().sum());
     let told = part(cases - found.unreported, cases);
-    let mut rows = vec![
+    Ok(vec![
         case("fifty targets: accepted of those that could be kept", Better::More, 1.0)
             .limit(&[part(kept, could)], ACCEPTED),
         case("fifty targets: kept, or their breach told", Better::More, 1.0).limit(&[told], 1.0),
-    ];
+    ])
+}
+
+/// Five on the fabric.
+pub(super) fn inference(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = suite.lab("", "")?;
     let chosen = if suite.effort.smoke { &CASES[..1] } else { &CASES[..] };
     let mut fine = 0;
@@ -69,8 +74,7 @@ pub(super) fn inference(suite: &Suite) -> Result<Vec<Row>> {
     }
     let share = fine as f64 / chosen.len() as f64;
     let what = "targets on the fabric beside a tenant that fills the links: kept, or their breach told";
-    rows.push(case(what, Better::More, 1.0).limit(&[share], 1.0));
-    Ok(rows)
+    Ok(vec![case(what, Better::More, 1.0).limit(&[share], 1.0)])
 }
 
 /// Whether what was promised was kept, or its tenant told that it is not; nothing promised is nothing broken.

@@ -1,6 +1,7 @@
 //! Plans as the store keeps them: what agents do not tell after a restart of control.
 
 use crate::state::communicator::Communicator;
+use crate::state::paces::Held;
 use crate::state::replan::Planned;
 use crate::state::{Fact, Output, State};
 use harmonaize_api::v1::to_agent::Message;
@@ -121,7 +122,8 @@ impl State {
                 slowdown: epoch.slowdown_ppm as f64 / 1e6,
                 reason: epoch.reason.clone(),
             });
-            known.pace = known.plan.as_ref().and_then(|plan| plan.pace);
+            // What is not known of it is said again.
+            known.held = Held { ring: known.plan.as_ref().and_then(|plan| plan.pace), others: None };
         }
     }
 

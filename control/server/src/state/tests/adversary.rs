@@ -76,43 +76,73 @@ fn measure(seen: &Seen, noise: f64, seed: u64) -> Vec<Vec<f64>> {
     found
 }
 
-/// Each fabric's adjusted Rand index, guessed by who has learnt on the other half of the fabrics.
+/// Noises that are drawn for each fabric: the same for all who probe.
+const DRAWS: u64 = 6;
+
+/// Each fabric's adjusted Rand index on average over draws of the noise, guessed by who has learnt on the fabrics of the other parts.
 fn indices(all: &[Seen], by: By, noise: f64) -> Vec<f64> {
-    let measured: Vec<Vec<Vec<f64>>> =
-        all.iter().zip(0..).map(|(seen, seed)| measure(seen, noise, seed)).collect();
-    let odds = |judge: &Judge, at: usize| -> Vec<Vec<f64>> {
+    let measured: Vec<Vec<Vec<Vec<f64>>>> = all
+        .iter()
+        .zip(0..)
+        .map(|(seen, seed)| (0..DRAWS).map(|draw| measure(seen, noise, seed << 16 | draw)).collect())
+        .collect();
+    let odds = |judge: &Judge, at: usize, draw: usize| -> Vec<Vec<f64>> {
         let row = |i: usize, j: usize| match i == j {
             true => 0.0,
-            false => judge.odds(&numbers(&all[at], &measured[at], by, i.min(j), i.max(j))),
+            false => judge.odds(&numbers(&all[at], &measured[at][draw], by, i.min(j), i.max(j))),
         };
         (0..RANKS).map(|i| (0..RANKS).map(|j| row(i, j)).collect()).collect()
     };
+    let draws = || 0..DRAWS as usize;
     let mut found = vec![0.0; all.len()];
-    for half in 0..2 {
-        let (known, unknown): (Vec<usize>, Vec<usize>) = (0..all.len()).partition(|at| at % 2 == half);
+    let parts = if all.len() < 40 { 2 } else { 4 };
+    for part in 0..parts {
+        let (unknown, known): (Vec<usize>, Vec<usize>) = (0..all.len()).partition(|at| at % parts == part);
         let pairs = (0..RANKS).flat_map(|i| (i + 1..RANKS).map(move |j| (i, j)));
-        let rows: Vec<(Vec<f64>, bool)> = known
-            .iter()
-            .flat_map(|at| {
-                let seen = &all[*at];
-                let is = move |i: usize, j: usize| seen.racks[i] == seen.racks[j];
-                let measured = &measured[*at];
-                pairs.clone().map(move |(i, j)| (numbers(seen, measured, by, i, j), is(i, j)))
-            })
-            .collect();
+        let of_one = |at: usize, draw: usize| {
+            let (seen, measured) = (&all[at], &measured[at][draw]);
+            let is = |i: usize, j: usize| seen.racks[i] == seen.racks[j];
+            pairs.clone().map(move |(i, j)| (numbers(seen, measured, by, i, j), is(i, j)))
+        };
+        let rows: Vec<(Vec<f64>, bool)> =
+            known.iter().flat_map(|at| draws().flat_map(move |draw| of_one(*at, draw))).collect();
         let mut judge = Judge::learn(&rows);
-        let guessed: Vec<(Vec<Vec<f64>>, &[usize])> =
-            known.iter().map(|at| (odds(&judge, *at), all[*at].racks.as_slice())).collect();
+        let guessed: Vec<(Vec<Vec<f64>>, &[usize])> = known
+            .iter()
+            .flat_map(|at| draws().map(move |draw| (*at, draw)))
+            .map(|(at, draw)| (odds(&judge, at, draw), all[at].racks.as_slice()))
+            .collect();
         let score = |stop: f64| -> f64 {
             guessed.iter().map(|(odds, racks)| adjusted_rand(&cluster(odds, stop), racks)).sum()
         };
         let stops = (-20..=8).map(|step| f64::from(step) / 4.0);
         judge.stop = stops.max_by(|a, b| score(*a).total_cmp(&score(*b))).unwrap();
         for at in unknown {
-            found[at] = adjusted_rand(&cluster(&odds(&judge, at), judge.stop), &all[at].racks);
+            let of_draw = |draw| adjusted_rand(&cluster(&odds(&judge, at, draw), judge.stop), &all[at].racks);
+            found[at] = draws().map(of_draw).sum::<f64>() / DRAWS as f64;
         }
     }
     found
+}
+
+/// Calls for each, on as many threads as there are processors; what came of it, in order.
+pub(super) fn in_parallel<T: Sync, R: Send>(all: &[T], call: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let Some(one) = all.get(at) else { return done };
+            done.push((at, call(one)));
+        }
+    };
+    let mut done: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -139,27 +169,32 @@ fn presence(all: &[Seen]) -> [f64; 2] {
 
 /// What each way of being told adds to probing alone, over fabrics of these strategies together.
 fn report(fabrics: u64, whiles: usize, rounds: usize) -> String {
-    let watched =
-        |strategy| -> Vec<Seen> { (0..fabrics).map(|seed| watch(seed, strategy, whiles, rounds)).collect() };
-    let strategies = [Strategy::Pairs, Strategy::Turns].map(|strategy| (strategy, watched(strategy)));
+    let strategies = [Strategy::Pairs, Strategy::Turns];
+    let seeds: Vec<(Strategy, u64)> =
+        strategies.iter().flat_map(|strategy| (0..fabrics).map(|seed| (*strategy, seed))).collect();
+    let began = std::time::Instant::now();
+    let mut of_pairs = in_parallel(&seeds, |(strategy, seed)| watch(*seed, *strategy, whiles, rounds));
+    let of_turns = of_pairs.split_off(fabrics as usize);
+    println!("  watched: {:?}", began.elapsed());
+    let strategies = strategies.into_iter().zip([of_pairs, of_turns]).collect::<Vec<_>>();
     let mut probing = Vec::new();
     for (name, noise) in NOISE {
         for (strategy, all) in &strategies {
-            let alone = indices(all, By::Probing, noise);
-            let added = |by| gain(&indices(all, by, noise), &alone);
-            println!("  {name} probing, {strategy:?}: {:.3} alone", mean(&alone));
-            for by in WAYS {
-                let (gain, error) = added(by);
+            let ways: Vec<By> = [By::Probing, By::Told, By::Raw].into_iter().chain(WAYS).collect();
+            let found = in_parallel(&ways, |by| indices(all, *by, noise));
+            let added = |at: usize| gain(&found[at], &found[0]);
+            println!("  {name} probing, {strategy:?}: {:.3} alone", mean(&found[0]));
+            for (at, by) in ways.iter().enumerate().skip(1) {
+                let (gain, error) = added(at);
                 println!("    {by:?}: {gain:+.3} +- {error:.3}");
             }
-            let (told, known) = (added(By::Told), added(By::Raw));
             let name = format!("{name} probing, {}", format!("{strategy:?}").to_lowercase());
             let pair = |(gain, error): (f64, f64)| format!("[{gain}, {error}]");
             probing.push(format!(
                 "{{\"name\": \"{name}\", \"alone\": {}, \"told\": {}, \"known\": {}}}",
-                mean(&alone),
-                pair(told),
-                pair(known)
+                mean(&found[0]),
+                pair(added(1)),
+                pair(added(2))
             ));
         }
     }
@@ -178,7 +213,7 @@ fn full() {
     let number = |name: &str, usual: usize| {
         std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
     };
-    let (fabrics, whiles, rounds) = (number("FABRICS", 100), number("WHILES", 12), number("ROUNDS", 4));
+    let (fabrics, whiles, rounds) = (number("FABRICS", 160), number("WHILES", 12), number("ROUNDS", 4));
     println!("{}", report(fabrics as u64, whiles, rounds));
 }
 

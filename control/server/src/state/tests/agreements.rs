@@ -104,6 +104,33 @@ fn what_is_promised_is_stored_and_then_in_every_plan() {
     assert!(gone.contains("no communicator `c0`"), "{gone}");
 }
 
+#[test]
+fn exchanges_leave_what_others_are_promised_too() {
+    // Four hosts of one tenant exchange over both spines, beside a pair that is promised most of its links.
+    let (mut fabric, ids) = formed(14, &[("b", &[0, 1, 4, 5]), ("a", &[0, 4]), ("b", &[2, 3, 6])]);
+    let held = |fabric: &Fabric, id: u64, host: usize| -> Vec<u64> {
+        fabric.recipe_of(host, id).peers.iter().map(|peer| peer.rate_bits / MB).collect()
+    };
+    assert_eq!(held(&fabric, ids[0], 0), [0, 0, 0]);
+    agreed(fabric.negotiate("a", "c1", Some(&Constraints::new().min_busbw(60 * MB))));
+    fabric.run(SECOND * 3);
+    let promised = fabric.state.agreements.promised(ids[1]).0 / MB;
+    // What is left of the pair's own links, for all that host 0 sends; the ring's next may have all of it.
+    let (left, share) = (1000 - promised, planned(&fabric, ids[0]).0);
+    for host in [0, 1, 4, 5] {
+        let mut rates = held(&fabric, ids[0], host);
+        rates.sort_unstable();
+        assert!(rates[0] > 0 && rates[1] * 3 <= left + 3 && share <= left, "{rates:?} {share} {left}");
+    }
+    // Those who share no host's link are held where they cross a spine.
+    assert!(held(&fabric, ids[2], 2).iter().any(|rate| *rate > 0));
+    assert_eq!(held(&fabric, ids[1], 0), [0], "who has the promise is not held");
+    agreed(fabric.negotiate("a", "c1", Some(&Constraints::new())));
+    fabric.run(SECOND * 3);
+    assert_eq!(held(&fabric, ids[0], 0), [0, 0, 0]);
+    assert_eq!(held(&fabric, ids[2], 2), [0, 0]);
+}
+
 /// Ranks of a communicator go on as another: those on these hosts, of the rank that each has; the new one's id.
 fn regrouped(fabric: &mut Fabric, id: u64, name: &str, members: &[(usize, u32)]) -> u64 {
     let before = fabric.ids();
@@ -210,9 +237,20 @@ fn what_needs_others_to_move_is_promised_and_they_do() {
     }
     let shares: Vec<u64> = ids.iter().map(|id| planned(&fabric, *id).0).collect();
     assert!(shares.iter().all(|share| *share >= 413), "{shares:?}");
+    fabric.read(0, 1, "b", None, Duration::ZERO);
+    let from = fabric.read.pop().unwrap().cursor;
+    let links = |fabric: &Fabric| {
+        ids.iter().map(|id| fabric.state.communicators[id].links.clone()).collect::<Vec<_>>()
+    };
+    let before = links(&fabric);
     // 721 fit beside none of the others, so these must share the other spine.
     agreed(fabric.negotiate("a", "c2", Some(&Constraints::new().min_busbw(82 * MB))));
     fabric.run(SECOND * 5);
+    // Who moves is not told so: it would know that it shares links with what was promised.
+    assert_ne!(links(&fabric), before);
+    fabric.read(0, 1, "b", from, Duration::ZERO);
+    let events = fabric.read.pop().unwrap().events;
+    assert!(events.iter().all(|event| event.kind() != EventKind::PlanChanged), "{events:?}");
     let shares: Vec<u64> = ids.iter().map(|id| planned(&fabric, *id).0).collect();
     assert!(shares[0] >= 413 && shares[1] >= 413 && shares[2] >= 721, "{shares:?}");
 }

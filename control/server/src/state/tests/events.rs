@@ -298,12 +298,12 @@ fn a_tenants_own_communicators_are_no_congestion_to_each_other() {
 }
 
 #[test]
-fn a_window_is_told_ten_minutes_before_and_not_sooner() {
+fn a_window_is_told_two_minutes_before_and_not_sooner() {
     let (mut fabric, _) = formed(7, &[0, 3, 6]);
     let from = here(&mut fabric);
     let from_ns = (fabric.now + SECOND * 3600).as_nanos() as u64;
     withdraw(&mut fabric, "h3", WithdrawalKind::Maintenance, (from_ns, from_ns + 60_000_000_000));
-    fabric.run(SECOND * 2990);
+    fabric.run(SECOND * 3470);
     let (events, from) = told(&mut fabric, from);
     assert_eq!(events, []);
     fabric.run(SECOND * 20);

@@ -114,9 +114,10 @@ fn rates(fabric: &Fabric, all: &[(u64, usize)]) -> Vec<f64> {
         let strangers = fabric.strangers.values().filter(|flow| flow.link == *link).map(|flow| flow.bits);
         left.insert(*link, LINE - strangers.sum::<u64>() as f64);
     }
-    let held = |(id, host): &(u64, usize)| {
-        let held = fabric.recipe_of(*host, *id).peers.iter().map(|peer| peer.rate_bits).max().unwrap_or(0);
-        if held == 0 { f64::INFINITY } else { held as f64 }
+    // Bulk goes along the ring here.
+    let held = |(id, _): &(u64, usize)| {
+        let ring = fabric.state.communicators[id].held.ring;
+        ring.map_or(f64::INFINITY, |rate| rate.0 as f64)
     };
     let held: Vec<f64> = all.iter().map(held).collect();
     let (mut rates, mut rising) = (vec![0.0; all.len()], vec![true; all.len()]);

@@ -92,8 +92,8 @@ fn progress(samples: &[Sample], job: usize, told: Told) -> f64 {
 /// without.
 pub(super) fn worth(fabrics: u64, whiles: usize) -> (f64, f64) {
     let mut sums = [0.0; 3];
-    for seed in 0..fabrics {
-        let samples = watch_jobs(1000 + seed, whiles);
+    let seeds: Vec<u64> = (1000..1000 + fabrics).collect();
+    for samples in super::in_parallel(&seeds, |seed| watch_jobs(*seed, whiles)) {
         for job in 0..2 {
             let all = [Told::Nothing, Told::Events, Told::Everything];
             all.iter().zip(&mut sums).for_each(|(told, sum)| *sum += progress(&samples, job, *told));
