@@ -31,20 +31,26 @@ pub fn sum(worker: &Worker, salt: u64, elements: usize) -> Result<(bool, bool)> 
 
 /// How far rank 0 is, and how far all may go.
 #[derive(Default)]
-struct Course {
-    reached: Mutex<(u64, u64)>,
+pub struct Course {
+    /// The two.
+    pub reached: Mutex<(u64, u64)>,
     moved: Condvar,
 }
 
 impl Course {
-    #[expect(clippy::unwrap_used, reason = "support for tests")]
-    fn change(&self, change: impl FnOnce(&mut (u64, u64))) {
+    /// Changes it, and wakes who waits.
+    #[expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "support for tests")]
+    pub fn change(&self, change: impl FnOnce(&mut (u64, u64))) {
         change(&mut self.reached.lock().unwrap());
         self.moved.notify_all();
     }
 
-    #[expect(clippy::unwrap_used, reason = "support for tests")]
-    fn wait(&self, until: impl Fn((u64, u64)) -> bool) -> Result<()> {
+    /// Waits until it is so.
+    ///
+    /// # Errors
+    /// If it is not in time.
+    #[expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "support for tests")]
+    pub fn wait(&self, until: impl Fn((u64, u64)) -> bool) -> Result<()> {
         let reached = self.reached.lock().unwrap();
         let (reached, _) = self.moved.wait_timeout_while(reached, 4 * STEP, |at| !until(*at)).unwrap();
         ensure!(until(*reached), "nothing moves at {reached:?}");

@@ -2,10 +2,10 @@
 //! middle of operations, and when it comes back.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use anyhow::ensure;
-use harmonaize_client::{Access, Algorithm, Dtype, Rank};
-use harmonaize_tests::aggregated::{EACH, sum, through_everything, whole};
-use harmonaize_tests::job::{deploy, run, sockets};
+use anyhow::{Result, ensure};
+use harmonaize_client::{Access, Algorithm, Dtype, Rank, ReduceOp};
+use harmonaize_tests::aggregated::{Course, EACH, sum, through_everything, whole};
+use harmonaize_tests::job::{Worker, deploy, run, sockets};
 use harmonaize_tests::{STEP, star_with_aggregator};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use xtask::fabric::Faults;
@@ -58,6 +58,38 @@ fn small_operations_are_right_through_the_same() {
     }
     let [broadcasts, barriers] = [broadcasts, barriers].map(AtomicUsize::into_inner);
     assert!(broadcasts >= RANKS && barriers >= RANKS, "{broadcasts} and {barriers} went by the aggregator");
+}
+
+/// Where switches bring what is for a group to who has asked for it, a sum leaves the aggregator once.
+#[test]
+fn sums_go_to_all_workers_at_once() {
+    let topology = star_with_aggregator(HOSTS, 1000, "0us");
+    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into())
+    else {
+        return;
+    };
+    let sockets = sockets(&deployment, "a");
+    let operations = |worker: &Worker| {
+        for salt in 0..EACH {
+            let (given, all) = sum(worker, salt, ELEMENTS)?;
+            ensure!(given && all, "rank {}: {salt} not by the aggregator", worker.rank);
+        }
+        Ok(())
+    };
+    for (rank, outcome) in run(&sockets, "world", 1, |_| Access::Mapped, operations).into_iter().enumerate() {
+        outcome.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
+    }
+    let of = |tenant: &serde_json::Value, what: &str| tenant[what].as_u64().unwrap_or(0);
+    let told = deployment.wait_until("nothing went to all at once", |this| {
+        let told = this.ask(&["topology"])?["aggregators"][0]["report"]["tenants"][0].clone();
+        // All chunks of ten operations; a few may be answers to what was asked for again.
+        let (sums, at_once, sent) = (of(&told, "sums"), of(&told, "to_all"), of(&told, "sent"));
+        let all = sums >= EACH * (ELEMENTS as u64 * 4).div_ceil(8192);
+        println!("{told}");
+        Ok((all && at_once * 2 > sums && sent < 2 * sums).then_some(told))
+    });
+    println!("{}", told.unwrap());
+    deployment.end().unwrap();
 }
 
 /// Frames are lost, come twice, and are overtaken.

@@ -16,6 +16,8 @@ const CONTROL_PORT: u16 = 7100;
 const AGENT_PORT: u16 = 7200;
 /// Where an aggregator takes datagrams, on its machine.
 const AGGREGATOR_PORT: u16 = 7400;
+/// Multicast addresses for the workers of communicators: bridges bring what is sent there to all, routing switches do not.
+const GROUPS: &str = "239.192.0.0/16";
 /// How long control and agents may take to be ready.
 const READY: Duration = Duration::from_secs(20);
 
@@ -355,7 +357,7 @@ fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
 fn aggregator_config(fabric: &Fabric, machine: &Host, setup: &Setup) -> Result<String> {
     let address = machine.addresses.first().with_context(|| format!("{} has no address", machine.name))?;
     Ok(format!(
-        "name = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\nmtu = {}\n{}\n",
+        "name = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\nmtu = {}\nmulticast = \"{GROUPS}\"\n{}\n",
         machine.name,
         control_address(fabric),
         fabric.topology().mtu,

@@ -319,7 +319,8 @@ impl Fabric {
             self.layout.bridged && self.topology.nodes.get(node).is_some_and(|n| n.kind == Kind::Switch);
         let mut lines = vec!["link set lo up".to_owned()];
         if bridge {
-            lines.push("link add bridge type bridge stp_state 0 mcast_snooping 0".to_owned());
+            // As switches do it: what is for a group goes where somebody asked for it.
+            lines.push("link add bridge type bridge stp_state 0 mcast_snooping 1 mcast_querier 1".to_owned());
             lines.push("link set bridge up".to_owned());
         }
         let mut shaping = Vec::new();

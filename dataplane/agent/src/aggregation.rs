@@ -7,7 +7,7 @@ use harmonaize_api::v1::{self, aggregation_form};
 use harmonaize_core::{Aggregation, Nanos};
 use harmonaize_engine::Aggregator;
 use harmonaize_plan::Participant;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 
 /// For how long hosts sum after a session with the aggregator failed, at first and at most.
 const HOLDS: [Nanos; 2] = [Nanos(100_000_000), Nanos(30_000_000_000)];
@@ -63,12 +63,14 @@ pub(crate) fn read(
         return Err(of("broadcasts or barriers that cannot be"));
     }
     let broadcasts = (range[1] > 0).then_some(range);
+    let group = group(told).map_err(|what| of(&what))?;
     let rules = Aggregation { form, averages, least_bytes, at_once, broadcasts, barriers, hold, most_hold };
     let aggregator = Aggregator {
         address,
         communicator: told.communicator,
         worker,
         key: Key::new(&key),
+        group,
         chunk_elements: told.chunk_elements,
         window,
         partial: told.partial,
@@ -85,6 +87,18 @@ fn place(told: &v1::Aggregation) -> Result<u16, String> {
     };
     let sound = worker < workers && workers <= u32::from(MAX_WORKERS);
     u16::try_from(worker).ok().filter(|_| sound).ok_or(format!("worker {worker} of {workers}"))
+}
+
+/// Where what is for all workers at once comes, and its key.
+fn group(told: &v1::Aggregation) -> Result<Option<(SocketAddrV4, Key)>, String> {
+    if told.group.is_empty() {
+        return Ok(None);
+    }
+    let at: Option<SocketAddrV4> = told.group.parse().ok();
+    let at = at.filter(|at| at.ip().is_multicast() && at.port() != 0).ok_or("a group that is none")?;
+    let key: [u8; 32] =
+        told.group_key.as_slice().try_into().map_err(|_| "a group's key of another length")?;
+    Ok(Some((at, Key::new(&key))))
 }
 
 /// What payloads are: sums of f32 where nothing is said.

@@ -49,6 +49,9 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
     };
     let socket = Datagrams::bind(config.listen, datagrams)
         .with_context(|| format!("cannot listen on {} for workers", config.listen))?;
+    if config.multicast.is_some() {
+        socket.reach_far().context("cannot set how far multicast goes")?;
+    }
     let address = socket.local_address();
     let rate = match config.packets_per_second {
         Some(rate) => rate,
@@ -66,6 +69,7 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
         codes: true,
         spreads: true,
         parents: true,
+        multicast: config.multicast.map_or_else(String::new, |groups| groups.to_string()),
     };
     let settings = Settings::new(config.control, config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });

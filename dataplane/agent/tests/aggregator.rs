@@ -52,6 +52,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
         spin: Duration::ZERO,
         packets_per_second: Some(10_000_000),
         upwards: Upwards { patience: Duration::from_millis(100), again: Duration::from_millis(2) },
+        multicast: None,
         metrics: Some(metrics),
     };
     let (stop, stopped) = oneshot::channel::<()>();
@@ -114,6 +115,7 @@ fn sum(recipes: &[v1::Recipe], session: u64) {
                 communicator: told.communicator,
                 worker: told.worker as u16,
                 key: Key::new(&told.key.as_slice().try_into().unwrap()),
+                group: None,
                 form: Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
                 elements: told.chunk_elements,
                 window: told.window as u16,

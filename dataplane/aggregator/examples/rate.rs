@@ -28,6 +28,7 @@ fn grant(bytes: usize) -> Grant {
         elements: (bytes / 4) as u32,
         ordered: false,
         partial: None,
+        group: false,
         share: Share { tenant: 1, weight: 1, guaranteed: 2 * WINDOW as u32, most: 2 * WINDOW as u32 },
         parent: None,
     }

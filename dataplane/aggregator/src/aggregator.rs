@@ -16,6 +16,11 @@ pub enum To {
         /// Which of its workers.
         worker: u16,
     },
+    /// All workers of a communicator at once: its group, where the network has multicast.
+    Group {
+        /// The communicator.
+        communicator: u64,
+    },
     /// The aggregator above this one.
     Parent {
         /// For which communicator.
@@ -75,6 +80,8 @@ pub struct Grant {
     pub ordered: bool,
     /// Whether sums may leave workers out.
     pub partial: Option<Partial>,
+    /// Whether there is a group of the workers: sums go to all at once as soon as each has said that it hears it.
+    pub group: bool,
     /// What it may use of the pool.
     pub share: Share,
     /// The aggregator above, if the sum goes on there.
@@ -112,6 +119,8 @@ pub struct Counters {
     pub received: u64,
     /// Sent.
     pub sent: u64,
+    /// Of these, sums that went to all workers at once.
+    pub to_all: u64,
     /// Chunks summed.
     pub sums: u64,
     /// Of these, with parts missing.

@@ -6,9 +6,11 @@ use crate::aggregator::{Counters, Grant, Outbox, To};
 use crate::packet::{Content, HEADER_BYTES, Header, Key, Kind, seal};
 use std::time::Duration;
 
+mod group;
 mod parent;
 mod part;
 
+use group::Group;
 pub(crate) use parent::Up;
 
 /// Most chunks that a communicator has at once: two sets of 4096.
@@ -64,6 +66,8 @@ struct Member {
     had: u64,
     /// Whether it has named this incarnation in this session, and so has no sum of another.
     joined: bool,
+    /// Whether it hears what goes to all at once.
+    hears: bool,
 }
 
 pub(crate) struct Communicator {
@@ -90,6 +94,7 @@ pub(crate) struct Communicator {
     active: bool,
     heard: Duration,
     up: Option<Up>,
+    group: Option<Group>,
     pub(crate) counters: Counters,
 }
 
@@ -107,8 +112,10 @@ impl Communicator {
             key: Key::derive(&grant.secret, grant.communicator, worker),
             had: 0,
             joined: false,
+            hears: false,
         };
         let up = grant.parent.clone().map(Up::new);
+        let group = grant.group.then(|| Group::new(&grant.secret, grant.communicator));
         Self {
             members: (0..grant.workers).map(member).collect(),
             entries: vec![FREE; entries],
@@ -124,6 +131,7 @@ impl Communicator {
             active: false,
             heard: Duration::ZERO,
             up,
+            group,
             counters: Counters::default(),
             grant,
             grain,
@@ -205,6 +213,7 @@ impl Communicator {
         let above = self.up.as_ref().is_none_or(Up::has_joined);
         let note = u8::from(above && (joined || self.grant.partial.is_none()));
         self.answer(Kind::Granted, incarnation, header, note, 0, pool, out);
+        self.call(incarnation, pool, out);
     }
 
     /// A worker's part, or its word on what it has.
@@ -234,6 +243,7 @@ impl Communicator {
             return;
         }
         self.join(header.worker);
+        self.hears(header.worker, header.window == 1);
         self.acknowledge(header.worker, header.had, pool);
         if header.kind == Kind::Contribution {
             self.part(now, incarnation, header, payload, pool, out);
@@ -327,7 +337,12 @@ impl Communicator {
         for chunk in self.base..self.top {
             self.release(chunk, pool);
         }
-        self.members.iter_mut().for_each(|member| (member.had, member.joined) = (0, false));
+        for member in &mut self.members {
+            (member.had, member.joined, member.hears) = (0, false, false);
+        }
+        if let Some(group) = &mut self.group {
+            group.forget();
+        }
         (self.base, self.top, self.lagging, self.joined) = (0, 0, self.grant.workers, 0);
         if let Some(up) = &mut self.up {
             up.forget();
@@ -406,12 +421,36 @@ impl Communicator {
         entry.stage = Stage::Done;
         self.set(entry);
         let all = entry.content != Content::Spread;
+        if all && self.all_hear() {
+            self.send_sum_to_all(incarnation, entry, pool, out);
+            return self.advance_up();
+        }
+        if entry.chunk.is_multiple_of(group::CALLS) {
+            self.call(incarnation, pool, out);
+        }
         for worker in 0..self.grant.workers {
             if all || self.has(entry.chunk, worker) {
                 self.send_sum(incarnation, entry, worker, pool, out);
             }
         }
         self.advance_up();
+    }
+
+    /// What goes out with a sum.
+    fn result(&self, incarnation: u64, entry: Entry, worker: u16, pool: &Pool) -> Header {
+        Header {
+            kind: Kind::Result,
+            worker,
+            count: entry.count,
+            communicator: self.grant.communicator,
+            session: self.session,
+            incarnation,
+            sequence: 0,
+            chunk: entry.chunk,
+            had: self.base,
+            window: self.window(pool),
+            note: entry.content as u8,
+        }
     }
 
     fn send_sum(
@@ -424,20 +463,10 @@ impl Communicator {
     ) {
         let owner = entry.content == Content::Spread && entry.root == worker;
         let bytes = if owner { 0 } else { self.sum_bytes(&entry) };
-        let window = self.window(pool);
-        let header = Header {
-            kind: if owner { Kind::Waiting } else { Kind::Result },
-            worker,
-            count: entry.count,
-            communicator: self.grant.communicator,
-            session: self.session,
-            incarnation,
-            sequence: 0,
-            chunk: entry.chunk,
-            had: self.base,
-            window,
-            note: if owner { 1 } else { entry.content as u8 },
-        };
+        let mut header = self.result(incarnation, entry, worker, pool);
+        if owner {
+            (header.kind, header.note) = (Kind::Waiting, 1);
+        }
         let unit = pool.unit_mut(self.unit_of(entry.chunk, 0));
         let Some(key) = self.key(worker) else { return };
         if let Some(packet) = unit.get_mut(..HEADER_BYTES + bytes) {

@@ -19,6 +19,8 @@ pub const HEADER_BYTES: usize = size_of::<Wire>();
 pub const MAX_PAYLOAD: usize = 8192;
 /// Most workers of a communicator.
 pub const MAX_WORKERS: u16 = 1024;
+/// Instead of a worker: all of a communicator's. Their key is that of a worker of this number.
+pub const ALL_WORKERS: u16 = u16::MAX;
 
 /// What the parts of a chunk are; the note of a Contribution or a Result says it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,7 +122,7 @@ impl Kind {
 pub struct Header {
     /// What the packet is.
     pub kind: Kind,
-    /// The worker that sends it, or that it is sent to.
+    /// The worker that sends it, or that it is sent to; [`ALL_WORKERS`] of what is sent to all at once.
     pub worker: u16,
     /// Workers of hosts whose parts are in the payload.
     pub count: u16,
@@ -136,7 +138,7 @@ pub struct Header {
     pub chunk: u64,
     /// From workers: they have all results below this chunk. From aggregators: all workers said so.
     pub had: u64,
-    /// From aggregators: how many chunks a worker may have in flight.
+    /// From aggregators: how many chunks a worker may have in flight. From workers: 1 if what is sent to all at once is heard, else 0.
     pub window: u16,
     /// Of [`Kind::Waiting`]: 1 if the worker's part is in. Of [`Kind::Acknowledge`]: 1 if the chunk is asked for. Of
     /// [`Kind::Contribution`] and [`Kind::Result`]: what parts are. Else 0.

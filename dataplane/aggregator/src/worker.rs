@@ -60,6 +60,10 @@ pub struct Worker {
     judged: u64,
     sequence: u64,
     echoed: u64,
+    /// Whether what is sent to all at once has been heard in this session; given up once too much of it was not.
+    hears: Option<bool>,
+    /// Sums in a row that were asked for and came by themselves.
+    alone: u32,
     begin_due: Duration,
     begins: u32,
     /// Nothing is due before.
@@ -101,6 +105,8 @@ impl Worker {
             judged: 0,
             sequence: 0,
             echoed: 0,
+            hears: None,
+            alone: 0,
             begin_due: Duration::ZERO,
             begins: 0,
             due: Duration::MAX,
@@ -121,7 +127,7 @@ impl Worker {
         (self.state, self.session, self.ended) = (State::Beginning { incarnation: 0 }, session, None);
         (self.had, self.next, self.end, self.window, self.told) = (0, 0, 0, 1, 0);
         self.flights.fill(Flight::default());
-        (self.open, self.judged) = (0, 0);
+        (self.open, self.judged, self.hears, self.alone) = (0, 0, None, 0);
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
         (self.unanswered, self.questions, self.answers) = (None, 0, 0);
     }
@@ -474,7 +480,7 @@ impl Worker {
             sequence: self.sequence,
             chunk,
             had: self.had,
-            window: 0,
+            window: u16::from(self.hears == Some(true)),
             note,
         };
         seal(&header, &self.config.key, packet);

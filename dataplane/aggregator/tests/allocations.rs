@@ -78,6 +78,7 @@ fn nothing_is_allocated_for_a_packet() {
             elements,
             ordered,
             partial: None,
+            group: false,
             share,
             parent: None,
         };
@@ -88,6 +89,7 @@ fn nothing_is_allocated_for_a_packet() {
                     communicator: 1,
                     worker,
                     key: Key::derive(&[1; 32], 1, worker),
+                    group: None,
                     form,
                     elements,
                     window: 32,

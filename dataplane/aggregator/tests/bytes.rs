@@ -69,6 +69,7 @@ fn grant() -> Grant {
         elements: 4,
         ordered: false,
         partial: None,
+        group: false,
         share: Share { tenant: 1, weight: 1, guaranteed: 4, most: 8 },
         parent: None,
     }
@@ -79,6 +80,7 @@ fn worker() -> Worker {
         communicator: COMMUNICATOR,
         worker: 0,
         key: key(0),
+        group: None,
         form: Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
         elements: 4,
         window: 4,
@@ -295,6 +297,7 @@ fn config() -> WorkerConfig {
         communicator: COMMUNICATOR,
         worker: 0,
         key: key(0),
+        group: None,
         form: Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
         elements: 4,
         window: 8,

@@ -40,6 +40,7 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
             elements: 1,
             ordered: false,
             partial: None,
+            group: false,
             share: *share,
             parent: None,
         };
@@ -49,6 +50,7 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
                 communicator: id,
                 worker,
                 key: Key::derive(&[1; 32], id, worker),
+                group: None,
                 form: FORM,
                 elements: 1,
                 window,

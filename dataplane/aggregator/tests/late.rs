@@ -42,6 +42,7 @@ fn ranges_of_segments_to_come_hold_up_no_codes() {
         elements: 64,
         ordered: false,
         partial: None,
+        group: false,
         share,
         parent: None,
     };
@@ -51,6 +52,7 @@ fn ranges_of_segments_to_come_hold_up_no_codes() {
             communicator: COMMUNICATOR,
             worker,
             key: Key::derive(&SECRET, COMMUNICATOR, worker),
+            group: None,
             form,
             elements: 64,
             window: 2,
@@ -111,6 +113,7 @@ impl Ends {
             elements: 4,
             ordered: false,
             partial: None,
+            group: false,
             share: Share { tenant: 1, weight: 1, guaranteed: most, most },
             parent: None,
         };
@@ -119,6 +122,7 @@ impl Ends {
             communicator: COMMUNICATOR,
             worker: 0,
             key: Key::derive(&SECRET, COMMUNICATOR, 0),
+            group: None,
             form: FORM,
             elements: 4,
             window: WINDOW,

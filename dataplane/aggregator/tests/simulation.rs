@@ -11,6 +11,8 @@ mod describe;
 mod hostile;
 #[path = "simulation/node.rs"]
 mod node;
+#[path = "simulation/roles.rs"]
+mod roles;
 #[path = "simulation/scenario.rs"]
 mod scenario;
 #[path = "../../core/tests/simulation/seeds.rs"]
@@ -18,7 +20,7 @@ mod seeds;
 #[path = "simulation/world.rs"]
 mod world;
 
-use scenario::{PATIENCE, RETRY_MOST, Scenario};
+use scenario::{Multicast, PATIENCE, RETRY_MOST, Scenario};
 use seeds::{Seed, seeds};
 use std::time::Duration;
 use world::{Statistics, World};
@@ -45,6 +47,7 @@ fn family(
         sum.hostile += one.hostile;
         sum.partial += one.partial;
         sum.ahead += one.ahead;
+        sum.to_all += world.counters().iter().map(|counters| counters.to_all).sum::<u64>();
         sum.again += world.nodes.iter().map(|node| node.worker.counters().sent_again).sum::<u64>();
         count += 1;
     }
@@ -61,7 +64,36 @@ fn clean() {
             assert_eq!((counters.no_slot, counters.tag, counters.lost), (0, 0, 0), "{world:?}");
         }
     });
-    assert!(sum.by_aggregator > 0);
+    assert!(sum.by_aggregator > 0 && sum.to_all > 0, "{sum:?}");
+}
+
+/// Where one worker hears nothing of what goes to all, or soon no more, every one gets its own before long.
+#[test]
+fn deaf() {
+    let scenario = |seed: u64, from: u64| {
+        let mut scenario = Scenario::new(seed);
+        (scenario.units, scenario.ordered, scenario.leaves) = (64, false, 0);
+        scenario.segments = vec![u64::from(scenario.elements) * 200; 3];
+        scenario.group = Multicast::AllBut(seed as usize % scenario.workers, from);
+        scenario
+    };
+    let judge = |world: &World| assert_eq!(world.statistics.by_hosts, 0, "hosts had to help\n{world:?}");
+    let never = family("deaf", 50, |seed| scenario(seed, 0), judge);
+    assert_eq!(never.to_all, 0, "{never:?}");
+    let later = family(
+        "deaf",
+        50,
+        |seed| scenario(seed, 150),
+        |world| {
+            judge(world);
+            for counters in world.counters() {
+                assert!(counters.to_all <= 290, "nobody noticed\n{world:?}");
+            }
+        },
+    );
+    assert!(later.to_all > 0, "{later:?}");
+    let rough = family("deaf", 50, |seed| scenario(seed, 150).rough(), |_| ());
+    assert!(rough.by_hosts * 1000 < rough.by_aggregator, "{rough:?}");
 }
 
 #[test]

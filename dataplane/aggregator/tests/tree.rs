@@ -44,6 +44,7 @@ fn aggregator(at: usize, incarnation: u64) -> Aggregator {
             elements: 4,
             ordered: false,
             partial: None,
+            group: false,
             share: Share { tenant: 1, weight: 1, guaranteed: 8, most: UNITS },
             parent: (at == 1).then_some(parent),
         })
@@ -66,6 +67,7 @@ impl Tree {
                 communicator: COMMUNICATOR,
                 worker,
                 key: Key::derive(&SECRETS[at], COMMUNICATOR, worker),
+                group: None,
                 form: FORM,
                 elements: 4,
                 window: 8,
@@ -105,6 +107,7 @@ impl Tree {
             for (to, packet) in sent {
                 match to {
                     To::Parent { .. } => waiting.push_back((0, packet)),
+                    To::Group { .. } => panic!("there is no group"),
                     To::Worker { worker: 1, .. } if at == 0 => waiting.push_back((1, packet)),
                     To::Worker { worker, .. } => {
                         let host = PLACES.iter().position(|place| *place == (at, worker)).unwrap();

@@ -93,6 +93,7 @@ impl Path {
             communicator: aggregator.communicator,
             worker: aggregator.worker,
             key: aggregator.key.clone(),
+            group: aggregator.group.as_ref().map(|(_, key)| key.clone()),
             form,
             elements: aggregator.chunk_elements,
             window: aggregator.window,
@@ -108,9 +109,16 @@ impl Path {
         let bytes = (HEADER_BYTES + payload).next_multiple_of(64).min(MAX_DATAGRAM);
         let config_of_datagrams =
             DatagramConfig { bytes, batch: BATCH, together: TOGETHER, ..DatagramConfig::default() };
-        let datagrams = Datagrams::bind(Datagrams::any_for(aggregator.address), config_of_datagrams)
+        let mut datagrams = Datagrams::bind(Datagrams::any_for(aggregator.address), config_of_datagrams)
             .and_then(|datagrams| watch(wake, datagrams.wake_fd()).map(|()| datagrams))
             .map_err(|error| format!("no socket for the aggregator: {error}"))?;
+        if let Some((group, _)) = aggregator.group {
+            let joined = datagrams.join(group, aggregator.address).and_then(|fd| watch(wake, fd));
+            if let Err(error) = joined {
+                // Who does not say that it hears the group gets its own.
+                tracing::info!(epoch = plan.epoch, %group, %error, "no way to the group of an aggregator's workers");
+            }
+        }
         let (address, worker) = (aggregator.address, Worker::new(config));
         Ok(Some(Box::new(Self { epoch: plan.epoch, address, worker, datagrams, coder })))
     }

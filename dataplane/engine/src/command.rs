@@ -4,7 +4,7 @@ use harmonaize_core::{EpochPlan, Failure, InFlight, Timeouts};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
 use harmonaize_transport::{Flow, Introduction};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 
 /// An attachment of a tenant's process, numbered by the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +47,8 @@ pub struct Aggregator {
     pub worker: u16,
     /// This worker's key.
     pub key: harmonaize_aggregator::Key,
+    /// Where what is for all workers at once comes, and the key of that.
+    pub group: Option<(SocketAddrV4, harmonaize_aggregator::Key)>,
     /// Elements of a chunk; its bytes fit a packet.
     pub chunk_elements: u32,
     /// Most chunks in flight.

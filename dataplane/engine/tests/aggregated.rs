@@ -82,6 +82,7 @@ impl Served {
                     share,
                     ordered: false,
                     partial: None,
+                    group: false,
                     parent: None,
                 })
                 .unwrap();
@@ -122,6 +123,7 @@ impl Served {
             communicator: COMMUNICATOR,
             worker: worker as u16,
             key: Key::derive(&SECRET, COMMUNICATOR, worker as u16),
+            group: None,
             chunk_elements: CHUNK,
             window: 64,
             partial: false,

@@ -4,7 +4,7 @@
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -160,4 +160,39 @@ fn an_absent_peer_is_no_error() {
         got += b.receive(&mut |_, _| {});
     }
     assert_eq!(got, 100);
+}
+
+#[test]
+fn what_is_sent_to_a_group_comes_to_all_that_have_joined_and_to_each_by_itself_too() {
+    let config = DatagramConfig { bytes: 2048, ..DatagramConfig::default() };
+    let mut a = bound("127.0.0.1:0", config);
+    let sender = a.local_address();
+    let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 12, 7), sender.port());
+    let mut ends: Vec<Datagrams> = (0..3).map(|_| bound("127.0.0.1:0", config)).collect();
+    for end in &mut ends[..2] {
+        end.join(group, sender).unwrap();
+    }
+    for number in 0..40 {
+        assert!(send(&mut a, group.into(), &datagram(number, 1000)));
+        for end in &ends {
+            assert!(send(&mut a, end.local_address(), &datagram(number + 100, 1000)));
+        }
+    }
+    assert!(a.flush());
+    for (index, end) in ends.iter_mut().enumerate() {
+        let expected = if index < 2 { 80 } else { 40 };
+        let (mut got, deadline) = (BTreeMap::new(), Instant::now() + PATIENCE);
+        while got.len() < expected && Instant::now() < deadline {
+            end.receive(&mut |from, bytes| {
+                assert_eq!(from, sender);
+                let number = u32::from_le_bytes(bytes[..4].try_into().unwrap());
+                assert_eq!(bytes, datagram(number, 1000));
+                assert!(got.insert(number, ()).is_none(), "datagram {number} came twice");
+            });
+        }
+        assert_eq!(got.len(), expected, "end {index}");
+        assert_eq!(end.receive(&mut |_, _| ()), 0, "nobody hears what is not for it");
+    }
+    assert!(ends[0].join(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9), sender).is_err(), "no group");
+    assert!(ends[0].join(group, "[::1]:9".parse().unwrap()).is_err(), "groups are of IPv4");
 }

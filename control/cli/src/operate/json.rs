@@ -71,6 +71,7 @@ fn aggregator(one: &v1::FabricAggregator) -> Value {
             "communicators": tenant.communicators,
             "sums": tenant.sums,
             "partial_sums": tenant.partial_sums,
+            "to_all": tenant.to_all,
             "received": tenant.received,
             "sent": tenant.sent,
             "no_slot": tenant.no_slot,

@@ -15,7 +15,7 @@ use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use harmonaize_codec::Codec;
-use harmonaize_planner::{AggregatorId, Bytes, HostId, Offer, Rate, aggregation, line_rate};
+use harmonaize_planner::{AggregatorId, Bytes, Groups, HostId, Offer, Rate, aggregation, line_rate};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -73,6 +73,8 @@ struct There {
     spreads: bool,
     /// Whether its sums can go on to one above.
     parents: bool,
+    /// Addresses for what goes to all workers at once.
+    groups: Option<Groups>,
     report: Option<v1::AggregatorReport>,
 }
 
@@ -128,7 +130,9 @@ impl State {
             && (1..=MOST_UNITS).contains(&told.units)
             && (8..=MAX_PAYLOAD as u32).contains(&told.unit_bytes)
             && told.granted.len() <= MOST_GRANTED;
-        if !sound || !hello.running.is_empty() {
+        let groups = Some(told.multicast.as_str()).filter(|text| !text.is_empty());
+        let groups = groups.map(str::parse::<Groups>).transpose();
+        if !sound || groups.is_err() || !hello.running.is_empty() {
             return self.refuse(
                 from,
                 RefusedKind::Protocol,
@@ -144,6 +148,7 @@ impl State {
             codes: told.codes,
             spreads: told.spreads,
             parents: told.parents,
+            groups: groups.ok().flatten(),
             report: None,
         };
         self.aggregators.there.insert(id, there);

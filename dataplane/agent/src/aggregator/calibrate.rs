@@ -101,6 +101,7 @@ fn own(bytes: usize, time: Duration) -> Option<Duration> {
         elements: u32::try_from(bytes / 4).ok()?,
         ordered: false,
         partial: None,
+        group: false,
         share: Share { tenant: 1, weight: 1, guaranteed: units, most: units },
         parent: None,
     };

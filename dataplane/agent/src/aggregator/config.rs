@@ -3,7 +3,7 @@
 use super::grant::Upwards;
 use crate::config::ConfigError;
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
-use harmonaize_planner::{Bytes, Nanos, parse_toml};
+use harmonaize_planner::{Bytes, Groups, Nanos, parse_toml};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -46,6 +46,8 @@ pub struct AggregatorConfig {
     pub upwards: Upwards,
     /// Where Prometheus reads metrics over HTTP; none: nowhere.
     pub metrics: Option<SocketAddr>,
+    /// Multicast addresses of which communicators may have one, where the network brings what is sent there to all workers.
+    pub multicast: Option<Groups>,
 }
 
 #[derive(Deserialize)]
@@ -61,6 +63,7 @@ struct File {
     patience: Option<Nanos>,
     again: Option<Nanos>,
     metrics: Option<SocketAddr>,
+    multicast: Option<Groups>,
 }
 
 impl AggregatorConfig {
@@ -103,6 +106,9 @@ impl AggregatorConfig {
                 "`patience` and `again` must be 100us to 10s, and `again` the shorter".to_owned(),
             ));
         }
+        if file.multicast.is_some() && !file.listen.is_ipv4() {
+            return Err(value("`multicast` needs a `listen` of IPv4".to_owned()));
+        }
         Ok(Self {
             name: file.name,
             control: file.control.trim_start_matches("http://").to_owned(),
@@ -113,6 +119,7 @@ impl AggregatorConfig {
             packets_per_second: file.packets_per_second,
             upwards,
             metrics: file.metrics,
+            multicast: file.multicast,
         })
     }
 
@@ -184,12 +191,16 @@ mod tests {
             ("slots = 7", "line 4, column 1: unknown field `slots`"),
             ("again = \"1us\"", "`patience` and `again` must be"),
             ("patience = \"1ms\"", "`patience` and `again` must be"),
+            ("multicast = \"10.0.0.0/8\"", "no range of multicast addresses"),
         ] {
             let error = parse(&format!("{GOOD}{change}\n")).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
         let error = parse(&GOOD.replace("10.1.0.9", "0.0.0.0")).unwrap_err();
         assert!(error.contains("`listen` is 0.0.0.0:7400"), "{error}");
+        let v6 = GOOD.replace("10.1.0.9:7400", "[fd00::9]:7400");
+        let error = parse(&format!("{v6}multicast = \"239.192.0.0/16\"\n")).unwrap_err();
+        assert!(error.contains("`multicast` needs"), "{error}");
         assert!(parse("").unwrap_err().contains("missing field `name`"));
     }
 

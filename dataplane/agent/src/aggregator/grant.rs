@@ -4,7 +4,7 @@ use crate::aggregation::read_form;
 use harmonaize_aggregator::packet::MAX_WORKERS;
 use harmonaize_aggregator::{Grant, Key, Parent, Partial, Share};
 use harmonaize_api::v1;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
 /// A grant, and whose it is.
@@ -15,6 +15,8 @@ pub(super) struct Told {
     /// Where the aggregator above listens, if there is one.
     pub parent: Option<SocketAddr>,
     pub tenant: String,
+    /// Where what is for all its workers at once goes.
+    pub group: Option<SocketAddr>,
 }
 
 /// How an aggregator deals with one above it.
@@ -33,6 +35,13 @@ pub struct Upwards {
 pub(super) fn read(told: &v1::GrantAggregation, upwards: Upwards) -> Result<Told, String> {
     let (parent, address) = told.parent.as_ref().map(|told| above(told, upwards)).transpose()?.unzip();
     let form = told.form.as_ref().and_then(|form| form.form.as_ref());
+    let group: Option<SocketAddrV4> = match told.group.as_str() {
+        "" => None,
+        text => {
+            let group = text.parse().ok().filter(|group: &SocketAddrV4| group.ip().is_multicast());
+            Some(group.ok_or("a group that is none")?)
+        }
+    };
     let grant = Grant {
         communicator: told.communicator,
         secret: told.secret.as_slice().try_into().map_err(|_| "a secret of another length".to_owned())?,
@@ -47,10 +56,12 @@ pub(super) fn read(told: &v1::GrantAggregation, upwards: Upwards) -> Result<Told
                 Ok::<_, String>(Partial { least, after: Duration::from_nanos(partial.after_ns) })
             })
             .transpose()?,
+        group: group.is_some(),
         share: Share { tenant: 0, weight: told.weight, guaranteed: told.guaranteed, most: told.most },
         parent,
     };
-    Ok(Told { grant, parent: address, tenant: told.tenant.chars().take(64).collect() })
+    let tenant = told.tenant.chars().take(64).collect();
+    Ok(Told { grant, parent: address, tenant, group: group.map(SocketAddr::V4) })
 }
 
 /// The aggregator above, and where it listens.
@@ -107,7 +118,8 @@ mod tests {
         assert_eq!((good.grant.workers, good.grant.elements, good.tenant.as_str()), (4, 256, "a"));
         assert_eq!(good.grant.form, Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum });
         type Damage = (&'static str, fn(&mut v1::GrantAggregation));
-        let damaged: [Damage; 5] = [
+        let damaged: [Damage; 6] = [
+            ("a group that is none", |told| told.group = "10.0.0.1:7".into()),
             ("secret", |told| told.secret = vec![1; 31]),
             ("workers", |told| told.workers = 1 << 16),
             ("no form", |told| told.form = None),

@@ -33,6 +33,7 @@ pub(super) fn add(to: &mut Counters, more: &Counters) {
     let Counters {
         received,
         sent,
+        to_all,
         sums,
         partial_sums,
         duplicates,
@@ -51,6 +52,7 @@ pub(super) fn add(to: &mut Counters, more: &Counters) {
     let pairs = [
         (&mut to.received, received),
         (&mut to.sent, sent),
+        (&mut to.to_all, to_all),
         (&mut to.sums, sums),
         (&mut to.partial_sums, partial_sums),
         (&mut to.duplicates, duplicates),
@@ -108,6 +110,7 @@ impl Reading {
             refused: refused(&done),
             up: done.up,
             down: done.down,
+            to_all: done.to_all,
         };
         v1::AggregatorReport {
             tenants: self.tenants().into_iter().map(tenant).collect(),
@@ -138,9 +141,10 @@ struct TenantWhy {
 pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("harmonaize_aggregator");
     type One = (&'static str, &'static str, fn(&Counters) -> u64);
-    let counts: [One; 8] = [
+    let counts: [One; 9] = [
         ("packets_received", "Packets of workers that were believed", |done| done.received),
         ("packets_sent", "Packets to workers", |done| done.sent),
+        ("packets_to_all", "Of these, sums that went to all workers at once", |done| done.to_all),
         ("sums", "Chunks summed", |done| done.sums),
         ("partial_sums", "Of these, with parts missing", |done| done.partial_sums),
         ("duplicates", "Parts that were in already", |done| done.duplicates),

@@ -19,6 +19,8 @@ struct Route {
 struct Ends {
     workers: Box<[Option<Route>]>,
     parent: Option<SocketAddr>,
+    /// Where what is for all workers at once goes.
+    group: Option<SocketAddr>,
 }
 
 /// The workers of each communicator, and the aggregator above.
@@ -44,9 +46,15 @@ impl Asker {
 
 impl Routes {
     /// A communicator has been granted. All that it needs is allocated here.
-    pub(super) fn add(&mut self, communicator: u64, workers: u16, parent: Option<SocketAddr>) {
+    pub(super) fn add(
+        &mut self,
+        communicator: u64,
+        workers: u16,
+        parent: Option<SocketAddr>,
+        group: Option<SocketAddr>,
+    ) {
         let workers = vec![None; usize::from(workers)].into_boxed_slice();
-        self.0.insert(communicator, Ends { workers, parent });
+        self.0.insert(communicator, Ends { workers, parent, group });
     }
 
     /// It has been withdrawn.
@@ -58,6 +66,7 @@ impl Routes {
     pub(super) fn find(&mut self, asker: Option<Asker>, to: To, packet: &[u8]) -> Option<SocketAddr> {
         let (communicator, worker) = match to {
             To::Worker { communicator, worker } => (communicator, worker),
+            To::Group { communicator } => return self.0.get(&communicator)?.group,
             To::Parent { communicator } => return self.above(asker, communicator, packet),
         };
         let route = self.0.get_mut(&communicator)?.workers.get_mut(usize::from(worker))?;
@@ -79,7 +88,7 @@ impl Routes {
 
     /// A packet goes up; whose Begin it passes on gets its answer when one has come from there.
     fn above(&mut self, asker: Option<Asker>, communicator: u64, packet: &[u8]) -> Option<SocketAddr> {
-        let Ends { workers, parent } = self.0.get_mut(&communicator)?;
+        let Ends { workers, parent, .. } = self.0.get_mut(&communicator)?;
         let sealed = Sealed::read(packet).ok().filter(|sealed| sealed.kind() == Kind::Begin);
         let asker = asker.filter(|asker| asker.communicator == communicator);
         if let Some((sealed, asker)) = sealed.zip(asker)
@@ -131,7 +140,7 @@ mod tests {
     #[test]
     fn a_session_s_first_begin_says_where_a_worker_is_and_nothing_later_moves_it() {
         let mut routes = Routes::default();
-        routes.add(7, 2, None);
+        routes.add(7, 2, None, Some(at(8)));
         let to = |worker| To::Worker { communicator: 7, worker };
         let begin = |from, session| Asker::of(from, &packet(Kind::Begin, 0, session));
         let granted = |session| packet(Kind::Granted, 0, session);
@@ -147,6 +156,7 @@ mod tests {
         assert_eq!(routes.find(begin(at(3), 2), to(1), &sum(2)), None, "another worker's");
         assert_eq!(routes.find(begin(at(3), 2), to(2), &sum(2)), None, "there is none");
         assert_eq!(routes.find(None, To::Parent { communicator: 7 }, &sum(2)), None);
+        assert_eq!(routes.find(None, To::Group { communicator: 7 }, &sum(2)), Some(at(8)));
         routes.remove(7);
         assert_eq!(routes.find(None, to(0), &sum(2)), None);
     }
@@ -154,7 +164,7 @@ mod tests {
     #[test]
     fn below_an_aggregator_a_begin_that_goes_up_says_where_a_worker_is_and_nothing_of_above_does() {
         let mut routes = Routes::default();
-        routes.add(7, 2, Some(at(9)));
+        routes.add(7, 2, Some(at(9)), None);
         let (up, to) = (To::Parent { communicator: 7 }, |worker| To::Worker { communicator: 7, worker });
         let asks = |kind, worker| Asker::of(at(1), &packet(kind, worker, 1));
         let sum = packet(Kind::Result, 1, 1);

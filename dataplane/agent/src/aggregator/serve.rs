@@ -192,7 +192,7 @@ impl Server {
     ///
     /// # Errors
     /// Why not, in words.
-    pub(super) fn grant(&mut self, Told { mut grant, parent, tenant }: Told) -> Result<(), String> {
+    pub(super) fn grant(&mut self, Told { mut grant, parent, tenant, group }: Told) -> Result<(), String> {
         grant.share.tenant = match self.tenants.get(&tenant) {
             Some(number) => *number,
             None => self.next_tenant,
@@ -201,7 +201,7 @@ impl Server {
         let (communicator, workers, secret) = (grant.communicator, grant.workers, grant.secret);
         match self.aggregator.grant(grant) {
             Ok(()) => {
-                self.routes.add(communicator, workers, parent);
+                self.routes.add(communicator, workers, parent, group);
                 if self.tenants.insert(tenant.clone(), number).is_none() {
                     self.next_tenant = self.next_tenant.wrapping_add(1);
                 }

@@ -60,6 +60,8 @@ pub struct WorkerConfig {
     pub worker: u16,
     /// The key of this worker.
     pub key: Key,
+    /// The key of what goes to all workers at once, where there is a group of them.
+    pub group: Option<Key>,
     /// What payloads are.
     pub form: Form,
     /// Elements of a chunk.

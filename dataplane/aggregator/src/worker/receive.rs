@@ -4,7 +4,7 @@ use super::config::{Codes, Reason, Tensors};
 use super::work::{Flight, Work};
 use super::{State, Worker};
 use crate::Form;
-use crate::packet::{Content, Header, Kind, Sealed};
+use crate::packet::{ALL_WORKERS, Content, Header, Kind, Sealed};
 use crate::sum::split;
 use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
@@ -12,23 +12,36 @@ use std::time::Duration;
 
 /// How far above a chunk a sum is after which that chunk is taken for lost: what is less far out of order was overtaken.
 const LATER: u64 = 3;
+/// So many sums in a row that had to be asked for, and none that came to all at once: the group is not heard any more.
+const DEAF: u32 = 64;
 
 impl Worker {
     /// Takes any bytes that came from the network.
     pub fn receive(&mut self, now: Duration, bytes: &[u8], tensors: &mut impl Tensors) {
-        let ours = |sealed: &Sealed<'_>| {
-            sealed.communicator() == self.config.communicator
-                && sealed.worker() == self.config.worker
-                && !sealed.kind().of_workers()
-        };
-        let Some(sealed) = Sealed::read(bytes).ok().filter(ours) else {
+        let ours = |sealed: &Sealed<'_>| sealed.communicator() == self.config.communicator;
+        let sealed = Sealed::read(bytes).ok().filter(ours);
+        // Of what goes to all at once there are calls and sums.
+        let found = sealed.and_then(|sealed| match (sealed.worker(), sealed.kind()) {
+            (ALL_WORKERS, Kind::Granted | Kind::Result) => Some((sealed, self.config.group.as_ref()?)),
+            (worker, kind) if worker == self.config.worker && !kind.of_workers() => {
+                Some((sealed, &self.config.key))
+            }
+            _ => None,
+        });
+        let Some((sealed, key)) = found else {
             self.counters.strange += 1;
             return;
         };
-        let Ok((header, payload)) = sealed.open(&self.config.key) else {
+        let Ok((header, payload)) = sealed.open(key) else {
             self.counters.tag += 1;
             return;
         };
+        if header.worker == ALL_WORKERS && header.kind == Kind::Granted {
+            if header.session == self.session {
+                self.hears.get_or_insert(true);
+            }
+            return;
+        }
         let known = match self.state {
             State::Idle | State::Ended => false,
             State::Beginning { .. } => matches!(header.kind, Kind::Granted | Kind::Lost),
@@ -89,7 +102,13 @@ impl Worker {
     fn sum(&mut self, now: Duration, header: &Header, payload: &[u8], tensors: &mut impl Tensors) {
         self.window = u64::from(header.window.max(1));
         let chunk = header.chunk;
-        let Some(content) = Content::of(header.note) else {
+        // One worker's bytes never go to all at once: it would get its own.
+        let to_all = header.worker == ALL_WORKERS;
+        if to_all {
+            self.alone = 0;
+        }
+        let content = Content::of(header.note).filter(|content| !to_all || *content != Content::Spread);
+        let Some(content) = content else {
             self.counters.wrong += 1;
             return;
         };
@@ -137,6 +156,11 @@ impl Worker {
         work.squares = work.squares.and(lost);
         if content.adds() {
             work.hosts = work.hosts.min(header.count);
+        }
+        // Who hears the group need not ask; where sums are late some come by themselves all the same.
+        self.alone = if !to_all && flight.attempts > 1 { self.alone + 1 } else { 0 };
+        if self.alone > DEAF && self.hears == Some(true) {
+            self.hears = Some(false);
         }
         self.finished(now, chunk, flight);
     }

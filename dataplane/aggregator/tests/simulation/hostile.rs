@@ -1,6 +1,7 @@
 //! Packets that nobody should believe.
 
-use super::world::{COMMUNICATOR, Place, World, key_of};
+use super::roles::key_of;
+use super::world::{COMMUNICATOR, Place, World};
 use harmonaize_aggregator::Key;
 use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, MAX_PAYLOAD, seal};
 use rand::RngExt;

@@ -97,11 +97,12 @@ pub(crate) struct Node {
     pub(crate) timer: Option<Duration>,
 }
 
-pub(crate) fn worker(scenario: &Scenario, worker: u16, key: Key) -> Worker {
+pub(crate) fn worker(scenario: &Scenario, worker: u16, key: Key, group: Option<Key>) -> Worker {
     Worker::new(WorkerConfig {
         communicator: super::world::COMMUNICATOR,
         worker,
         key,
+        group,
         form: scenario.form(),
         elements: scenario.elements,
         window: 64,

@@ -59,6 +59,18 @@ pub(crate) struct Scenario {
     pub(crate) replaying: bool,
     /// A worker that messages reach late.
     pub(crate) remote: Option<usize>,
+    pub(crate) group: Multicast,
+}
+
+/// How what is for all workers at once reaches them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Multicast {
+    /// There is no group.
+    No,
+    /// Each by itself.
+    All,
+    /// This worker never, or no more once so many packets have been delivered.
+    AllBut(usize, u64),
 }
 
 impl Scenario {
@@ -79,6 +91,12 @@ impl Scenario {
             if leaves > 0 && random.random() { random.random_range(1..=workers - leaves) } else { 0 };
         let ordered = random.random_range(0..5) == 0;
         let grain = if ordered { workers as u32 } else { 1 };
+        let mut grouped = ChaCha8Rng::seed_from_u64(seed ^ 0x5bd1_e995);
+        let group = match grouped.random_range(0..4) {
+            0 => Multicast::No,
+            1 => Multicast::AllBut(grouped.random_range(0..workers), grouped.random_range(0..200)),
+            _ => Multicast::All,
+        };
         Self {
             seed,
             workers,
@@ -100,6 +118,7 @@ impl Scenario {
             coded: false,
             replaying: false,
             remote: None,
+            group,
         }
     }
 

@@ -1,12 +1,11 @@
 //! The simulated world: virtual time, a network, hosts, aggregators, and the invariants that are looked at as it goes.
 
 use super::coded;
-use super::node::{Memory, Node, worker};
-use super::scenario::{Incident, Kind as Act, MICROSECOND, Scenario};
+use super::node::{Memory, Node};
+use super::roles::{ROOT_SECRET, above, aggregator, grant, new_leader, new_worker, workers_of};
+use super::scenario::{Incident, Kind as Act, MICROSECOND, Multicast, Scenario};
 use harmonaize_aggregator::packet::Kind;
-use harmonaize_aggregator::{
-    Aggregator, Agreement, Audience, Event, Grant, Key, Leader, Parent, Partial, Pool, Share, To, Way,
-};
+use harmonaize_aggregator::{Aggregator, Agreement, Audience, Event, Key, Leader, Share, To, Way};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
@@ -14,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 pub(crate) const COMMUNICATOR: u64 = 0x5eed_c0de;
-const ROOT_SECRET: [u8; 32] = [1; 32];
 /// Nothing takes longer.
 pub(crate) const BOUND: Duration = Duration::from_secs(4);
 
@@ -47,6 +45,8 @@ pub(crate) struct Statistics {
     pub(crate) again: u64,
     /// Broadcasts that were there before another worker had come to them.
     pub(crate) ahead: u64,
+    /// Sums that went to all at once.
+    pub(crate) to_all: u64,
 }
 
 pub(crate) struct World {
@@ -255,15 +255,33 @@ impl World {
                 aggregator
                     .receive(self.now, bytes, &mut |to: To, packet: &[u8]| sent.push((to, packet.to_vec())));
                 for (to, packet) in sent {
-                    let place = match to {
-                        To::Parent { .. } => Place::Aggregator(0),
+                    match to {
+                        To::Parent { .. } => self.send(Place::Aggregator(0), packet),
                         To::Worker { communicator, worker } => {
                             assert_eq!(communicator, COMMUNICATOR);
-                            self.below(*index, worker)
+                            self.send(self.below(*index, worker), packet);
                         }
-                    };
-                    self.send(place, packet);
+                        To::Group { .. } => self.send_to_all(*index, &packet),
+                    }
                 }
+            }
+        }
+    }
+
+    /// To each worker of an aggregator by itself, as far as it hears.
+    fn send_to_all(&mut self, aggregator: usize, packet: &[u8]) {
+        assert!(self.scenario.leaves == 0 || aggregator > 0, "aggregators are not called");
+        for worker in 0..workers_of(&self.scenario, aggregator) {
+            let place = self.below(aggregator, worker as u16);
+            let heard = match (self.scenario.group, &place) {
+                (Multicast::No, _) => panic!("there is no group"),
+                (Multicast::AllBut(deaf, from), Place::Worker(worker)) => {
+                    *worker != deaf || self.statistics.packets < from
+                }
+                _ => true,
+            };
+            if heard {
+                self.send(place, packet.to_vec());
             }
         }
     }
@@ -527,70 +545,4 @@ impl World {
     pub(crate) fn counters(&self) -> Vec<harmonaize_aggregator::Counters> {
         self.aggregators.iter().flatten().filter_map(|aggregator| aggregator.counters(COMMUNICATOR)).collect()
     }
-}
-
-fn key(scenario: &Scenario, index: usize) -> (u16, Key) {
-    match above(scenario, index) {
-        0 => (index as u16, Key::derive(&ROOT_SECRET, COMMUNICATOR, index as u16)),
-        leaf => {
-            let worker = ((index - scenario.direct) / scenario.leaves) as u16;
-            (worker, Key::derive(&[1 + leaf as u8; 32], COMMUNICATOR, worker))
-        }
-    }
-}
-
-/// The aggregator that a host sends to.
-fn above(scenario: &Scenario, index: usize) -> usize {
-    let Scenario { leaves, direct, .. } = scenario;
-    if *leaves == 0 || index < *direct { 0 } else { 1 + (index - direct) % leaves }
-}
-
-/// A host's number at its aggregator, and its key.
-pub(crate) fn key_of(scenario: &Scenario, index: usize) -> (u16, Key) {
-    key(scenario, index)
-}
-
-fn new_worker(scenario: &Scenario, index: usize) -> harmonaize_aggregator::Worker {
-    let (number, key) = key(scenario, index);
-    worker(scenario, number, key)
-}
-
-fn new_leader(scenario: &Scenario, incarnation: u32) -> Leader {
-    let hold = Duration::from_millis(5);
-    Leader::new(scenario.workers as u16, incarnation, hold, hold * 16)
-}
-
-fn grant(scenario: &Scenario, index: usize) -> Grant {
-    let below = |leaf: usize| (0..scenario.workers).filter(|host| above(scenario, *host) == leaf).count();
-    let (workers, secret) = match (scenario.leaves, index) {
-        (0, _) => (scenario.workers, ROOT_SECRET),
-        (leaves, 0) => (below(0) + leaves, ROOT_SECRET),
-        (_, leaf) => (below(leaf), [1 + leaf as u8; 32]),
-    };
-    let number = (below(0) + index).wrapping_sub(1) as u16;
-    let parent = (index > 0).then(|| Parent {
-        worker: number,
-        key: Key::derive(&ROOT_SECRET, COMMUNICATOR, number),
-        patience: super::scenario::PATIENCE,
-        again: Duration::from_micros(100),
-    });
-    let grain = if scenario.ordered { workers as u32 } else { 1 };
-    Grant {
-        communicator: COMMUNICATOR,
-        secret,
-        workers: workers as u16,
-        form: scenario.form(),
-        elements: scenario.elements,
-        ordered: scenario.ordered,
-        partial: scenario.partial.then_some(Partial { least: 1, after: Duration::from_micros(200) }),
-        share: Share { tenant: 1, weight: 1, guaranteed: 2 * grain, most: scenario.units },
-        parent,
-    }
-}
-
-fn aggregator(scenario: &Scenario, index: usize, incarnation: u64) -> Aggregator {
-    let unit = scenario.form().sum_bytes(scenario.elements as usize).unwrap();
-    let mut aggregator = Aggregator::new(incarnation, Pool::new(scenario.units.max(4), unit));
-    aggregator.grant(grant(scenario, index)).unwrap();
-    aggregator
 }

@@ -3,7 +3,7 @@
 //! One socket, without threads or queues of its own but a batch to be sent. What goes to the same address leaves in its order and, where
 //! it is of the same length, as one message that the kernel or the device cuts (UDP_SEGMENT); what arrives together is taken in
 //! together (UDP_GRO): a message is most of what a datagram costs. Where the kernel has neither, they go one by one. Nothing is
-//! allocated after [`Datagrams::bind`]. Datagrams are lost, doubled and overtaken as in any network, and no error of one of them is
+//! allocated after [`Datagrams::bind`] and [`Datagrams::join`]. Datagrams are lost, doubled and overtaken as in any network, and no error of one of them is
 //! the socket's end.
 
 mod sys;
@@ -11,7 +11,7 @@ mod sys;
 use crate::paths::sys::{make_room_to_receive, make_room_to_send};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use sys::{Arrival, Calls};
 
@@ -23,6 +23,8 @@ const MESSAGE_BYTES: usize = 65_000;
 const ARRIVAL_BYTES: usize = 1 << 16;
 /// Messages that are taken in by one call.
 const ARRIVALS: usize = 16;
+/// Routers that a datagram to a group may cross.
+const HOPS: u32 = 16;
 
 /// How an endpoint is made.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +73,13 @@ struct Waiting {
     bytes: usize,
 }
 
+/// Where what is sent to a group comes.
+#[derive(Debug)]
+struct Group {
+    socket: Socket,
+    overrun: u32,
+}
+
 /// An endpoint. It never blocks.
 #[derive(Debug)]
 pub struct Datagrams {
@@ -88,6 +97,7 @@ pub struct Datagrams {
     counters: DatagramCounters,
     /// What the kernel last said it had dropped.
     overrun: u32,
+    group: Option<Group>,
 }
 
 impl Datagrams {
@@ -122,8 +132,40 @@ impl Datagrams {
             calls: Calls::new(config.batch, ARRIVALS),
             counters: DatagramCounters::default(),
             overrun: 0,
+            group: None,
             config,
         })
+    }
+
+    /// Takes in what is sent to `group` too, on the way on which `sender` is reached; a second group takes the place of the first. What
+    /// to watch for that is returned.
+    ///
+    /// # Errors
+    /// If there is no way to the sender, or the kernel refuses the socket or the group.
+    pub fn join(&mut self, group: SocketAddrV4, sender: SocketAddr) -> io::Result<BorrowedFd<'_>> {
+        let way = UdpSocket::bind(Self::any_for(sender))?;
+        way.connect(sender)?;
+        let IpAddr::V4(local) = way.local_addr()?.ip() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "groups are of IPv4"));
+        };
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        socket.set_nonblocking(true)?;
+        make_room_to_receive(&socket, self.config.room);
+        // Others on this machine may be in it too.
+        socket.set_reuse_address(true)?;
+        socket.bind(&SocketAddr::V4(group).into())?;
+        socket.join_multicast_v4(group.ip(), &local)?;
+        sys::tell_overruns(&socket);
+        sys::take_together(&socket);
+        Ok(self.group.insert(Group { socket, overrun: 0 }).socket.as_fd())
+    }
+
+    /// Has what is sent to groups of IPv4 cross routers that forward it.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn reach_far(&self) -> io::Result<()> {
+        self.socket.set_multicast_ttl_v4(HOPS)
     }
 
     /// An address of the family of `peer` from which it can be reached, with any port.
@@ -246,9 +288,20 @@ impl Datagrams {
         self.done += datagrams.max(1);
     }
 
-    /// Takes in what has arrived, one call's worth, and shows `sink` each datagram with its sender. How many there were; 0: no more.
+    /// Takes in what has arrived, one call's worth at each of its addresses, and shows `sink` each datagram with its sender. How many
+    /// there were; 0: no more.
     pub fn receive(&mut self, sink: &mut dyn FnMut(SocketAddr, &[u8])) -> usize {
-        let messages = match self.calls.receive(self.socket.as_fd(), &mut self.arrived, ARRIVAL_BYTES) {
+        // What was sent to all comes first, so that it is not asked for while it is here.
+        let of_group = if self.group.is_some() { self.take(true, sink) } else { 0 };
+        of_group + self.take(false, sink)
+    }
+
+    fn take(&mut self, of_group: bool, sink: &mut dyn FnMut(SocketAddr, &[u8])) -> usize {
+        let (socket, last) = match &mut self.group {
+            Some(group) if of_group => (&group.socket, &mut group.overrun),
+            _ => (&self.socket, &mut self.overrun),
+        };
+        let messages = match self.calls.receive(socket.as_fd(), &mut self.arrived, ARRIVAL_BYTES) {
             Ok(messages) => messages,
             // Nothing there; or an earlier datagram's error (an ICMP message), which is told once, and is not the socket's.
             Err(_) => return 0,
@@ -258,8 +311,8 @@ impl Datagrams {
         for at in 0..messages {
             let Some(Arrival { from, bytes, cut, overrun, whole }) = self.calls.arrival(at) else { continue };
             if let Some(overrun) = overrun {
-                self.counters.overrun += u64::from(overrun.wrapping_sub(self.overrun));
-                self.overrun = overrun;
+                self.counters.overrun += u64::from(overrun.wrapping_sub(*last));
+                *last = overrun;
             }
             let start = at * ARRIVAL_BYTES;
             let message = self.arrived.get(start..start + bytes).unwrap_or_default();

@@ -6,10 +6,11 @@ use super::super::replan::Planned;
 use super::codes::Shape;
 use super::{ELEMENT, Granted, PARTS, TURN, There, WINDOWS, Weighed};
 use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_aggregator::packet::ALL_WORKERS;
 use harmonaize_aggregator::{Form, SPAN, worker_key};
 use harmonaize_api::SECRET_BYTES;
 use harmonaize_api::v1::{self, aggregation_form, to_agent};
-use harmonaize_planner::{Aggregated, AggregatorId, Nanos};
+use harmonaize_planner::{Aggregated, AggregatorId, Groups, Nanos};
 use rand::Rng;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -40,6 +41,8 @@ struct Place {
     secret: [u8; SECRET_BYTES],
     /// Its workers: participants, and aggregators below.
     workers: u16,
+    /// Where what is for all its workers at once goes, if all are participants; else empty.
+    group: String,
 }
 
 impl Place {
@@ -78,9 +81,13 @@ impl Chosen {
         let (place, number) = *self.workers.get(usize::try_from(participant).ok()?)?;
         let place = self.places.get(place)?;
         let key = place.key(told.communicator, number);
+        let group = place.group.clone();
+        let of_all = || place.key(told.communicator, ALL_WORKERS);
+        let group_key = if group.is_empty() { Vec::new() } else { of_all() };
         let (worker, workers) = (number.into(), place.workers.into());
         let branch = (self.places.len() > 1).then_some(v1::Branch { worker, workers });
-        Some(v1::Aggregation { address: place.address.to_string(), worker: participant, key, branch, ..told })
+        let address = place.address.to_string();
+        Some(v1::Aggregation { address, worker: participant, key, branch, group, group_key, ..told })
     }
 }
 
@@ -133,11 +140,21 @@ impl State {
         let number = number.take(16).find(|number| *number != 0 && !grants.contains_key(number));
         let Some(number) = number else { return none(reason) };
         let Some((counts, workers)) = numbered(&best, participants) else { return none(reason) };
+        // Who is above others has these among its workers.
+        let groups = there.iter().enumerate().map(|(at, there)| {
+            let groups = there.groups.filter(|_| at > 0 || best.leaves.is_empty());
+            let group =
+                |groups: Groups| SocketAddr::from((groups.group(number), there.address.port())).to_string();
+            groups.map_or_else(String::new, group)
+        });
+        let mut groups: Vec<String> = groups.collect();
+        groups.reverse();
         let place =
             |((aggregator, (address, ..)), workers): ((&AggregatorId, &(SocketAddr, u32, u32)), u16)| {
                 let mut secret = [0; SECRET_BYTES];
                 self.random.fill_bytes(&mut secret);
-                Place { aggregator: *aggregator, address: *address, secret, workers }
+                let group = groups.pop().unwrap_or_default();
+                Place { aggregator: *aggregator, address: *address, secret, workers, group }
             };
         let places: Vec<Place> = all.iter().zip(&shares).zip(counts).map(place).collect();
         let form = Some(v1::AggregationForm { form: Some(said(form)) });
@@ -157,6 +174,7 @@ impl State {
                 guaranteed,
                 most,
                 parent: above(&places, place, number),
+                group: place.group.clone(),
             };
             granted.at.insert(place.aggregator, Some(grant.clone()));
             if let Some(session) = self.aggregators.there.get(&place.aggregator).map(|there| there.session) {

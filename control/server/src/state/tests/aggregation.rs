@@ -2,10 +2,12 @@
 
 use super::world::{SECOND, World, hello, settings_of};
 use crate::state::{SessionId, Settings, Terms};
+use harmonaize_aggregator::packet::ALL_WORKERS;
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use std::collections::BTreeSet;
+use std::net::SocketAddrV4;
 
 fn settings() -> Settings {
     let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
@@ -28,6 +30,7 @@ pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
         codes: true,
         spreads: true,
         parents: true,
+        multicast: "239.192.0.0/16".into(),
     };
     v1::Hello {
         protocol_version: PROTOCOL_VERSION,
@@ -85,6 +88,25 @@ pub(super) fn join_all(world: &mut World, sessions: &[SessionId], tenant: &str) 
 }
 
 #[test]
+fn who_offers_no_multicast_is_told_of_no_group_and_who_offers_nonsense_is_refused() {
+    let offering = |text: &str| {
+        let mut hello = aggregator(&[]);
+        hello.aggregator.as_mut().unwrap().multicast = text.to_owned();
+        hello
+    };
+    let mut world = World::new(settings(), 1);
+    let agg = world.hello(offering("10.0.0.0/8"));
+    assert!(matches!(world.heard(agg).as_slice(), [to_agent::Message::Refused(_)]));
+    let mut world = World::new(settings(), 1);
+    let agg = world.hello(offering(""));
+    let sessions = agents(&mut world);
+    let recipes = join_all(&mut world, &sessions, "a");
+    let told = recipes[0].aggregation.clone().unwrap();
+    assert_eq!((told.group.as_str(), told.group_key.len()), ("", 0));
+    assert_eq!(grants(&mut world, agg)[0].group, "");
+}
+
+#[test]
 fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
     let mut world = World::new(settings(), 1);
     let agg = world.hello(aggregator(&[]));
@@ -95,6 +117,12 @@ fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
     assert_eq!((grant.workers, grant.tenant.as_str(), grant.weight), (4, "a", 1));
     assert!(grant.guaranteed >= 2 && grant.guaranteed <= grant.most && grant.most <= 4096, "{grant:?}");
     assert_eq!(grant.chunk_elements, 348);
+    let group: SocketAddrV4 = grant.group.parse().unwrap();
+    assert_eq!(
+        (&group.ip().octets()[..2], group.port()),
+        (&[239, 192][..], 7400),
+        "of its range, where it listens"
+    );
     let secret: [u8; 32] = grant.secret.clone().try_into().unwrap();
     let mut keys = BTreeSet::new();
     for (index, recipe) in recipes.iter().enumerate() {
@@ -102,6 +130,8 @@ fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
         assert_eq!((told.address.as_str(), told.communicator), ("10.0.0.99:7400", grant.communicator));
         assert_eq!((told.worker, told.workers, told.partial), (index as u32, 4, false));
         assert_eq!(told.key, worker_key(&secret, grant.communicator, index as u16));
+        assert_eq!(told.group, grant.group, "all hear of one group");
+        assert_eq!(told.group_key, worker_key(&secret, grant.communicator, ALL_WORKERS));
         assert!(told.least_bytes >= 1024 && told.window >= 16 && 8 * told.window <= grant.most, "{told:?}");
         keys.insert(told.key);
     }

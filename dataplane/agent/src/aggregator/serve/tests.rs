@@ -22,10 +22,11 @@ fn told(communicator: u64, tenant: &str, secret: u8) -> Told {
         elements: ELEMENTS,
         ordered: false,
         partial: None,
+        group: false,
         share: Share { tenant: 0, weight: 1, guaranteed: 8, most: 32 },
         parent: None,
     };
-    Told { grant, parent: None, tenant: tenant.to_owned() }
+    Told { grant, parent: None, group: None, tenant: tenant.to_owned() }
 }
 
 fn local() -> Datagrams {
@@ -69,6 +70,7 @@ fn host(communicator: u64, worker: u16, secret: u8) -> Host {
         communicator,
         worker,
         key: Key::derive(&[secret; 32], communicator, worker),
+        group: None,
         form: FORM,
         elements: ELEMENTS,
         window: 16,
