@@ -35,7 +35,7 @@ pub(crate) enum Command {
     /// A stream opened.
     Open { session: SessionId, agent: mpsc::Sender<Downstream>, ended: oneshot::Sender<()> },
     /// A stream's next message.
-    Message(SessionId, FromAgent),
+    Message(SessionId, Box<FromAgent>),
     /// A stream ended.
     Closed(SessionId),
     /// `harmonaize status`.
@@ -265,7 +265,7 @@ impl Actor {
             }
             // What a stream still held when its session was ended is nobody's.
             Command::Message(session, message) if self.streams.contains_key(&session) => {
-                self.state.message(now, session, message);
+                self.state.message(now, session, *message);
             }
             Command::Message(..) => {}
             Command::Closed(session) => {

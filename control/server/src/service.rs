@@ -316,7 +316,7 @@ async fn read(
         };
         // Only Hello is waited for with a limit; afterwards the connection's keepalive tells a dead agent.
         patience = Duration::from_secs(u64::from(u32::MAX));
-        if commands.send(Command::Message(session, message)).await.is_err() {
+        if commands.send(Command::Message(session, Box::new(message))).await.is_err() {
             return;
         }
     }

@@ -7,6 +7,7 @@ use harmonaize_api::v1::{self, aggregation_form};
 use harmonaize_core::{Aggregation, Nanos};
 use harmonaize_engine::Aggregator;
 use harmonaize_plan::Participant;
+use harmonaize_transport::datagram::{Gid, RdmaAddress};
 use std::net::{SocketAddr, SocketAddrV4};
 
 /// For how long hosts sum after a session with the aggregator failed, at first and at most.
@@ -65,8 +66,13 @@ pub(crate) fn read(
     let broadcasts = (range[1] > 0).then_some(range);
     let group = group(told).map_err(|what| of(&what))?;
     let rules = Aggregation { form, averages, least_bytes, at_once, broadcasts, barriers, hold, most_hold };
+    let rdma = told.datagrams.as_ref().map(|port| {
+        let gid: [u8; 16] = port.gid.as_slice().try_into().map_err(|_| of("a port's address"))?;
+        Ok::<_, String>((RdmaAddress { gid: Gid(gid), number: port.number }, port.key))
+    });
     let aggregator = Aggregator {
         address,
+        rdma: rdma.transpose()?,
         communicator: told.communicator,
         worker,
         key: Key::new(&key),
@@ -182,7 +188,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut v1::Aggregation));
-        let damaged: [Damage; 25] = [
+        let damaged: [Damage; 26] = [
+            ("a port's address", |told| {
+                told.datagrams = Some(v1::DatagramPort { gid: vec![0; 15], ..v1::DatagramPort::default() });
+            }),
             ("address", |told| told.address = "somewhere".into()),
             ("address", |told| told.address = "10.0.0.9:0".into()),
             ("address", |told| told.address = "0.0.0.0:7300".into()),

@@ -21,8 +21,9 @@ use anyhow::Context;
 use harmonaize_aggregator::{Aggregator, Pool};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, from_agent};
-use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
-use serve::{Server, Thread};
+use harmonaize_transport::datagram::{DatagramConfig, Datagrams, Endpoint, RdmaDatagrams};
+use harmonaize_verbs::Devices;
+use serve::{Endpoints, Server, Thread};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -41,6 +42,18 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// # Errors
 /// If an address cannot be had, or the system gives no thread or randomness; says which.
 pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    run_on(&Devices::of_host(), config, stop).await
+}
+
+/// The same with these RDMA devices for the host's.
+///
+/// # Errors
+/// As of [`run`].
+pub async fn run_on(
+    devices: &Devices,
+    config: AggregatorConfig,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let (unit, units) = (config.unit_bytes(), config.units());
     let datagrams = DatagramConfig {
         bytes: unit + harmonaize_aggregator::packet::HEADER_BYTES,
@@ -58,7 +71,21 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
         None => calibrate(unit, CALIBRATION).map_or(0, |measured| measured.packets_per_second()),
     };
     let incarnation = incarnation()?;
-    let server = Server::new(socket, Aggregator::new(incarnation, Pool::new(units, unit)), config.spin);
+    let rdma = config.verbs.as_ref().map(|verbs| {
+        let (port, key) = (verbs.datagrams(address.ip(), devices), incarnation as u32 & (u32::MAX >> 1));
+        let opened = RdmaDatagrams::open(&port, key, datagrams);
+        opened.map(|datagrams| (datagrams, key)).context("cannot open the RDMA device for datagrams")
+    });
+    let rdma = rdma.transpose()?;
+    let datagrams = rdma.as_ref().map(|(datagrams, key)| v1::DatagramPort {
+        gid: datagrams.local_address().gid.0.to_vec(),
+        number: datagrams.local_address().number,
+        key: *key,
+        bytes: u32::try_from(datagrams.max_bytes()).unwrap_or(0),
+    });
+    let rdma = rdma.map(|(datagrams, _)| Endpoint::Rdma(Box::new(datagrams)));
+    let endpoints = Endpoints { udp: Endpoint::Udp(Box::new(socket)), rdma };
+    let server = Server::new(endpoints, Aggregator::new(incarnation, Pool::new(units, unit)), config.spin);
     let thread = Thread::start(server).context("cannot start the aggregator's thread")?;
     let told = v1::Aggregator {
         incarnation,
@@ -70,6 +97,7 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
         spreads: true,
         parents: true,
         multicast: config.multicast.map_or_else(String::new, |groups| groups.to_string()),
+        datagrams,
     };
     let settings = Settings::new(config.control, config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });

@@ -80,6 +80,7 @@ impl Paths {
             aggregated_codes: true,
             aggregated_at_once: true,
             aggregated_trees: true,
+            datagram_bytes: 0,
         }
     }
 

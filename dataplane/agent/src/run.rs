@@ -11,6 +11,7 @@ use anyhow::Context;
 use harmonaize_api::v1;
 use harmonaize_engine::{Engine, marks, start};
 use harmonaize_transport::Transport;
+use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::tcp::{Config as TcpConfig, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
 use std::net::IpAddr;
@@ -57,6 +58,18 @@ fn bind(config: &Config, devices: &Devices) -> anyhow::Result<Box<dyn Transport 
     Ok(Box::new(VerbsTransport::bind(verbs, devices)?))
 }
 
+/// The device for datagrams to aggregators, and most bytes of one: where links go over RDMA, the first of theirs.
+fn datagrams(config: &Config, devices: &Devices) -> Option<(RdmaPort, u32)> {
+    let port = config.verbs.as_ref()?.datagrams(config.listen.ip(), devices);
+    match port.max_bytes() {
+        Ok(bytes) => Some((port, u32::try_from(bytes).unwrap_or(0))),
+        Err(error) => {
+            tracing::warn!(%error, "no device for datagrams; packets to aggregators go over UDP");
+            None
+        }
+    }
+}
+
 /// How tenants attach over RDMA. The device that is not named is the one that their connections come to, or links.
 fn rules(rdma: &Rdma, links: IpAddr, devices: &Devices) -> RdmaRules {
     let listening = rdma.listen.map(|listen| listen.ip()).filter(|address| !address.is_unspecified());
@@ -89,6 +102,11 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     // The receiver outlives the engine but for the end of the process.
     let notify = Box::new(move |notice| drop(notices.send(notice)));
     let mut engine = Engine::new(transport, notify).context("cannot create the engine")?;
+    let datagrams = datagrams(&config, devices);
+    let datagram_bytes = datagrams.as_ref().map_or(0, |(_, bytes)| *bytes);
+    if let Some((port, _)) = datagrams {
+        engine.send_datagrams_by(port);
+    }
     let mut telemetry = config.telemetry.as_ref().and_then(|asked| {
         let (writer, reader) = marks(MARKS);
         let begun = telemetry::begin(asked, &config.host, config.listen.ip(), reader)?;
@@ -110,7 +128,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let aggregation = config.rdma.is_none();
     let settings = Settings::new(config.control, config.host.clone(), address);
     let mut control = control::connect(Settings {
-        abilities: v1::Abilities { codecs, aggregation, ..abilities },
+        abilities: v1::Abilities { codecs, aggregation, datagram_bytes, ..abilities },
         ..settings
     });
     paths

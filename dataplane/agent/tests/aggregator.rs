@@ -54,6 +54,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
         upwards: Upwards { patience: Duration::from_millis(100), again: Duration::from_millis(2) },
         multicast: None,
         metrics: Some(metrics),
+        verbs: None,
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async {

@@ -19,9 +19,10 @@ use harmonaize_kernels::Isa;
 use harmonaize_kernels::codes::{Code, Squares, Store, decode, encode_shared, ranges, signal};
 use harmonaize_plan::{MAX_SOURCES, Participant};
 use harmonaize_shm::Memory;
-use harmonaize_transport::datagram::{DatagramConfig, Datagrams, MAX_DATAGRAM};
+use harmonaize_transport::datagram::{
+    Address, DatagramConfig, Endpoint, MAX_DATAGRAM, RdmaDatagrams, RdmaPort,
+};
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -41,9 +42,9 @@ const CALLS: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Path {
     epoch: u32,
-    address: SocketAddr,
+    address: Address,
     worker: Worker,
-    datagrams: Datagrams,
+    datagrams: Endpoint,
     coder: Coder,
 }
 
@@ -63,7 +64,7 @@ impl Path {
         plan: &EpochPlan,
         me: Participant,
         mapped: bool,
-        wake: &OwnedFd,
+        (wake, port): (&OwnedFd, Option<&RdmaPort>),
     ) -> Result<Option<Box<Self>>, String> {
         let (Some(aggregator), Some(rules)) = (aggregator, plan.aggregation) else { return Ok(None) };
         let hosts = plan.plan.group().participants();
@@ -109,9 +110,10 @@ impl Path {
         let bytes = (HEADER_BYTES + payload).next_multiple_of(64).min(MAX_DATAGRAM);
         let config_of_datagrams =
             DatagramConfig { bytes, batch: BATCH, together: TOGETHER, ..DatagramConfig::default() };
-        let mut datagrams = Datagrams::bind(Datagrams::any_for(aggregator.address), config_of_datagrams)
-            .and_then(|datagrams| watch(wake, datagrams.wake_fd()).map(|()| datagrams))
-            .map_err(|error| format!("no socket for the aggregator: {error}"))?;
+        let no_endpoint = |error: std::io::Error| format!("no endpoint for the aggregator: {error}");
+        let (mut datagrams, address) =
+            endpoint(aggregator, port, config_of_datagrams).map_err(no_endpoint)?;
+        datagrams.wake_fd().and_then(|fd| watch(wake, fd)).map_err(no_endpoint)?;
         if let Some((group, _)) = aggregator.group {
             let joined = datagrams.join(group, aggregator.address).and_then(|fd| watch(wake, fd));
             if let Err(error) = joined {
@@ -119,7 +121,7 @@ impl Path {
                 tracing::info!(epoch = plan.epoch, %group, %error, "no way to the group of an aggregator's workers");
             }
         }
-        let (address, worker) = (aggregator.address, Worker::new(config));
+        let worker = Worker::new(config);
         Ok(Some(Box::new(Self { epoch: plan.epoch, address, worker, datagrams, coder })))
     }
 
@@ -152,6 +154,11 @@ impl Path {
         worked + tell(now, *epoch, worker, member)
     }
 
+    /// To be called before the loop sleeps; false if something is there already.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.datagrams.prepare_sleep()
+    }
+
     /// When it wants to be called.
     pub(crate) fn due(&self, now: Nanos) -> Option<Nanos> {
         if self.datagrams.waiting() > 0 {
@@ -160,6 +167,28 @@ impl Path {
         let due = self.worker.poll_timeout()?;
         Some(Nanos(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX)))
     }
+}
+
+/// An endpoint for packets to the aggregator, and where it is: over RDMA where both are there, else over UDP.
+fn endpoint(
+    aggregator: &Aggregator,
+    port: Option<&RdmaPort>,
+    config: DatagramConfig,
+) -> std::io::Result<(Endpoint, Address)> {
+    if let Some(((address, key), port)) = aggregator.rdma.zip(port) {
+        let opened = RdmaDatagrams::open(port, key, config).and_then(|mut datagrams| {
+            datagrams.reach(address.gid)?;
+            Ok(datagrams)
+        });
+        match opened {
+            Ok(datagrams) => {
+                tracing::info!(gid = %address.gid, number = address.number, "packets to the aggregator go over RDMA");
+                return Ok((Endpoint::Rdma(Box::new(datagrams)), Address::Rdma(address)));
+            }
+            Err(error) => tracing::warn!(%error, "packets to the aggregator go over UDP"),
+        }
+    }
+    Ok((Endpoint::towards(aggregator.address, config)?, Address::Udp(aggregator.address)))
 }
 
 /// Tells the communicator what has happened to the worker.

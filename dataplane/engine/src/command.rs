@@ -3,6 +3,7 @@
 use harmonaize_core::{EpochPlan, Failure, InFlight, Timeouts};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
+use harmonaize_transport::datagram::RdmaAddress;
 use harmonaize_transport::{Flow, Introduction};
 use std::net::{SocketAddr, SocketAddrV4};
 
@@ -39,8 +40,10 @@ pub struct Peer {
 /// The aggregator that a participant sends to in an epoch.
 #[derive(Clone, Debug)]
 pub struct Aggregator {
-    /// Where it listens.
+    /// Where it listens, over UDP.
     pub address: SocketAddr,
+    /// Where it is over RDMA, and the key that datagrams name; none: it is not, or not all participants are.
+    pub rdma: Option<(RdmaAddress, u32)>,
     /// Its number for the communicator's epoch.
     pub communicator: u64,
     /// Which of its workers the participant is: the one of its own number, but where several aggregators serve the epoch.

@@ -16,6 +16,7 @@ use harmonaize_core::{Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos
 use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::{Participant, Request};
 use harmonaize_shm::{EndError, Span};
+use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
 use std::collections::HashMap;
@@ -42,6 +43,8 @@ pub struct Engine {
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
     pub(crate) links: HashMap<LinkId, (Key, u32, Participant)>,
     pub(crate) sharing: Sharing,
+    /// The device for datagrams to aggregators.
+    pub(crate) port: Option<RdmaPort>,
     /// Transfers that a step asks for beside its own; empty between two.
     pub(crate) asked: Vec<Deferred>,
     /// When links were last closed.
@@ -78,6 +81,7 @@ impl Engine {
             by_communicator: HashMap::new(),
             links: HashMap::new(),
             sharing: Sharing::default(),
+            port: None,
             asked: Vec::with_capacity(64),
             closed: Nanos(0),
             broken: Vec::with_capacity(8),
@@ -93,6 +97,11 @@ impl Engine {
     /// From now on marks of operations go into this queue. A mark takes a look at the clock and no allocation.
     pub fn mark_into(&mut self, marks: MarkWriter) {
         self.marks = marks;
+    }
+
+    /// From now on packets to aggregators that are there over RDMA go by this device.
+    pub fn send_datagrams_by(&mut self, port: RdmaPort) {
+        self.port = Some(port);
     }
 
     pub(crate) fn now(&self) -> Nanos {
@@ -115,7 +124,10 @@ impl Engine {
             .attachments
             .iter_mut()
             .filter_map(|attachment| (!attachment.end.prepare_sleep()).then_some(()));
-        busy.count() == 0 && self.transport.prepare_sleep()
+        let attachments = busy.count();
+        let paths = self.members.iter_mut().flat_map(|member| &mut member.epochs);
+        let datagrams = paths.filter_map(|links| (!links.aggregator.as_mut()?.prepare_sleep()).then_some(()));
+        datagrams.count() == 0 && attachments == 0 && self.transport.prepare_sleep()
     }
 
     /// Takes the announcement back.

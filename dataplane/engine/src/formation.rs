@@ -9,6 +9,7 @@ use crate::table::{Key, Table};
 use harmonaize_core::{Communicator, Config, EpochPlan};
 use harmonaize_plan::{Access, CODED_ROOM, Participant};
 use harmonaize_shm::{Memory, Span};
+use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::{LinkId, Ring, Transport};
 use std::os::fd::OwnedFd;
 
@@ -110,9 +111,9 @@ pub(crate) fn open_path(
     plan: &EpochPlan,
     me: Participant,
     mapped: bool,
-    wake: &OwnedFd,
+    (wake, port): (&OwnedFd, Option<&RdmaPort>),
 ) -> Option<Box<Path>> {
-    Path::open(aggregator, plan, me, mapped, wake).unwrap_or_else(|error| {
+    Path::open(aggregator, plan, me, mapped, (wake, port)).unwrap_or_else(|error| {
         tracing::warn!(epoch = plan.epoch, error, "no way to the aggregator; hosts sum by themselves");
         None
     })
@@ -123,7 +124,7 @@ pub(crate) fn form(
     transport: &mut dyn Transport,
     attachments: &Table<Attachment>,
     keys: &[Key],
-    wake: &OwnedFd,
+    wake: (&OwnedFd, Option<&RdmaPort>),
     formation: Formation,
 ) -> Result<Member, String> {
     let plan = formation.plan.clone();

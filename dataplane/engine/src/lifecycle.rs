@@ -98,7 +98,13 @@ impl Engine {
         let formed = if self.stopping || self.by_communicator.contains_key(&communicator) {
             Err("the agent is going down, or has this communicator already".to_owned())
         } else {
-            form(self.transport.as_mut(), &self.attachments, &keys, &self.wake, formation)
+            form(
+                self.transport.as_mut(),
+                &self.attachments,
+                &keys,
+                (&self.wake, self.port.as_ref()),
+                formation,
+            )
         };
         let formed = formed.and_then(|member| {
             let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
@@ -157,7 +163,7 @@ impl Engine {
         let mapped = member.locals.iter().all(|local| mapped(&self.attachments, local.attachment));
         match opened {
             Ok(mut links) => {
-                links.aggregator = open_path(aggregator, &plan, me, mapped, &self.wake);
+                links.aggregator = open_path(aggregator, &plan, me, mapped, (&self.wake, self.port.as_ref()));
                 let new = |link: &LinkId| before.is_none_or(|before| !before.has(*link));
                 let ids: Vec<_> = links.links.iter().map(|link| link.filter(new)).collect();
                 let complete = links.complete();

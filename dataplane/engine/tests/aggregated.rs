@@ -120,6 +120,7 @@ impl Served {
     fn reached_by(&self, participants: u32) -> Vec<Aggregator> {
         let aggregator = |worker: u32| Aggregator {
             address: self.address,
+            rdma: None,
             communicator: COMMUNICATOR,
             worker: worker as u16,
             key: Key::derive(&SECRET, COMMUNICATOR, worker as u16),

@@ -453,6 +453,9 @@ fn datagrams_arrive_behind_their_header() {
     let Some(Delivered::Received(received)) = two.settle(&arrived[0]).unwrap() else { panic!() };
     assert_eq!((received.bytes, received.source), (4096, one.number()));
     assert_eq!(received.buffer.span().offset(), 0);
+    let Some(std::net::IpAddr::V4(sender)) = one.gid().ip() else { panic!("an address") };
+    assert_eq!(b.bytes(20, 1), [0x45], "the header of IPv4 is the last of it");
+    assert_eq!(b.bytes(32, 4), sender.octets());
     assert_eq!(b.bytes(39, 3), [0, 9, 9]);
     // A datagram that is longer than the buffer takes the queue pair down.
     one.send(a.local(0, 11), &to, two.number(), 17, false, 6).unwrap();

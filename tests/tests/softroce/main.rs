@@ -2,6 +2,7 @@
 //! what becomes of it when devices break.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+mod aggregated;
 mod faults;
 mod flaps;
 mod host;

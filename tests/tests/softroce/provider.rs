@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 
 pub(crate) const HOSTS: usize = 4;
-const CONTROL: &str = "127.0.0.1:7100";
+pub(crate) const CONTROL: &str = "127.0.0.1:7100";
 
 /// MiB of an arena: registered memory is all there from the start, and the guest has little.
 pub(crate) const ARENA: u64 = 24;
@@ -92,12 +92,21 @@ impl Provider {
         lines: impl Fn(usize) -> String,
         agent: impl Fn(usize) -> Command,
     ) -> Option<Self> {
+        Self::start_on(&star(HOSTS, "1Gbit/s"), lines, agent)
+    }
+
+    /// The same for a fabric that control has this topology of.
+    pub(crate) fn start_on(
+        topology: &str,
+        lines: impl Fn(usize) -> String,
+        agent: impl Fn(usize) -> Command,
+    ) -> Option<Self> {
         if !present(HOSTS) {
             println!("SKIPPED: this test needs the devices rxe0 to rxe3, as in `cargo xtask softroce test`");
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("topology.toml"), star(HOSTS, "1Gbit/s")).unwrap();
+        std::fs::write(folder.path().join("topology.toml"), topology).unwrap();
         let secret = folder.path().join(SECRET);
         std::fs::write(&secret, "tenant a and the agents of this test").unwrap();
         std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();

@@ -21,6 +21,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 mod codes;
+mod datagrams;
 mod grant;
 
 use codes::Shape;
@@ -75,6 +76,8 @@ struct There {
     parents: bool,
     /// Addresses for what goes to all workers at once.
     groups: Option<Groups>,
+    /// Where it is over RDMA.
+    datagrams: Option<v1::DatagramPort>,
     report: Option<v1::AggregatorReport>,
 }
 
@@ -149,6 +152,7 @@ impl State {
             spreads: told.spreads,
             parents: told.parents,
             groups: groups.ok().flatten(),
+            datagrams: told.datagrams.clone().filter(datagrams::is_sound),
             report: None,
         };
         self.aggregators.there.insert(id, there);
@@ -278,7 +282,8 @@ impl State {
         let offers: Vec<Offer> = there
             .filter(|(at, there)| self.free_units(**at, there) >= 2)
             .flat_map(|(at, there)| {
-                let payload = Bytes(u64::from(there.unit_bytes));
+                let (unit, _) = self.packets(known, there);
+                let payload = Bytes(u64::from(unit));
                 let offer = Offer {
                     aggregator: *at,
                     payload,
@@ -288,7 +293,7 @@ impl State {
                     others: self.served_beside(*at, id),
                     parents: there.parents,
                 };
-                let shape = coder.filter(|_| there.codes).zip(Shape::of_codes(there.unit_bytes, members));
+                let shape = coder.filter(|_| there.codes).zip(Shape::of_codes(unit, members));
                 let coded = shape.map(|(coder, Shape { elements, bytes, .. })| Offer {
                     payload: Bytes(u64::from(bytes)),
                     carries: Bytes(u64::from(elements) * u64::from(ELEMENT)),

@@ -46,6 +46,8 @@ pub(super) struct Abilities {
     pub aggregated_codes: bool,
     pub aggregated_at_once: bool,
     pub aggregated_trees: bool,
+    /// Most bytes of a datagram of RDMA; 0: it has none.
+    pub datagram_bytes: u32,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
     /// What is missing and why.
@@ -72,6 +74,7 @@ impl Abilities {
             aggregated_codes: said.aggregated_codes,
             aggregated_at_once: said.aggregated_at_once,
             aggregated_trees: said.aggregated_trees,
+            datagram_bytes: said.datagram_bytes,
             codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }

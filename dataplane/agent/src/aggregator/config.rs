@@ -1,7 +1,7 @@
 //! The configuration file of an aggregator.
 
 use super::grant::Upwards;
-use crate::config::ConfigError;
+use crate::config::{ConfigError, Verbs};
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
 use harmonaize_planner::{Bytes, Groups, Nanos, parse_toml};
 use serde::Deserialize;
@@ -48,6 +48,8 @@ pub struct AggregatorConfig {
     pub metrics: Option<SocketAddr>,
     /// Multicast addresses of which communicators may have one, where the network brings what is sent there to all workers.
     pub multicast: Option<Groups>,
+    /// Workers' datagrams come over RDMA too; none: over UDP alone.
+    pub verbs: Option<Verbs>,
 }
 
 #[derive(Deserialize)]
@@ -64,6 +66,7 @@ struct File {
     again: Option<Nanos>,
     metrics: Option<SocketAddr>,
     multicast: Option<Groups>,
+    verbs: Option<Verbs>,
 }
 
 impl AggregatorConfig {
@@ -109,6 +112,7 @@ impl AggregatorConfig {
         if file.multicast.is_some() && !file.listen.is_ipv4() {
             return Err(value("`multicast` needs a `listen` of IPv4".to_owned()));
         }
+        file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
         Ok(Self {
             name: file.name,
             control: file.control.trim_start_matches("http://").to_owned(),
@@ -120,6 +124,7 @@ impl AggregatorConfig {
             upwards,
             metrics: file.metrics,
             multicast: file.multicast,
+            verbs: file.verbs,
         })
     }
 
@@ -188,6 +193,7 @@ mod tests {
         for (change, expected) in [
             ("mtu = 100", "`mtu` must be 576 to 9216"),
             ("pool = \"1KiB\"", "`pool` must be"),
+            ("[verbs]\nmtu = 1000", "mtu"),
             ("slots = 7", "line 4, column 1: unknown field `slots`"),
             ("again = \"1us\"", "`patience` and `again` must be"),
             ("patience = \"1ms\"", "`patience` and `again` must be"),

@@ -5,13 +5,14 @@
 
 use harmonaize_aggregator::To;
 use harmonaize_aggregator::packet::{Kind, Sealed};
+use harmonaize_transport::datagram::Address;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 #[derive(Clone, Copy, Debug)]
 struct Route {
     session: u64,
-    to: SocketAddr,
+    to: Address,
 }
 
 /// The ends of a communicator.
@@ -30,7 +31,7 @@ pub(super) struct Routes(BTreeMap<u64, Ends>);
 /// The packet that is being answered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
-    pub from: SocketAddr,
+    pub from: Address,
     communicator: u64,
     worker: u16,
 }
@@ -38,7 +39,7 @@ pub(super) struct Asker {
 impl Asker {
     /// What a packet claims of the worker that sent it; nothing of it is believed yet. None for what is no worker's packet: an aggregator above
     /// names its own worker, which is none of those here.
-    pub(super) fn of(from: SocketAddr, packet: &[u8]) -> Option<Self> {
+    pub(super) fn of(from: Address, packet: &[u8]) -> Option<Self> {
         let sealed = Sealed::read(packet).ok().filter(|sealed| sealed.kind().of_workers())?;
         Some(Self { from, communicator: sealed.communicator(), worker: sealed.worker() })
     }
@@ -63,11 +64,11 @@ impl Routes {
     }
 
     /// Where `packet`, which was made while `asker` was looked at, goes; none where that is not known.
-    pub(super) fn find(&mut self, asker: Option<Asker>, to: To, packet: &[u8]) -> Option<SocketAddr> {
+    pub(super) fn find(&mut self, asker: Option<Asker>, to: To, packet: &[u8]) -> Option<Address> {
         let (communicator, worker) = match to {
             To::Worker { communicator, worker } => (communicator, worker),
-            To::Group { communicator } => return self.0.get(&communicator)?.group,
-            To::Parent { communicator } => return self.above(asker, communicator, packet),
+            To::Group { communicator } => return self.0.get(&communicator)?.group.map(Address::Udp),
+            To::Parent { communicator } => return self.above(asker, communicator, packet).map(Address::Udp),
         };
         let route = self.0.get_mut(&communicator)?.workers.get_mut(usize::from(worker))?;
         let asker = asker.filter(|asker| (asker.communicator, asker.worker) == (communicator, worker));
@@ -101,7 +102,7 @@ impl Routes {
 }
 
 /// A worker's Begin of this session was believed, from there.
-fn begins(route: &mut Option<Route>, session: u64, from: SocketAddr) {
+fn begins(route: &mut Option<Route>, session: u64, from: Address) {
     if route.is_none_or(|route| route.session < session) {
         *route = Some(Route { session, to: from });
     }
@@ -133,14 +134,18 @@ mod tests {
         packet
     }
 
-    fn at(port: u16) -> SocketAddr {
+    fn told(port: u16) -> SocketAddr {
         ([10, 0, 0, 1], port).into()
+    }
+
+    fn at(port: u16) -> Address {
+        Address::Udp(told(port))
     }
 
     #[test]
     fn a_session_s_first_begin_says_where_a_worker_is_and_nothing_later_moves_it() {
         let mut routes = Routes::default();
-        routes.add(7, 2, None, Some(at(8)));
+        routes.add(7, 2, None, Some(told(8)));
         let to = |worker| To::Worker { communicator: 7, worker };
         let begin = |from, session| Asker::of(from, &packet(Kind::Begin, 0, session));
         let granted = |session| packet(Kind::Granted, 0, session);
@@ -164,7 +169,7 @@ mod tests {
     #[test]
     fn below_an_aggregator_a_begin_that_goes_up_says_where_a_worker_is_and_nothing_of_above_does() {
         let mut routes = Routes::default();
-        routes.add(7, 2, Some(at(9)), None);
+        routes.add(7, 2, Some(told(9)), None);
         let (up, to) = (To::Parent { communicator: 7 }, |worker| To::Worker { communicator: 7, worker });
         let asks = |kind, worker| Asker::of(at(1), &packet(kind, worker, 1));
         let sum = packet(Kind::Result, 1, 1);

@@ -6,10 +6,9 @@ use super::routes::{Asker, Routes};
 use anyhow::Context;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_aggregator::{Aggregator, Counters, GrantError, PoolError, To};
-use harmonaize_transport::datagram::Datagrams;
+use harmonaize_transport::datagram::{Address, DatagramCounters, Endpoint};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +45,7 @@ struct Served {
 struct Arrived {
     bytes: Box<[u8]>,
     /// Sender, and where its datagram begins and ends.
-    datagrams: Vec<(SocketAddr, usize, usize)>,
+    datagrams: Vec<(Address, usize, usize)>,
     used: usize,
 }
 
@@ -64,7 +63,7 @@ impl Arrived {
     }
 
     /// Takes a datagram; false, and nothing has happened, if there is no room.
-    fn push(&mut self, from: SocketAddr, datagram: &[u8]) -> bool {
+    fn push(&mut self, from: Address, datagram: &[u8]) -> bool {
         let end = self.used + datagram.len();
         let Some(room) = self.bytes.get_mut(self.used..end) else { return false };
         if self.datagrams.len() == self.datagrams.capacity() {
@@ -77,9 +76,34 @@ impl Arrived {
     }
 }
 
+/// Where datagrams come and go: over UDP, and over RDMA where there is a device.
+pub(super) struct Endpoints {
+    pub udp: Endpoint,
+    pub rdma: Option<Endpoint>,
+}
+
+impl Endpoints {
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
+        std::iter::once(&mut self.udp).chain(&mut self.rdma)
+    }
+
+    /// The one by which an address can be reached.
+    fn to(&mut self, address: Address) -> Option<&mut Endpoint> {
+        match address {
+            Address::Udp(_) => Some(&mut self.udp),
+            Address::Rdma(_) => self.rdma.as_mut(),
+        }
+    }
+
+    fn counters(&self) -> DatagramCounters {
+        let rdma = self.rdma.as_ref().map(Endpoint::counters).unwrap_or_default();
+        self.udp.counters().and(rdma)
+    }
+}
+
 /// All that the thread has.
 pub(super) struct Server {
-    socket: Datagrams,
+    endpoints: Endpoints,
     aggregator: Aggregator,
     arrived: Arrived,
     routes: Routes,
@@ -96,9 +120,9 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(socket: Datagrams, aggregator: Aggregator, spin: Duration) -> Self {
+    pub(super) fn new(endpoints: Endpoints, aggregator: Aggregator, spin: Duration) -> Self {
         Self {
-            socket,
+            endpoints,
             aggregator,
             arrived: Arrived::new(),
             routes: Routes::default(),
@@ -136,44 +160,65 @@ impl Server {
     pub(super) fn progress(&mut self) -> bool {
         let mut some = false;
         for _ in 0..CALLS {
-            let Self { socket, aggregator, arrived, routes, unsent, .. } = self;
-            arrived.clear();
-            let taken = socket.receive(&mut |from, datagram| {
-                // Longer ones fit: a call brings no more bytes than there is room for. Shorter ones are no packets.
-                let _ = arrived.push(from, datagram);
-            });
-            let now = self.begun.elapsed();
-            for (from, start, end) in &arrived.datagrams {
-                let packet = arrived.bytes.get(*start..*end).unwrap_or_default();
-                let asker = Asker::of(*from, packet);
-                aggregator.receive(now, packet, &mut |to: To, answer: &[u8]| {
-                    let sent = routes.find(asker, to, answer).is_some_and(|to| {
-                        socket.push(|room| {
-                            room.get_mut(..answer.len())?.copy_from_slice(answer);
-                            Some((to, answer.len()))
-                        })
-                    });
-                    *unsent += u64::from(!sent);
-                });
+            let udp = self.serve(|endpoints| Some(&mut endpoints.udp));
+            let rdma = self.serve(|endpoints| endpoints.rdma.as_mut());
+            some |= udp || rdma;
+            // What is not taken now goes with what follows.
+            for endpoint in self.endpoints.iter_mut() {
+                let _ = endpoint.flush();
             }
-            some |= taken > 0;
-            // What the kernel does not take now goes with what follows.
-            let _ = socket.flush();
-            if taken == 0 {
+            if !udp && !rdma {
                 break;
             }
         }
         some
     }
 
+    /// One call's worth of what came to an endpoint; whether there was anything.
+    fn serve(&mut self, endpoint: impl Fn(&mut Endpoints) -> Option<&mut Endpoint>) -> bool {
+        let Self { endpoints, aggregator, arrived, routes, unsent, .. } = self;
+        arrived.clear();
+        let Some(from) = endpoint(endpoints) else { return false };
+        let taken = from.receive(&mut |from, datagram| {
+            // Longer ones fit: a call brings no more bytes than there is room for. Shorter ones are no packets.
+            let _ = arrived.push(from, datagram);
+        });
+        let now = self.begun.elapsed();
+        for (from, start, end) in &arrived.datagrams {
+            let packet = arrived.bytes.get(*start..*end).unwrap_or_default();
+            let asker = Asker::of(*from, packet);
+            aggregator.receive(now, packet, &mut |to: To, answer: &[u8]| {
+                let sent = routes.find(asker, to, answer).is_some_and(|to| {
+                    let push = |endpoint: &mut Endpoint| {
+                        endpoint.push(|room| {
+                            room.get_mut(..answer.len())?.copy_from_slice(answer);
+                            Some((to, answer.len()))
+                        })
+                    };
+                    endpoints.to(to).is_some_and(push)
+                });
+                *unsent += u64::from(!sent);
+            });
+        }
+        taken > 0
+    }
+
     /// Sleeps until something arrives, is asked, or is due.
-    fn wait(&self, bell: &OwnedFd) {
+    fn wait(&mut self, bell: &OwnedFd) {
+        if self.endpoints.iter_mut().map(Endpoint::prepare_sleep).any(|nothing| !nothing) {
+            return;
+        }
         let mut interest = PollFlags::IN;
-        if self.socket.waiting() > 0 {
+        if self.endpoints.udp.waiting() > 0 {
             interest |= PollFlags::OUT;
         }
+        let Ok(udp) = self.endpoints.udp.wake_fd() else { return };
+        // A device that is gone wakes nobody.
+        let rdma = self.endpoints.rdma.as_ref().and_then(|endpoint| endpoint.wake_fd().ok());
+        let last =
+            rdma.map_or(PollFd::new(bell, PollFlags::IN), |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let mut descriptors =
-            [PollFd::from_borrowed_fd(self.socket.wake_fd(), interest), PollFd::new(bell, PollFlags::IN)];
+            [PollFd::from_borrowed_fd(udp, interest), PollFd::new(bell, PollFlags::IN), last];
         let limit = Timespec::try_from(TICK).ok().filter(|_| !self.served.is_empty());
         // A signal, or an error of the socket, is looked at like what has come.
         let _ = poll(&mut descriptors, limit.as_ref());
@@ -246,7 +291,7 @@ impl Server {
         Reading {
             tenants,
             strangers: self.aggregator.strangers(),
-            datagrams: self.socket.counters(),
+            datagrams: self.endpoints.counters(),
             unsent: self.unsent,
             free: self.aggregator.pool().free(),
             units: self.aggregator.pool().units(),

@@ -1,8 +1,9 @@
 //! The tables on RDMA: links to other agents, and attachments of tenants.
 
-use harmonaize_verbs::{Mtu, Wanted};
+use harmonaize_transport::datagram::RdmaPort;
+use harmonaize_verbs::{Devices, Mtu, Wanted};
 use serde::Deserialize;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// How links go over RDMA. What is left out is found out, or as usual.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -49,7 +50,13 @@ impl Verbs {
         wanted(None, (self.gid_index, self.mtu), (self.traffic_class, self.retries, self.timeout))
     }
 
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// The device by which datagrams go: the first that is named, else the one that has the address.
+    pub(crate) fn datagrams(&self, address: IpAddr, devices: &Devices) -> RdmaPort {
+        let wanted = Wanted { device: self.devices.first().cloned(), ..self.wanted() };
+        RdmaPort { devices: devices.clone(), wanted, address }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
         check("verbs", self.mtu, self.retries, self.timeout)
     }
 }

@@ -33,7 +33,11 @@ pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
     let link = |host| {
         format!("[[host]]\nname = \"{host}\"\n[[link]]\nfrom = \"{host}\"\nto = \"s\"\nrate = \"10Gbit/s\"\n")
     };
-    let topology = format!("[[switch]]\nname = \"s\"\n{}{}", link("h0"), link("h1"));
+    control_of(format!("[[switch]]\nname = \"s\"\n{}{}", link("h0"), link("h1")))
+}
+
+/// On a fabric of this topology.
+pub(crate) fn control_of(topology: String) -> (SocketAddr, oneshot::Sender<()>) {
     let settings = state::Settings { paths: 2, ..settings(&topology, LIMIT) };
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {

@@ -6,7 +6,13 @@
 //! allocated after [`Datagrams::bind`] and [`Datagrams::join`]. Datagrams are lost, doubled and overtaken as in any network, and no error of one of them is
 //! the socket's end.
 
+mod endpoint;
+mod rdma;
 mod sys;
+
+pub use endpoint::{Address, Endpoint};
+pub use harmonaize_verbs::Gid;
+pub use rdma::{RdmaAddress, RdmaDatagrams, RdmaPort};
 
 use crate::paths::sys::{make_room_to_receive, make_room_to_send};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -63,6 +69,22 @@ pub struct DatagramCounters {
     pub strange: u64,
     /// Calls into the kernel, to send and to receive, that did something.
     pub calls: u64,
+}
+
+impl DatagramCounters {
+    /// Of two endpoints together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            sent: self.sent + other.sent,
+            messages: self.messages + other.messages,
+            unsent: self.unsent + other.unsent,
+            received: self.received + other.received,
+            overrun: self.overrun + other.overrun,
+            strange: self.strange + other.strange,
+            calls: self.calls + other.calls,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

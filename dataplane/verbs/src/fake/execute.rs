@@ -189,6 +189,7 @@ fn reliable(
 fn datagram(world: &mut World, from: (&str, u32), entry: &SendEntry, pieces: &Pieces, bytes: u64) {
     let Some((handle, number, key)) = &entry.destination else { return };
     let Some(address) = handle.downcast_ref::<super::objects::Address>() else { return };
+    let header = world.devices.get(from.0).map_or([0; GRH_BYTES], |device| header(device.gid));
     for (name, device) in &mut world.devices {
         if !device.up || device.lost {
             continue;
@@ -206,7 +207,7 @@ fn datagram(world: &mut World, from: (&str, u32), entry: &SendEntry, pieces: &Pi
             let Some(pair) = device.pairs.get_mut(&at) else { continue };
             let Some(receive) = pair.receives.pop_front() else { continue };
             let queue = pair.queue;
-            let status = land(device, at, &receive, pieces, bytes).err().unwrap_or(Status::Success);
+            let status = land(device, at, &receive, &header, pieces, bytes).err().unwrap_or(Status::Success);
             let bytes = u32::try_from(bytes + GRH_BYTES as u64).unwrap_or(u32::MAX);
             let arrived = Completion { status, bytes, source: from.1, ..blank(receive.id, at) };
             device.complete(queue, arrived);
@@ -217,10 +218,31 @@ fn datagram(world: &mut World, from: (&str, u32), entry: &SendEntry, pieces: &Pi
     }
 }
 
+/// What stands before a datagram's payload: of IPv4 its header in the last 20 bytes, else the global routing header. Of both the version
+/// and the sender alone.
+fn header(from: crate::Gid) -> [u8; GRH_BYTES] {
+    let mut header = [0; GRH_BYTES];
+    let mut set = |at: usize, bytes: &[u8]| {
+        header.iter_mut().skip(at).zip(bytes).for_each(|(to, byte)| *to = *byte);
+    };
+    match from.ip() {
+        Some(std::net::IpAddr::V4(address)) => {
+            set(20, &[0x45]);
+            set(32, &address.octets());
+        }
+        _ => {
+            set(0, &[0x60]);
+            set(8, &from.0);
+        }
+    }
+    header
+}
+
 fn land(
     device: &Device,
     number: u32,
     receive: &ReceiveEntry,
+    header: &[u8],
     pieces: &Pieces,
     bytes: u64,
 ) -> Result<(), Status> {
@@ -229,6 +251,7 @@ fn land(
     if bytes + GRH_BYTES as u64 > room {
         return Err(Status::LocalLength);
     }
+    memory.write(offset, header).map_err(|_| Status::LocalProtection)?;
     let mut at = offset + GRH_BYTES as u64;
     for piece in pieces.iter().flatten() {
         copy(piece, &(Arc::clone(&memory), at, piece.2))?;

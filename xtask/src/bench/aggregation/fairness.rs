@@ -138,39 +138,39 @@ pub(super) fn fair(suite: &Suite) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// One tenant wants everything, with several communicators and large tensors; the others have less to do than their share, or as much
-/// as they can.
+/// How a tenant wants everything.
+#[derive(Clone, Copy, PartialEq)]
+enum Hog {
+    /// By the aggregator, with several communicators and large tensors.
+    Reduces,
+    /// By its hosts' own connections, with AllToAlls.
+    Exchanges,
+}
+
+/// One tenant wants everything; the others have less to do than their share, or as much as they can.
 pub(super) fn hog(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = tenants(suite)?;
     let share = carried() / TENANTS as f64;
     let every = Duration::from_secs_f64(SMALL as f64 / (MODERATE * share));
     let moderate = |tenant| Load { tenant, bytes: SMALL, at_once: 4, every };
     let busy = |tenant| Load { tenant, bytes: SMALL, at_once: UNDER_WAY / SMALL, every: Duration::ZERO };
-    let others: [(&str, &dyn Fn(usize) -> Load); 2] =
-        [("60% of their share to do", &moderate), ("enough to do", &busy)];
-    let greedy = Load { tenant: 0, bytes: LARGE, at_once: AT_ONCE, every: Duration::ZERO };
+    type One<'a> = (Hog, &'a str, &'a dyn Fn(usize) -> Load);
+    let cases: [One<'_>; 3] = [
+        (Hog::Reduces, "a hog, and others that have 60% of their share to do", &moderate),
+        (Hog::Reduces, "a hog, and others that have enough to do", &busy),
+        (
+            Hog::Exchanges,
+            "a hog by hosts' connections, and others that have 60% of their share to do",
+            &moderate,
+        ),
+    ];
     let mut rows = Vec::new();
-    for (name, load) in others {
+    for (hog, name, load) in cases {
         let (mut kept, mut guaranteed) = (Vec::new(), Vec::new());
         for _ in 0..suite.effort.rounds {
-            // First the others alone, then the hog beside them.
-            let comes = monotonic_ns()? + nanos(JOIN + suite.window());
-            let until = comes + nanos(JOIN + suite.window());
-            let jobs = (1..TENANTS).map(|tenant| start(&mut lab, load(tenant), until));
-            let mut jobs = jobs.collect::<Result<Vec<Job>>>()?;
-            while monotonic_ns()? < comes {
-                lab.check()?;
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            let hogs = (0..GREEDY).map(|_| start(&mut lab, greedy, until));
-            jobs.extend(hogs.collect::<Result<Vec<Job>>>()?);
-            let mut steady = finish(&mut lab, jobs)?;
-            let hogs = steady.split_off(TENANTS - 1);
-            let (without, with) = (common(&steady, comes)?, common(&hogs, until)?);
-            told(&format!("others that have {name}, without a hog"), &steady, without);
-            told("the same beside it", &steady, with);
-            told("the hog's communicators", &hogs, with);
-            ensure!(hogs.iter().all(|hog| hog.rate(with) > 0.0), "the hog did nothing");
+            let (steady, [without, with]) = beside(suite, &mut lab, hog, load)?;
+            told(&format!("{name}: without it"), &steady, without);
+            told("beside it", &steady, with);
             let rates = |interval| steady.iter().map(move |one: &Steady| one.rate(interval));
             // Who has enough to do uses what others leave: its share is an eighth of what all have together.
             let (ours, share) = if load(1).every.is_zero() {
@@ -182,13 +182,46 @@ pub(super) fn hog(suite: &Suite) -> Result<Vec<Row>> {
             kept.push(ours / 1e6);
             guaranteed.push(share / 1e6);
         }
-        let case = case(
-            &format!("a hog, and others that have {name}: MB/s that the least of these keeps of its share"),
-            0.95,
-        );
+        let case = case(&format!("{name}: MB/s that the least of these keeps of its share"), 0.95);
         rows.push(case.compare(&kept, &guaranteed, "an eighth of the links"));
     }
     Ok(rows)
+}
+
+/// First the others alone, then with the hog: what they did, and when they were alone and when not.
+fn beside(
+    suite: &Suite,
+    lab: &mut Lab,
+    hog: Hog,
+    load: &dyn Fn(usize) -> Load,
+) -> Result<(Vec<Steady>, [Interval; 2])> {
+    let comes = monotonic_ns()? + nanos(JOIN + suite.window());
+    let until = comes + nanos(JOIN + suite.window());
+    let mut jobs =
+        (1..TENANTS).map(|tenant| start(lab, load(tenant), until)).collect::<Result<Vec<Job>>>()?;
+    while monotonic_ns()? < comes {
+        lab.check()?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if hog == Hog::Exchanges {
+        let arguments =
+            ["--collective", "alltoall", "--bytes", "4194304", "--iterations", "1000000", "--json"];
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        // It ends when it is dropped.
+        let _hog = lab.start_of(0, "collective", &(0..HOSTS).collect::<Vec<_>>(), &arguments)?;
+        let steady = finish(lab, jobs)?;
+        let without = common(&steady, comes)?;
+        let last = steady.iter().map(Steady::last).min().unwrap_or(0).min(until);
+        return Ok((steady, [without, Interval(comes + nanos(JOIN), last)]));
+    }
+    let greedy = Load { tenant: 0, bytes: LARGE, at_once: AT_ONCE, every: Duration::ZERO };
+    jobs.extend((0..GREEDY).map(|_| start(lab, greedy, until)).collect::<Result<Vec<Job>>>()?);
+    let mut steady = finish(lab, jobs)?;
+    let hogs = steady.split_off(TENANTS - 1);
+    let (without, with) = (common(&steady, comes)?, common(&hogs, until)?);
+    told("the hog's communicators", &hogs, with);
+    ensure!(hogs.iter().all(|hog| hog.rate(with) > 0.0), "the hog did nothing");
+    Ok((steady, [without, with]))
 }
 
 fn case(what: &str, bar: f64) -> Case {

@@ -110,7 +110,11 @@ impl State {
         else {
             return none(reason);
         };
-        let unit = there.iter().map(|there| there.unit_bytes).min().unwrap_or_default();
+        // Those above each other speak UDP alone.
+        let (unit, datagrams) = match there.as_slice() {
+            [there] => self.packets(known, there),
+            several => (several.iter().map(|there| there.unit_bytes).min().unwrap_or_default(), None),
+        };
         let averages = self.all_can(known, |abilities| abilities.aggregated_codes);
         let at_once = there.iter().all(|there| there.spreads)
             && self.all_can(known, |abilities| abilities.aggregated_at_once);
@@ -140,9 +144,9 @@ impl State {
         let number = number.take(16).find(|number| *number != 0 && !grants.contains_key(number));
         let Some(number) = number else { return none(reason) };
         let Some((counts, workers)) = numbered(&best, participants) else { return none(reason) };
-        // Who is above others has these among its workers.
+        // Who is above others has these among its workers; and what comes over RDMA comes to each by itself.
         let groups = there.iter().enumerate().map(|(at, there)| {
-            let groups = there.groups.filter(|_| at > 0 || best.leaves.is_empty());
+            let groups = there.groups.filter(|_| (at > 0 || best.leaves.is_empty()) && datagrams.is_none());
             let group =
                 |groups: Groups| SocketAddr::from((groups.group(number), there.address.port())).to_string();
             groups.map_or_else(String::new, group)
@@ -195,6 +199,7 @@ impl State {
             broadcast_least_bytes,
             broadcast_most_bytes,
             barriers: best.barriers && at_once,
+            datagrams,
             ..v1::Aggregation::default()
         };
         Chosen { grant: Some(number), reason, told: Some(told), places, workers }

@@ -31,6 +31,7 @@ pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
         spreads: true,
         parents: true,
         multicast: "239.192.0.0/16".into(),
+        datagrams: None,
     };
     v1::Hello {
         protocol_version: PROTOCOL_VERSION,
@@ -166,6 +167,39 @@ fn who_comes_later_has_as_large_a_window_as_who_came_first() {
         })
         .to_vec();
     assert!(windows[0] > 16 && windows[0] == windows[1], "{windows:?}");
+}
+
+#[test]
+fn packets_go_over_rdma_where_all_ends_have_a_device_and_chunks_fit_the_least_of_them() {
+    let port = v1::DatagramPort { gid: vec![1; 16], number: 17, key: 5, bytes: 1024 };
+    let all = [Some(4096), Some(1024), Some(768), Some(2048)];
+    let none = [Some(4096), None, Some(768), Some(2048)];
+    let bad = v1::DatagramPort { gid: vec![1; 15], ..port.clone() };
+    for (told, hosts, elements) in [
+        (Some(port.clone()), all, Some((768 - 80) / 4)),
+        (Some(port.clone()), [Some(4096); 4], Some((1024 - 80) / 4)),
+        (Some(port), none, None),
+        (Some(bad), all, None),
+        (None, all, None),
+    ] {
+        let mut world = World::new(settings(), 3);
+        let mut said = aggregator(&[]);
+        said.aggregator.as_mut().unwrap().datagrams = told.clone();
+        world.hello(said);
+        let sessions: Vec<SessionId> = (0..4)
+            .zip(hosts)
+            .map(|(host, bytes)| {
+                let mut said = able(host, vec![]);
+                said.abilities.as_mut().unwrap().datagram_bytes = bytes.unwrap_or(0);
+                world.hello(said)
+            })
+            .collect();
+        sessions.iter().for_each(|session| drop(world.heard(*session)));
+        let recipes = join_all(&mut world, &sessions, "a");
+        let aggregation = recipes[0].aggregation.clone().unwrap();
+        assert_eq!(aggregation.chunk_elements, elements.unwrap_or(348), "{told:?}");
+        assert_eq!(aggregation.datagrams, told.filter(|_| elements.is_some()));
+    }
 }
 
 #[test]

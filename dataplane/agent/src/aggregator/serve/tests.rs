@@ -6,7 +6,10 @@ use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
     Codes, Event, Form, Grant, Key, Parent, Pool, Share, Task, Tensors, Worker, WorkerConfig,
 };
-use harmonaize_transport::datagram::DatagramConfig;
+use harmonaize_transport::datagram::{DatagramConfig, Datagrams, RdmaDatagrams, RdmaPort};
+use harmonaize_verbs::Wanted;
+use harmonaize_verbs::fake::Fabric;
+use std::net::Ipv4Addr;
 
 const WORKERS: u16 = 4;
 const ELEMENTS: u32 = 256;
@@ -29,13 +32,27 @@ fn told(communicator: u64, tenant: &str, secret: u8) -> Told {
     Told { grant, parent: None, group: None, tenant: tenant.to_owned() }
 }
 
-fn local() -> Datagrams {
-    let config = DatagramConfig { bytes: HEADER_BYTES + UNIT, ..DatagramConfig::default() };
-    Datagrams::bind(([127, 0, 0, 1], 0).into(), config).unwrap()
+const CONFIG: DatagramConfig =
+    DatagramConfig { bytes: HEADER_BYTES + UNIT, batch: 64, together: 16, room: 4 << 20 };
+
+fn local() -> Endpoint {
+    Endpoint::Udp(Box::new(Datagrams::bind(([127, 0, 0, 1], 0).into(), CONFIG).unwrap()))
+}
+
+/// On a device of the fabric, by its number.
+fn on(fabric: &Fabric, host: u8) -> Endpoint {
+    let address = Ipv4Addr::new(10, 0, 0, host).into();
+    let port = RdmaPort { devices: fabric.devices(), wanted: Wanted::default(), address };
+    Endpoint::Rdma(Box::new(RdmaDatagrams::open(&port, 17, CONFIG).unwrap()))
 }
 
 fn server(incarnation: u64) -> Server {
-    Server::new(local(), Aggregator::new(incarnation, Pool::new(64, UNIT)), Duration::ZERO)
+    server_on(incarnation, None)
+}
+
+fn server_on(incarnation: u64, rdma: Option<Endpoint>) -> Server {
+    let endpoints = Endpoints { udp: local(), rdma };
+    Server::new(endpoints, Aggregator::new(incarnation, Pool::new(64, UNIT)), Duration::ZERO)
 }
 
 /// Element `i` of worker `w`'s part is `i + w`.
@@ -61,7 +78,7 @@ impl Tensors for Ramp {
 
 struct Host {
     worker: Worker,
-    socket: Datagrams,
+    socket: Endpoint,
     ramp: Ramp,
 }
 
@@ -88,9 +105,9 @@ fn host(communicator: u64, worker: u16, secret: u8) -> Host {
 
 /// One round of everything; whether all workers have done what was submitted, or the reason why one has left.
 fn round(server: &mut Server, hosts: &mut [Host], now: Duration) -> (usize, Option<Event>) {
-    let to = server.socket.local_address();
     let (mut done, mut ended) = (0, None);
     for Host { worker, socket, ramp } in hosts.iter_mut() {
+        let to = server.endpoints.to(socket.local_address()).unwrap().local_address();
         while socket.push(|room| Some((to, worker.poll_transmit(now, ramp, room)?))) {}
         socket.flush();
         socket.receive(&mut |from, packet| {
@@ -138,7 +155,7 @@ fn workers_get_their_sums_whatever_strangers_send() {
     strangers.iter_mut().for_each(|stranger| stranger.worker.begin(Duration::ZERO, 1));
     let (mut noise, mut done) = (local(), 0);
     while done < segments as usize * usize::from(WORKERS) {
-        let to = server.socket.local_address();
+        let to = server.endpoints.udp.local_address();
         noise.push(|room| {
             room.fill(b'x');
             Some((to, room.len()))
@@ -173,7 +190,8 @@ fn sums_go_on_to_an_aggregator_above_and_come_down_to_who_sent_the_parts() {
         again: Duration::from_millis(2),
     };
     (told_below.grant.workers, told_below.grant.parent) = (WORKERS - 1, Some(parent));
-    told_below.parent = Some(above.socket.local_address());
+    let Address::Udp(address) = above.endpoints.udp.local_address() else { panic!("not over UDP") };
+    told_below.parent = Some(address);
     below.grant(told_below).unwrap();
     let places = (0..WORKERS).map(|index| if index == 0 { (0, 1) } else { (index - 1, 2) });
     let mut hosts: Vec<Host> = places
@@ -235,4 +253,31 @@ fn grants_are_answered_again_or_refused_and_what_ended_is_still_counted() {
     assert_eq!(server.routes.find(None, To::Worker { communicator: 1, worker: 0 }, &[]), None);
     server.grant(told(1, "c", 3)).unwrap();
     assert_eq!(server.read().tenants["c"].0, 1);
+}
+
+#[test]
+fn workers_over_both_networks_get_the_same_sums() {
+    let fabric = Fabric::new();
+    for host in 0..3 {
+        fabric.add(&format!("fake{host}"), Ipv4Addr::new(10, 0, 0, host)).unwrap();
+    }
+    let mut server = server_on(7, Some(on(&fabric, 0)));
+    server.grant(told(1, "a", 1)).unwrap();
+    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
+    hosts[1].socket = on(&fabric, 1);
+    hosts[2].socket = on(&fabric, 2);
+    let (begun, segments, elements) = (Instant::now(), 3, 10_000);
+    for host in &mut hosts {
+        host.worker.begin(Duration::ZERO, 1);
+        assert!((0..segments).all(|segment| host.worker.submit(segment, Task::Sum(elements))));
+    }
+    let mut done = 0;
+    while done < segments as usize * usize::from(WORKERS) {
+        let (more, ended) = round(&mut server, &mut hosts, begun.elapsed());
+        assert_eq!(ended, None);
+        done += more;
+    }
+    assert!(hosts.iter().all(|host| host.ramp.written == segments * elements));
+    assert!(hosts[1].socket.counters().received >= segments * elements.div_ceil(u64::from(ELEMENTS)));
+    assert_eq!(server.read().datagrams.received, server.endpoints.counters().received);
 }
