@@ -1,9 +1,10 @@
 //! Operations that aggregators may take part in, while something happens to one of them.
 
 use crate::STEP;
-use crate::job::{Worker, deploy, run, sockets};
+use crate::job::{Worker, deploy, run, sockets, succeeded};
 use anyhow::{Result, ensure};
 use harmonaize_client::{Access, Algorithm, Dtype, ReduceOp};
+use std::path::PathBuf;
 use std::sync::{Condvar, Mutex};
 
 /// Operations before, between and after what happens to an aggregator.
@@ -27,6 +28,15 @@ pub fn sum(worker: &Worker, salt: u64, elements: usize) -> Result<(bool, bool)> 
     }
     ensure!(found == right, "rank {}: wrong sum {salt}", worker.rank);
     Ok((receipt.algorithm == Algorithm::Aggregated, !receipt.fallback))
+}
+
+/// [`EACH`] rounds of a job with a rank on each host; what all ranks count in them.
+///
+/// # Panics
+/// If one fails: a test cannot go on.
+pub fn rounds(sockets: &[PathBuf], round: impl Fn(&Worker, u64) -> Result<usize> + Sync) -> usize {
+    let work = |worker: &Worker| (0..EACH).try_fold(0, |count, salt| Ok(count + round(worker, salt)?));
+    succeeded(run(sockets, "world", 1, |_| Access::Mapped, work)).into_iter().sum()
 }
 
 /// How far rank 0 is, and how far all may go.
@@ -64,7 +74,7 @@ impl Course {
 ///
 /// # Panics
 /// If anything is not as it should be: a test cannot go on.
-#[expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "support for tests")]
+#[expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "support for tests")]
 pub fn through_everything(
     topology: &str,
     configuration: &str,
@@ -120,9 +130,7 @@ pub fn through_everything(
         deployment.start_aggregator(position).unwrap();
         deployment.wait_until_ready().unwrap();
         allow(3 * EACH);
-        for (rank, outcome) in job.join().unwrap().into_iter().enumerate() {
-            outcome.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
-        }
+        succeeded(job.join().unwrap());
         why
     });
     deployment.end().unwrap();

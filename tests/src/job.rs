@@ -185,6 +185,16 @@ pub fn run<T: Send>(
     run_with(sockets, job, per_host, |rank| options(access(rank), 192), work)
 }
 
+/// What all ranks of a job have come to.
+///
+/// # Panics
+/// If one failed: a test cannot go on.
+#[expect(clippy::panic, reason = "support for tests")]
+pub fn succeeded<T>(outcomes: Vec<Result<T>>) -> Vec<T> {
+    let each = outcomes.into_iter().enumerate();
+    each.map(|(rank, outcome)| outcome.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"))).collect()
+}
+
 /// The same with the options of each rank.
 pub fn run_with<T: Send>(
     sockets: &[PathBuf],

@@ -4,8 +4,8 @@
 
 use anyhow::{Result, ensure};
 use harmonaize_client::{Access, Algorithm, Dtype, Rank, ReduceOp};
-use harmonaize_tests::aggregated::{Course, EACH, sum, through_everything, whole};
-use harmonaize_tests::job::{Worker, deploy, run, sockets};
+use harmonaize_tests::aggregated::{Course, EACH, rounds, sum, through_everything, whole};
+use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
 use harmonaize_tests::{STEP, star_with_aggregator};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use xtask::fabric::Faults;
@@ -69,23 +69,17 @@ fn sums_go_to_all_workers_at_once() {
         return;
     };
     let sockets = sockets(&deployment, "a");
-    let operations = |worker: &Worker| {
-        for salt in 0..EACH {
-            let (given, all) = sum(worker, salt, ELEMENTS)?;
-            ensure!(given && all, "rank {}: {salt} not by the aggregator", worker.rank);
-        }
-        Ok(())
-    };
-    for (rank, outcome) in run(&sockets, "world", 1, |_| Access::Mapped, operations).into_iter().enumerate() {
-        outcome.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
-    }
+    rounds(&sockets, |worker, salt| {
+        let (given, all) = sum(worker, salt, ELEMENTS)?;
+        ensure!(given && all, "rank {}: {salt} not by the aggregator", worker.rank);
+        Ok(1)
+    });
     let of = |tenant: &serde_json::Value, what: &str| tenant[what].as_u64().unwrap_or(0);
     let told = deployment.wait_until("nothing went to all at once", |this| {
         let told = this.ask(&["topology"])?["aggregators"][0]["report"]["tenants"][0].clone();
         // All chunks of ten operations; a few may be answers to what was asked for again.
         let (sums, at_once, sent) = (of(&told, "sums"), of(&told, "to_all"), of(&told, "sent"));
         let all = sums >= EACH * (ELEMENTS as u64 * 4).div_ceil(8192);
-        println!("{told}");
         Ok((all && at_once * 2 > sums && sent < 2 * sums).then_some(told))
     });
     println!("{}", told.unwrap());
@@ -102,25 +96,12 @@ fn sums_are_right_on_a_bad_network() {
     };
     deployment.fabric().set_faults(Faults { lost: 50_000, twice: 10_000, late: 50_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
-    let served = AtomicUsize::new(0);
-    let outcomes = run(
-        &sockets,
-        "world",
-        1,
-        |_| Access::Mapped,
-        |worker| {
-            for salt in 0..EACH {
-                let (given, all) = sum(worker, salt, ELEMENTS)?;
-                let (small, _) = sum(worker, salt, 2000)?;
-                served.fetch_add(usize::from(given && all) + usize::from(small), SeqCst);
-            }
-            Ok(())
-        },
-    );
-    for (rank, outcome) in outcomes.into_iter().enumerate() {
-        outcome.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
-    }
-    assert!(served.into_inner() >= HOSTS, "the aggregator did nothing");
+    let served = rounds(&sockets, |worker, salt| {
+        let (given, all) = sum(worker, salt, ELEMENTS)?;
+        let (small, _) = sum(worker, salt, 2000)?;
+        Ok(usize::from(given && all) + usize::from(small))
+    });
+    assert!(served >= HOSTS, "the aggregator did nothing");
     let counts = deployment.wait_until("it tells nothing", |this| {
         let told = this.ask(&["topology"])?;
         let tenants = &told["aggregators"][0]["report"]["tenants"];
@@ -169,9 +150,8 @@ fn a_hog_takes_no_slot_that_is_promised_to_another() {
             },
         );
         course.change(|at| at.1 = 1);
-        let hogs = hogs.into_iter().flat_map(|hog| hog.join().unwrap());
-        for outcome in outcomes.into_iter().chain(hogs) {
-            outcome.unwrap_or_else(|error| panic!("{error:#}"));
+        for outcomes in std::iter::once(outcomes).chain(hogs.into_iter().map(|hog| hog.join().unwrap())) {
+            succeeded(outcomes);
         }
     });
     let counts = deployment.wait_until("it tells nothing", |this| {

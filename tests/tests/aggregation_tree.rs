@@ -3,11 +3,9 @@
 //! With three racks the one at the spine is above all others; with two racks one of those is above the other, and its own rack sends to it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_client::Access;
-use harmonaize_tests::aggregated::{EACH, sum, through_everything};
-use harmonaize_tests::job::{deploy, run, sockets};
+use harmonaize_tests::aggregated::{rounds, sum, through_everything};
+use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::racks_with_aggregators;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use xtask::fabric::Faults;
 
 const RACKS: usize = 3;
@@ -55,24 +53,11 @@ fn sums_are_right_on_a_bad_network() {
     };
     deployment.fabric().set_faults(Faults { lost: 20_000, twice: 10_000, late: 20_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
-    let served = AtomicUsize::new(0);
-    let outcomes = run(
-        &sockets,
-        "world",
-        1,
-        |_| Access::Mapped,
-        |worker| {
-            for salt in 0..EACH {
-                let (given, all) = sum(worker, salt, ELEMENTS)?;
-                served.fetch_add(usize::from(given && all), SeqCst);
-            }
-            Ok(())
-        },
-    );
-    for (rank, outcome) in outcomes.into_iter().enumerate() {
-        outcome.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
-    }
-    assert!(served.into_inner() >= 2 * HOSTS, "the aggregators did nothing");
+    let served = rounds(&sockets, |worker, salt| {
+        let (given, all) = sum(worker, salt, ELEMENTS)?;
+        Ok(usize::from(given && all))
+    });
+    assert!(served >= 2 * HOSTS, "the aggregators did nothing");
     let counts = deployment.wait_until("an aggregator tells nothing", |this| {
         let told = this.ask(&["topology"])?;
         let of = |at: usize, what: &str| {

@@ -95,13 +95,21 @@ fn place(told: &v1::Aggregation) -> Result<u16, String> {
     u16::try_from(worker).ok().filter(|_| sound).ok_or(format!("worker {worker} of {workers}"))
 }
 
-/// Where what is for all workers at once comes, and its key.
-fn group(told: &v1::Aggregation) -> Result<Option<(SocketAddrV4, Key)>, String> {
-    if told.group.is_empty() {
+/// Where what is for all workers at once goes; none where nothing does.
+///
+/// # Errors
+/// If it is no multicast address with a port.
+pub(crate) fn read_group(told: &str) -> Result<Option<SocketAddrV4>, String> {
+    if told.is_empty() {
         return Ok(None);
     }
-    let at: Option<SocketAddrV4> = told.group.parse().ok();
-    let at = at.filter(|at| at.ip().is_multicast() && at.port() != 0).ok_or("a group that is none")?;
+    let at = told.parse().ok().filter(|at: &SocketAddrV4| at.ip().is_multicast() && at.port() != 0);
+    at.map(Some).ok_or("a group that is none".to_owned())
+}
+
+/// The same, with its key.
+fn group(told: &v1::Aggregation) -> Result<Option<(SocketAddrV4, Key)>, String> {
+    let Some(at) = read_group(&told.group)? else { return Ok(None) };
     let key: [u8; 32] =
         told.group_key.as_slice().try_into().map_err(|_| "a group's key of another length")?;
     Ok(Some((at, Key::new(&key))))

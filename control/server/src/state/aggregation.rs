@@ -278,6 +278,7 @@ impl State {
             return by_hosts("tensors travel in fewer bits");
         }
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+        let trees = self.all_can(known, |abilities| abilities.aggregated_trees);
         let there = self.aggregators.there.iter().filter(|(at, _)| !known.refused.contains(at));
         let offers: Vec<Offer> = there
             .filter(|(at, there)| self.free_units(**at, there) >= 2)
@@ -291,7 +292,7 @@ impl State {
                     coder: Rate(0),
                     packets_per_second: there.packets_per_second,
                     others: self.served_beside(*at, id),
-                    parents: there.parents,
+                    parents: there.parents && trees,
                 };
                 let shape = coder.filter(|_| there.codes).zip(Shape::of_codes(unit, members));
                 let coded = shape.map(|(coder, Shape { elements, bytes, .. })| Offer {
@@ -303,9 +304,6 @@ impl State {
                 exact.then_some(offer).into_iter().chain(coded)
             })
             .collect();
-        let trees = self.all_can(known, |abilities| abilities.aggregated_trees);
-        let offers: Vec<Offer> =
-            offers.into_iter().map(|offer| Offer { parents: offer.parents && trees, ..offer }).collect();
         let conditions = self.estimates.conditions(topology, self.withdrawn());
         let share = planned.map(|planned| planned.share).filter(|share| share.0 > 0);
         let ring = share.unwrap_or_else(|| line_rate(topology, &hosts));

@@ -1,10 +1,10 @@
 //! A grant as control tells it, read with care.
 
-use crate::aggregation::read_form;
+use crate::aggregation::{read_form, read_group};
 use harmonaize_aggregator::packet::MAX_WORKERS;
 use harmonaize_aggregator::{Grant, Key, Parent, Partial, Share};
 use harmonaize_api::v1;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// A grant, and whose it is.
@@ -35,13 +35,7 @@ pub struct Upwards {
 pub(super) fn read(told: &v1::GrantAggregation, upwards: Upwards) -> Result<Told, String> {
     let (parent, address) = told.parent.as_ref().map(|told| above(told, upwards)).transpose()?.unzip();
     let form = told.form.as_ref().and_then(|form| form.form.as_ref());
-    let group: Option<SocketAddrV4> = match told.group.as_str() {
-        "" => None,
-        text => {
-            let group = text.parse().ok().filter(|group: &SocketAddrV4| group.ip().is_multicast());
-            Some(group.ok_or("a group that is none")?)
-        }
-    };
+    let group = read_group(&told.group)?;
     let grant = Grant {
         communicator: told.communicator,
         secret: told.secret.as_slice().try_into().map_err(|_| "a secret of another length".to_owned())?,

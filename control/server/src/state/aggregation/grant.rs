@@ -151,16 +151,13 @@ impl State {
                 |groups: Groups| SocketAddr::from((groups.group(number), there.address.port())).to_string();
             groups.map_or_else(String::new, group)
         });
-        let mut groups: Vec<String> = groups.collect();
-        groups.reverse();
-        let place =
-            |((aggregator, (address, ..)), workers): ((&AggregatorId, &(SocketAddr, u32, u32)), u16)| {
-                let mut secret = [0; SECRET_BYTES];
-                self.random.fill_bytes(&mut secret);
-                let group = groups.pop().unwrap_or_default();
-                Place { aggregator: *aggregator, address: *address, secret, workers, group }
-            };
-        let places: Vec<Place> = all.iter().zip(&shares).zip(counts).map(place).collect();
+        let mut places = Vec::with_capacity(all.len());
+        for (((aggregator, (address, ..)), workers), group) in all.iter().zip(&shares).zip(counts).zip(groups)
+        {
+            let mut secret = [0; SECRET_BYTES];
+            self.random.fill_bytes(&mut secret);
+            places.push(Place { aggregator: *aggregator, address: *address, secret, workers, group });
+        }
         let form = Some(v1::AggregationForm { form: Some(said(form)) });
         let weight = self.settings.terms(&tenant).weight;
         let mut granted = Granted { of: Some(id), ..Granted::default() };
