@@ -88,7 +88,7 @@ impl Lossy {
         });
         let accounts: Vec<Account<'_>> = accounts.collect();
         let account = |rank: usize| accounts.get(rank).copied();
-        let terms = Terms { codec, most, participants: ranks, measured: true };
+        let terms = Terms { codec, finer: None, most, participants: ranks, measured: true };
         let (sum, chunk) = (ViewMut::from(&mut average[..]), ViewMut::from(&mut self.chunk[..]));
         account(own).map_or(Ok(()), |account| account.begin(sum))?;
         let mut sums = terms.begin(1, sum.as_view())?;

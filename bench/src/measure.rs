@@ -3,6 +3,7 @@
 use crate::statistics::median;
 use anyhow::Result;
 use clap::Args;
+use harmonaize_abi::Collective;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 
@@ -41,16 +42,32 @@ pub struct Measured {
     pub wrong: u64,
     /// Tensor bytes that this rank's host sent in one operation, from the receipt.
     pub wire_bytes: u64,
+    /// Of all processors' time while operations were timed, the part that was spent, from 0 to 1; 0 where nobody looked.
+    #[serde(default)]
+    pub busy: f64,
+}
+
+/// Seconds that all processors of this machine were busy since it started (proc(5), /proc/stat: user, nice, system, then idle and waiting,
+/// then interrupts, soft ones, and what others took), in ticks of a hundredth, over their number. 0 where it cannot be read.
+pub fn busy() -> f64 {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let processors = text.lines().filter(|line| line.starts_with("cpu")).count().saturating_sub(1).max(1);
+    let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
+    let ticks: Vec<f64> = fields.filter_map(|field| field.parse().ok()).collect();
+    let idle: f64 = ticks.iter().skip(3).take(2).sum();
+    (ticks.iter().sum::<f64>() - idle) / 100.0 / processors as f64
 }
 
 impl Kind {
-    /// busbw over algbw (nccl-tests, PERFORMANCE.md): how often a byte crosses the slowest link in the best algorithm.
+    /// busbw over algbw.
     pub fn bus_factor(self, ranks: usize) -> f64 {
-        let ranks = ranks.max(1) as f64;
-        match self {
-            Self::Allreduce => 2.0 * (ranks - 1.0) / ranks,
-            Self::Alltoall | Self::Allgather | Self::Reducescatter => (ranks - 1.0) / ranks,
-        }
+        let collective = match self {
+            Self::Allreduce => Collective::AllReduce,
+            Self::Alltoall => Collective::AllToAll,
+            Self::Allgather => Collective::AllGather,
+            Self::Reducescatter => Collective::ReduceScatter,
+        };
+        collective.bus_factor(u32::try_from(ranks).unwrap_or(u32::MAX))
     }
 
     fn word(self) -> &'static str {

@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// and a single worker's gradient lost in a single step exceeds it more than tenfold.
 pub const TOLERANCE: f32 = 1e-4;
 
+/// Numbers of each worker that all are to know beside the average gradients: the loss, and whether it wishes to end.
+pub const RIDERS: usize = 2;
+
 /// What is trained, the same at every worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
@@ -130,8 +133,8 @@ pub fn train(
 fn share(
     communicator: &mut dyn Communicator,
     gradients: &mut Vec<f32>,
-    mut rest: [f32; 2],
-) -> Result<(Cost, [f32; 2])> {
+    mut rest: [f32; RIDERS],
+) -> Result<(Cost, [f32; RIDERS])> {
     if communicator.is_lossy() {
         let cost = communicator.average(gradients)?;
         communicator.average(&mut rest)?;

@@ -4,11 +4,15 @@ use crate::STEP;
 use crate::job::{Worker, deploy, run, sockets, succeeded};
 use anyhow::{Result, ensure};
 use harmonaize_client::{Access, Algorithm, Dtype, ReduceOp};
+use std::cell::Cell;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex};
 
-/// Operations before, between and after what happens to an aggregator.
+/// Operations before, between and after what happens to an aggregator; of the last at least.
 pub const EACH: u64 = 10;
+/// Most operations of a test.
+pub const MOST: usize = 10_000;
 
 /// Whole numbers, whose sums are exact in whatever order.
 pub fn whole(rank: u32, salt: u64, elements: usize) -> Vec<f32> {
@@ -69,8 +73,8 @@ impl Course {
 }
 
 /// Rounds on the hosts of a topology, a rank each, while aggregators of this configuration serve, the `position`-th is killed in the middle
-/// of one, and comes back. A round says whether all of it went by aggregators. What control said of them at first; none without the privilege
-/// for namespaces.
+/// of one, comes back, and is used again. A round says whether all of it went by aggregators. What control said of them at first; none without the
+/// privilege for namespaces.
 ///
 /// # Panics
 /// If anything is not as it should be: a test cannot go on.
@@ -88,6 +92,7 @@ pub fn through_everything(
     let served = Mutex::new(Vec::new());
     let so_far = |count: u64| course.wait(|(done, _)| done >= count).unwrap();
     let allow = |count: u64| course.change(|at| at.1 = count);
+    let over = AtomicBool::new(false);
     allow(EACH);
     let told = std::thread::scope(|scope| {
         let job = scope.spawn(|| {
@@ -97,9 +102,12 @@ pub fn through_everything(
                 1,
                 |_| Access::Mapped,
                 |worker| {
-                    for salt in 0..3 * EACH {
+                    for salt in 0..MOST as u64 {
                         // The main thread leads; ranks in the middle of an operation are not held up.
-                        course.wait(|(_, allowed)| allowed > salt)?;
+                        course.wait(|(_, allowed)| allowed > salt || over.load(SeqCst))?;
+                        if course.reached.lock().unwrap().1 <= salt {
+                            break;
+                        }
                         let aggregated = round(worker, salt)?;
                         if worker.rank == 0 {
                             served.lock().unwrap().extend(aggregated.then_some(salt));
@@ -129,8 +137,17 @@ pub fn through_everything(
             .unwrap();
         deployment.start_aggregator(position).unwrap();
         deployment.wait_until_ready().unwrap();
-        allow(3 * EACH);
+        let count = Cell::new(2 * EACH);
+        let again = deployment.wait_until("it is not used again", |_| {
+            count.set(count.get() + EACH);
+            allow(count.get());
+            so_far(count.get());
+            Ok(served.lock().unwrap().iter().any(|salt| *salt >= 2 * EACH).then_some(()))
+        });
+        over.store(true, SeqCst);
+        course.change(|_| ());
         succeeded(job.join().unwrap());
+        again.unwrap();
         why
     });
     deployment.end().unwrap();

@@ -81,7 +81,9 @@ impl Replay {
                 began_ns: phase.began_ns,
                 ended_ns: phase.ended_ns,
             });
-            self.stragglers.take(Subject::Job(phase.job), &phase.observed());
+            if !phase.lossy {
+                self.stragglers.take(Subject::Job(phase.job), &phase.observed());
+            }
             self.jobs.insert(phase.job, phase.hosts);
         }
         while let Some(operation) = self.marks.poll() {

@@ -4,7 +4,7 @@
 
 use anyhow::{Result, ensure};
 use harmonaize_client::{Access, Algorithm, Dtype, Rank, ReduceOp};
-use harmonaize_tests::aggregated::{Course, EACH, rounds, sum, through_everything, whole};
+use harmonaize_tests::aggregated::{Course, EACH, MOST, rounds, sum, through_everything, whole};
 use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
 use harmonaize_tests::{STEP, star_with_aggregator};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -26,7 +26,7 @@ fn sums_are_right_while_an_aggregator_serves_is_killed_and_comes_back() {
 #[test]
 fn small_operations_are_right_through_the_same() {
     const RANKS: usize = 5;
-    let entered: Vec<AtomicUsize> = (0..3 * EACH).map(|_| AtomicUsize::new(0)).collect();
+    let entered: Vec<AtomicUsize> = (0..MOST).map(|_| AtomicUsize::new(0)).collect();
     let broadcasts = AtomicUsize::new(0);
     let barriers = AtomicUsize::new(0);
     // With a core that is said to be fast it pays for barriers of so few.

@@ -5,7 +5,7 @@ use harmonaize_tests::{echo, fabric, racks, racks_and_strangers, star, star_with
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use xtask::counters::{Carried, Counters};
@@ -258,6 +258,22 @@ fn delays_of_links_are_kept_both_ways() {
         println!("{:?} to {:?}, and {least} ms were asked for", times[0], times[10]);
         assert!(times[0] >= Duration::from_millis(least), "{times:?}");
     }
+    // What is for a group comes to who has joined it: the switch on the way has heard so.
+    let (aggregator, group) = (&fabric.aggregators()[0], Ipv4Addr::new(239, 7, 7, 7));
+    let join = || {
+        let socket = UdpSocket::bind((group, 0))?;
+        socket.join_multicast_v4(&group, &second.addresses[0])?;
+        socket.set_read_timeout(Some(Duration::from_millis(20))).map(|()| socket)
+    };
+    let member = second.namespace.enter(join).unwrap().unwrap();
+    let sender =
+        aggregator.namespace.enter(|| UdpSocket::bind((aggregator.addresses[0], 0))).unwrap().unwrap();
+    let to = member.local_addr().unwrap();
+    let heard = (0..250).any(|_| {
+        sender.send_to(b"all", to).unwrap();
+        member.recv(&mut [0; 8]).is_ok()
+    });
+    assert!(heard, "{to} was not heard");
     let text = "what is long goes in large buffers ".repeat(100_000);
     assert!(echo(&first.namespace, &second.namespace, second.addresses[0], &text).unwrap() == text);
 }

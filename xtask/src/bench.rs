@@ -11,6 +11,7 @@ pub mod lab;
 pub mod launcher;
 pub mod part;
 pub mod perftest;
+mod pictures;
 pub mod rdma;
 pub mod row;
 pub mod small;
@@ -21,6 +22,7 @@ pub mod testbed;
 use crate::packages::{self, Consent};
 use crate::workspace::{Binaries, Profile};
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use lab::Lab;
 use part::Outcome;
 use row::{Row, table};
@@ -85,7 +87,7 @@ pub struct Args {
     /// Suite codec: float32 files of NumPy to code besides
     #[arg(value_name = "FILE.npy")]
     pub files: Vec<PathBuf>,
-    /// Suite codec: draw speed and loss into this folder, as SVG
+    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, cooperation and codec show besides
     #[arg(long, value_name = "FOLDER")]
     pub figures: Option<PathBuf>,
     /// Write the rows as a JSON array too; `-` prints it on a line of standard output
@@ -99,7 +101,7 @@ pub struct Args {
     pub rounds: Option<usize>,
     /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, busbw-shaped, processor,
     /// thread, phases, stragglers, congestion; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
-    /// Suite compression: speed, slow, fast, convolutional, transformer. Suite aggregation: core, large, codes, eight, lossy, faults, killed, small, fair, hog, tree. Suite cooperation: tenant
+    /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, eight, lossy, faults, killed, small, fair, hog, tree. Suite cooperation: tenant
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
     /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: show that all programs run, in a short round; no bar is held against it
@@ -124,12 +126,13 @@ pub fn run(args: &Args) -> Result<()> {
     if args.suite == Suite::Rdma {
         return rdma(args);
     }
-    if args.suite != Suite::Codec && !(args.files.is_empty() && args.figures.is_none()) {
-        bail!("only the suite codec takes files and draws figures");
+    if args.suite != Suite::Codec && !args.files.is_empty() {
+        bail!("only the suite codec takes files");
     }
     if args.suite == Suite::Codec {
         let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
-        let rows = codec::run(rounds, &args.files, args.figures.as_deref())?;
+        let effort = if args.smoke { codec::Effort::Smoke } else { codec::Effort::Rounds(rounds) };
+        let rows = codec::run(effort, &args.files, args.figures.as_deref())?;
         told(args, &rows)?;
         return if args.smoke { Ok(()) } else { judged(&rows) };
     }
@@ -202,13 +205,20 @@ fn telemetry_effort(args: &Args) -> telemetry::Effort {
 fn control_effort(args: &Args) -> control::Effort {
     const ONSETS: usize = 30;
     let onsets = args.rounds.unwrap_or(ONSETS).max(1);
-    if args.smoke { control::Effort::smoke(&args.only) } else { control::Effort::new(onsets, &args.only) }
+    let effort = if args.smoke {
+        control::Effort::smoke(&args.only)
+    } else {
+        control::Effort::new(onsets, &args.only)
+    };
+    control::Effort { figures: args.figures.clone(), ..effort }
 }
 
 fn compression_effort(args: &Args) -> compression::Effort {
     let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
     let only = &args.only;
-    if args.smoke { compression::Effort::smoke(only) } else { compression::Effort::new(rounds, only) }
+    let effort =
+        if args.smoke { compression::Effort::smoke(only) } else { compression::Effort::new(rounds, only) };
+    compression::Effort { figures: args.figures.clone(), ..effort }
 }
 
 fn aggregation_effort(args: &Args) -> aggregation::Effort {
@@ -220,7 +230,9 @@ fn aggregation_effort(args: &Args) -> aggregation::Effort {
 fn cooperation_effort(args: &Args) -> cooperation::Effort {
     let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
     let only = &args.only;
-    if args.smoke { cooperation::Effort::smoke(only) } else { cooperation::Effort::new(rounds, only) }
+    let effort =
+        if args.smoke { cooperation::Effort::smoke(only) } else { cooperation::Effort::new(rounds, only) };
+    cooperation::Effort { figures: args.figures.clone(), ..effort }
 }
 
 /// The suite on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.
@@ -251,6 +263,10 @@ fn finished(args: &Args, outcome: Outcome) -> Result<()> {
 /// Prints the rows, as JSON too where that was asked for.
 fn told(args: &Args, rows: &[Row]) -> Result<()> {
     println!("{}\n\n{}", machine(), table(rows));
+    if let Some(folder) = &args.figures {
+        let suite = args.suite.to_possible_value().context("a suite without a name")?;
+        pictures::of_rows(folder, suite.get_name(), rows)?;
+    }
     match &args.json {
         Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string(rows)?),
         Some(path) => write_json(path, rows)?,

@@ -21,7 +21,7 @@ pub struct Args {
     /// Install missing packages and tools without asking
     #[arg(long)]
     pub yes: bool,
-    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, ebpf, softroce, aarch64, dpu, bench, demo
+    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, ebpf, softroce, aarch64, dpu, bench, fuzz, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -56,8 +56,11 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "compression", "--smoke"])?;
         task(args, &["bench", "aggregation", "--smoke", "--only", "core"])?;
         task(args, &["bench", "cooperation", "--smoke", "--only", "tenant"])?;
+        task(args, &["bench", "codec", "--smoke"])?;
         task(args, &["bench", "small", "--smoke"])
     }),
+    // Damaged chunks and codes of seeds that nobody has seen, for a minute.
+    ("fuzz", |args| task(args, &["soak", "--suite", "codec", "--minutes", "1"])),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];
 

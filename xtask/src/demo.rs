@@ -6,7 +6,6 @@ pub mod changes;
 pub mod course;
 pub mod lines;
 pub mod page;
-pub mod plot;
 pub mod timeline;
 pub mod verdict;
 pub mod views;

@@ -24,6 +24,7 @@ pub mod namespace;
 pub mod packages;
 pub mod peers;
 pub mod plans;
+pub mod plot;
 pub mod process;
 pub mod route;
 pub mod soak;

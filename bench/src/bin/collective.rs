@@ -3,10 +3,10 @@
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use harmonaize_bench::measure::{Effort, Kind, Measured};
+use harmonaize_bench::measure::{Effort, Kind, Measured, busy};
 use harmonaize_bench::tenant::{Member, Seat};
 use harmonaize_client::{Receipt, ReduceOp, Tensor};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Times collectives back to back and checks the first of each size.
 #[derive(Parser)]
@@ -107,17 +107,19 @@ fn measure(arguments: &Arguments, member: &Member, bytes: usize) -> Result<Measu
     }
     member.barrier()?;
     let (mut times_us, mut wire_bytes) = (Vec::with_capacity(arguments.effort.iterations), 0);
+    let (begun, spent) = (Instant::now(), busy());
     for _ in 0..arguments.effort.iterations {
         let (receipt, took) = run()?;
         times_us.push(took.as_secs_f64() * 1e6);
         wire_bytes = receipt.wire_bytes;
     }
+    let busy = (busy() - spent) / begun.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
     member.barrier()?;
     // In place, the output was zeros and zeros stay zeros, however often they are added; else it must be there again.
     if !arguments.in_place {
         wrong += pattern.wrong(output)?;
     }
-    Ok(Measured { bytes: bytes as u64, times_us, wrong, wire_bytes })
+    Ok(Measured { bytes: bytes as u64, times_us, wrong, wire_bytes, busy })
 }
 
 /// Values that tell sources and places apart, exact in f32, and what must become of them.

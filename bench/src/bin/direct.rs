@@ -41,7 +41,7 @@ fn main() -> Result<()> {
             direct.run()?;
             times_us.push(began.elapsed().as_secs_f64() * 1e6);
         }
-        let measured = Measured { bytes: *bytes as u64, times_us, wrong, wire_bytes: 0 };
+        let measured = Measured { bytes: *bytes as u64, times_us, wrong, ..Measured::default() };
         measured.print(arguments.json, Kind::Allreduce, arguments.ranks as usize)?;
         ensure!(wrong == 0, "{wrong} elements are wrong");
     }

@@ -27,6 +27,9 @@ struct Arguments {
     /// One begins each so many microseconds; 0: as soon as there may be another
     #[arg(long, default_value_t = 0)]
     every_us: u64,
+    /// When the first begins, by CLOCK_MONOTONIC in nanoseconds; 0: at once
+    #[arg(long, default_value_t = 0)]
+    from_ns: u64,
     /// When no more are begun, by CLOCK_MONOTONIC in nanoseconds
     #[arg(long)]
     until_ns: u64,
@@ -72,6 +75,7 @@ struct Load<'a> {
 impl Load<'_> {
     /// All ranks begin the same operations: the first after which some rank wants to end says how many.
     fn run(&mut self) -> Result<()> {
+        std::thread::sleep(Duration::from_nanos(self.arguments.from_ns.saturating_sub(now_ns()?)));
         let begun = Instant::now();
         let every = Duration::from_micros(self.arguments.every_us);
         let depth = self.tensors.len() as u64;

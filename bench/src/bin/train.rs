@@ -1,15 +1,17 @@
 //! Trains a model of digits: in one process, or as one worker of several whose gradients go through their agent.
 #![forbid(unsafe_code)]
 
-use anyhow::Result;
-use clap::Parser;
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
 use harmonaize_bench::communicator::{Alone, Communicator};
 use harmonaize_bench::model::Kind;
+use harmonaize_bench::record::Recorded;
 use harmonaize_bench::report::{Line, now_us};
 use harmonaize_bench::tenant::{Seat, Worker, budget};
 use harmonaize_bench::training::{Recipe, train};
 use harmonaize_client::Budget;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -54,6 +56,12 @@ struct Arguments {
     /// Test after every so many steps too, at rank 0
     #[arg(long, default_value_t = 0, value_name = "STEPS")]
     every: usize,
+    /// Write the gradients of some steps into this folder, at rank 0, as it gives them to be averaged: MODEL-STEP.npy
+    #[arg(long, value_name = "FOLDER")]
+    record: Option<PathBuf>,
+    /// Which steps, from 1
+    #[arg(long, value_delimiter = ',', default_value = "5,50,95", value_name = "STEP", requires = "record")]
+    record_steps: Vec<usize>,
 }
 
 fn main() -> Result<()> {
@@ -68,14 +76,29 @@ fn main() -> Result<()> {
             signal_hook::flag::register(signal, Arc::clone(&told))?;
         }
     }
+    let record = arguments.record.map(|folder| (folder, arguments.record_steps));
     if arguments.single {
-        return work(&recipe, &mut Alone, &told);
+        return recorded(&recipe, &mut Alone, record, &told);
     }
     let mut worker = Worker::join(&arguments.seat, ARENA, arguments.budget)?;
     if arguments.listen && worker.rank() == 0 {
         worker.member().listen()?;
     }
-    work(&recipe, &mut worker, &told)
+    recorded(&recipe, &mut worker, record, &told)
+}
+
+/// Trains, and keeps the gradients of some steps where that was asked for.
+fn recorded(
+    recipe: &Recipe,
+    inner: &mut dyn Communicator,
+    record: Option<(PathBuf, Vec<usize>)>,
+    told: &AtomicBool,
+) -> Result<()> {
+    let Some((folder, steps)) = record.filter(|_| inner.rank() == 0) else {
+        return work(recipe, inner, told);
+    };
+    let name = recipe.kind.to_possible_value().context("a model without a name")?.get_name().to_owned();
+    work(recipe, &mut Recorded { inner, folder, name, steps, made: 0 }, told)
 }
 
 fn work(recipe: &Recipe, communicator: &mut dyn Communicator, told: &AtomicBool) -> Result<()> {

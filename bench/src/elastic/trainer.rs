@@ -6,8 +6,8 @@ use crate::report::{now_us, print};
 use crate::tenant::Seat;
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_client::{
-    Checkpoint, Client, Communicator, Dtype, Error, Event, EventKind, Events, Knobs, Operation, Rank,
-    ReduceOp, RegroupOptions, Status, Tensor,
+    Checkpoint, Client, Communicator, Dtype, Error, Event, EventKind, Events, Knobs, Operation, Priority,
+    Rank, ReduceOp, RegroupOptions, Status, Tensor,
 };
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -176,7 +176,8 @@ impl Trainer {
         for event in self.events.read(Duration::ZERO)?.events {
             self.heed(&event)?;
         }
-        let checkpoint = Some(Checkpoint { every, cost, last: self.saved.elapsed() });
+        let checkpoint =
+            Some(Checkpoint { every, cost, last: self.saved.elapsed(), importance: Priority::Normal });
         let choice = self.client.iteration(&self.name, &Knobs { accumulate, checkpoint })?;
         let regroup = self.without != 0 || self.newcomers;
         let decision = Decision {

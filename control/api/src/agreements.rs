@@ -37,28 +37,51 @@ impl From<&v1::Budget> for Budget {
 
 impl From<&Target> for v1::Target {
     fn from(target: &Target) -> Self {
-        Self { bytes: target.bytes, p99_ns: nanos(target.p99) }
+        let collective = target.collective.code().into();
+        Self { collective, bytes: target.bytes, p99_ns: nanos(target.p99) }
     }
 }
 
+/// A collective by its code in descriptors; none that is not known here.
+pub fn collective(code: u32) -> Option<Collective> {
+    u8::try_from(code).ok().and_then(Collective::from_code)
+}
+
 impl From<&v1::Target> for Target {
+    /// Of a collective that is not known here it makes an AllReduce: who keeps to it asks [`v1::Constraints::unknown`] first.
     fn from(target: &v1::Target) -> Self {
-        Self { bytes: target.bytes, p99: Duration::from_nanos(target.p99_ns) }
+        let collective = collective(target.collective).unwrap_or(Collective::AllReduce);
+        Self { collective, bytes: target.bytes, p99: Duration::from_nanos(target.p99_ns) }
+    }
+}
+
+impl From<Priority> for v1::Priority {
+    fn from(priority: Priority) -> Self {
+        match priority {
+            Priority::Low => Self::Low,
+            Priority::Normal => Self::Normal,
+            Priority::High => Self::High,
+        }
+    }
+}
+
+impl From<v1::Priority> for Priority {
+    fn from(said: v1::Priority) -> Self {
+        match said {
+            v1::Priority::Unspecified | v1::Priority::Normal => Self::Normal,
+            v1::Priority::Low => Self::Low,
+            v1::Priority::High => Self::High,
+        }
     }
 }
 
 impl From<&Constraints> for v1::Constraints {
     fn from(constraints: &Constraints) -> Self {
-        let priority = match constraints.priority {
-            Priority::Low => v1::Priority::Low,
-            Priority::Normal => v1::Priority::Normal,
-            Priority::High => v1::Priority::High,
-        };
         Self {
             budget: constraints.budget.as_ref().map(Into::into),
             completions: constraints.completions.iter().map(Into::into).collect(),
             iteration: constraints.iteration.as_ref().map(Into::into),
-            priority: priority.into(),
+            priority: v1::Priority::from(constraints.priority).into(),
             weight: constraints.weight,
             min_busbw: constraints.min_busbw,
             no_aggregation: !constraints.aggregation,
@@ -68,17 +91,21 @@ impl From<&Constraints> for v1::Constraints {
     }
 }
 
+impl v1::Constraints {
+    /// The first target's collective that is not known here, by its code.
+    pub fn unknown(&self) -> Option<u32> {
+        let mut codes = self.completions.iter().chain(&self.iteration).map(|target| target.collective);
+        codes.find(|code| collective(*code).is_none())
+    }
+}
+
 impl From<&v1::Constraints> for Constraints {
     fn from(said: &v1::Constraints) -> Self {
         Self {
             budget: said.budget.as_ref().map(Into::into),
             completions: said.completions.iter().map(Into::into).collect(),
             iteration: said.iteration.as_ref().map(Into::into),
-            priority: match said.priority() {
-                v1::Priority::Unspecified | v1::Priority::Normal => Priority::Normal,
-                v1::Priority::Low => Priority::Low,
-                v1::Priority::High => Priority::High,
-            },
+            priority: said.priority().into(),
             weight: said.weight,
             min_busbw: said.min_busbw,
             aggregation: !said.no_aggregation,
@@ -198,17 +225,20 @@ impl v1::BeginIteration {
             every: Duration::from_nanos(said.every_ns),
             cost: Duration::from_nanos(said.cost_ns),
             last: Duration::from_nanos(said.last_ns),
+            importance: said.importance().into(),
         });
         Knobs { accumulate: (self.accumulate_least, self.accumulate_most), checkpoint }
     }
 
     /// A question with these knobs.
     pub fn of(request: u64, tenant: &str, communicator: String, knobs: &Knobs) -> Self {
-        let checkpoint = knobs.checkpoint.map(|Checkpoint { every, cost, last }| v1::Checkpoint {
-            every_ns: nanos(every),
-            cost_ns: nanos(cost),
-            last_ns: nanos(last),
-        });
+        let checkpoint =
+            knobs.checkpoint.map(|Checkpoint { every, cost, last, importance }| v1::Checkpoint {
+                every_ns: nanos(every),
+                cost_ns: nanos(cost),
+                last_ns: nanos(last),
+                importance: v1::Priority::from(importance).into(),
+            });
         Self {
             request,
             tenant: tenant.to_owned(),
@@ -271,8 +301,11 @@ impl v1::Hints {
     /// As tenants say it; none where a collective is not known here.
     pub fn said(&self) -> Option<Hints> {
         let expected = |said: &v1::ExpectedOperation| {
-            let collective = u8::try_from(said.collective).ok().and_then(Collective::from_code)?;
-            Some(Expected { collective, bytes: said.bytes, critical: !said.hidden })
+            Some(Expected {
+                collective: collective(said.collective)?,
+                bytes: said.bytes,
+                critical: !said.hidden,
+            })
         };
         Some(Hints {
             period: (self.period_ns > 0).then(|| Duration::from_nanos(self.period_ns)),
@@ -298,6 +331,7 @@ mod tests {
             .budget(Budget::Codecs(vec!["bf16".to_owned()]))
             .p99(1 << 10, Duration::from_micros(50))
             .p99(1 << 20, Duration::from_millis(5))
+            .p99_of(Collective::AllGather, 1 << 20, Duration::from_millis(5))
             .iteration(1 << 30, Duration::from_secs(2))
             .priority(Priority::High)
             .weight(3)
@@ -312,6 +346,10 @@ mod tests {
         for constraints in [everything(), exact, Constraints::new()] {
             assert_eq!(Constraints::from(&v1::Constraints::from(&constraints)), constraints);
         }
+        let mut strange = v1::Constraints::from(&everything());
+        assert_eq!(strange.unknown(), None);
+        strange.iteration = Some(v1::Target { collective: 300, ..Default::default() });
+        assert_eq!(strange.unknown(), Some(300));
         let all = [
             Clause::Budget,
             Clause::Completion,
@@ -347,8 +385,11 @@ mod tests {
     #[test]
     fn knobs_and_choices_arrive() {
         let second = Duration::from_secs(1);
-        let checkpoint = Some(Checkpoint { every: second * 60, cost: second, last: second * 7 });
-        for knobs in [Knobs { accumulate: (1, 8), checkpoint }, Knobs::default()] {
+        let of = |importance| {
+            let checkpoint = Checkpoint { every: second * 60, cost: second, last: second * 7, importance };
+            Knobs { accumulate: (1, 8), checkpoint: Some(checkpoint) }
+        };
+        for knobs in [of(Priority::Low), of(Priority::Normal), of(Priority::High), Knobs::default()] {
             let asked = v1::BeginIteration::of(3, "a", "job".to_owned(), &knobs);
             assert_eq!((asked.request, asked.knobs()), (3, knobs));
         }

@@ -3,7 +3,7 @@
 
 mod agreements;
 
-pub use agreements::{clause_numbers, clauses};
+pub use agreements::{clause_numbers, clauses, collective};
 
 /// Version 1 of the interface, generated from `proto/harmonaize/provider/v1`.
 pub mod v1 {

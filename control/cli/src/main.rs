@@ -262,7 +262,7 @@ enum Command {
         #[arg(
             long,
             value_name = "N",
-            required_unless_present = "from",
+            required_unless_present_any = ["from", "diff"],
             conflicts_with = "from",
             value_parser = clap::value_parser!(u32).range(1..=3600)
         )]
@@ -271,11 +271,22 @@ enum Command {
         #[arg(long, value_name = "TRACEFILE")]
         from: Vec<PathBuf>,
         /// Where the trace goes.
-        #[arg(long, value_name = "FILE")]
-        out: PathBuf,
+        #[arg(long, value_name = "FILE", required_unless_present = "diff")]
+        out: Option<PathBuf>,
         /// Keep what was recorded too, for `--from`.
         #[arg(long, value_name = "TRACEFILE", conflicts_with = "from")]
         keep: Option<PathBuf>,
+        /// Prints what two recorded files do not have in common, as JSON.
+        #[arg(
+            long,
+            num_args = 2,
+            value_names = ["TRACEFILE", "TRACEFILE"],
+            conflicts_with_all = ["seconds", "from", "out", "keep"]
+        )]
+        diff: Vec<PathBuf>,
+        /// Records that say the same at most so far apart are the same to `--diff`.
+        #[arg(long, value_name = "DURATION", default_value = "0ns", requires = "diff")]
+        tolerance: Nanos,
     },
     /// For tenants: constraints and agreements, hints, events, and how agreements were kept.
     #[command(after_help = tenant::HELP)]
@@ -418,10 +429,16 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         Command::Phases { at, json, last, follow } => {
             runtime.block_on(phases::run(&at.socket()?, last, follow, json))
         }
-        Command::Trace { at, seconds, from, out, keep } => match seconds {
-            Some(seconds) => runtime.block_on(trace::record(&at.socket()?, seconds, &out, keep.as_deref())),
-            None => trace::convert(&from, &out),
-        },
+        Command::Trace { at, seconds, from, out, keep, diff, tolerance } => {
+            match (diff.as_slice(), out, seconds) {
+                ([first, second], ..) => trace::diff(first, second, tolerance),
+                (_, Some(out), Some(seconds)) => {
+                    runtime.block_on(trace::record(&at.socket()?, seconds, &out, keep.as_deref()))
+                }
+                (_, Some(out), None) => trace::convert(&from, &out),
+                (_, None, _) => Err(Failure::Usage("where does the trace go? say --out FILE".to_owned())),
+            }
+        }
         command @ (Command::Status { .. } | Command::Reorder { .. } | Command::Dissolve { .. }) => {
             runtime.block_on(ask(&control, command))
         }

@@ -102,11 +102,11 @@ struct Wanted {
     /// Nothing: what was promised is given back.
     #[arg(long)]
     none: bool,
-    /// Operations of up to SIZE end within TIME in 99 of 100 cases; up to four times.
-    #[arg(long, value_name = "SIZE=TIME")]
+    /// Operations of up to SIZE (of an AllReduce where nothing else is named) end within TIME in 99 of 100 cases; up to four times.
+    #[arg(long, value_name = "[COLLECTIVE=]SIZE=TIME")]
     p99: Vec<Target>,
-    /// An iteration's operations, SIZE together, take at most TIME together.
-    #[arg(long, value_name = "SIZE=TIME")]
+    /// An iteration's operations, SIZE together, take at most TIME together; predicted as an AllReduce where nothing else is named.
+    #[arg(long, value_name = "[COLLECTIVE=]SIZE=TIME")]
     iteration: Option<Target>,
     /// Least bus bandwidth.
     #[arg(long, value_name = "SIZE/s")]
@@ -157,12 +157,18 @@ impl FromStr for Operation {
             Some(what) => (what, false),
             None => (text, true),
         };
-        let (collective, size) = what.split_once('=').unwrap_or((Collective::AllReduce.name(), what));
-        let known = || Collective::ALL.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ");
-        let collective = collective.parse().map_err(|()| format!("`{collective}` is none of {}", known()))?;
-        let size: Bytes = size.parse().map_err(|error| format!("{error}"))?;
-        Ok(Self(Expected { collective, bytes: size.0, critical }))
+        let (collective, bytes) = sized(what)?;
+        Ok(Self(Expected { collective, bytes, critical }))
     }
+}
+
+/// [COLLECTIVE=]SIZE.
+fn sized(text: &str) -> Result<(Collective, u64), String> {
+    let (collective, size) = text.split_once('=').unwrap_or((Collective::AllReduce.name(), text));
+    let known = || Collective::ALL.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ");
+    let collective = collective.parse().map_err(|()| format!("`{collective}` is none of {}", known()))?;
+    let size: Bytes = size.parse().map_err(|error| format!("{error}"))?;
+    Ok((collective, size.0))
 }
 
 impl Expectations {
@@ -186,15 +192,15 @@ enum Level {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Target(u64, Duration);
+struct Target(harmonaize_client::Target);
 
 impl FromStr for Target {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let (size, time) = text.split_once('=').ok_or("no SIZE=TIME, such as 64KiB=5ms")?;
-        let size: Bytes = size.parse().map_err(|error| format!("{error}"))?;
+        let (what, time) = text.rsplit_once('=').ok_or("no SIZE=TIME, such as 64KiB=5ms")?;
+        let (collective, bytes) = sized(what)?;
         let time: Nanos = time.parse().map_err(|error| format!("{error}"))?;
-        Ok(Self(size.0, time.into()))
+        Ok(Self(harmonaize_client::Target { collective, bytes, p99: time.into() }))
     }
 }
 
@@ -244,12 +250,10 @@ impl Wanted {
     /// What is proposed, if anything is.
     fn constraints(self) -> Option<Constraints> {
         let mut wanted = Constraints::new();
-        for Target(bytes, p99) in self.p99 {
-            wanted = wanted.p99(bytes, p99);
+        for Target(target) in self.p99 {
+            wanted = wanted.p99_of(target.collective, target.bytes, target.p99);
         }
-        if let Some(Target(bytes, p99)) = self.iteration {
-            wanted = wanted.iteration(bytes, p99);
-        }
+        wanted.iteration = self.iteration.map(|Target(target)| target);
         wanted.min_busbw = self.min_busbw.map_or(0, |Busbw(least)| least);
         wanted.weight = self.weight.unwrap_or(1);
         wanted.priority = match self.priority {
@@ -396,11 +400,12 @@ mod tests {
         assert_eq!(wanted("tenant constraints job"), None);
         assert_eq!(wanted("tenant constraints job --none"), Some(Constraints::new()));
         assert_eq!(wanted("tenant constraints job --weight 1"), Some(Constraints::new()));
-        let all = "tenant constraints job --p99 1MiB=20ms --p99 64KiB=5ms --iteration 1GiB=2s --min-busbw 80MB/s \
+        let all = "tenant constraints job --p99 1MiB=20ms --p99 64KiB=5ms --p99 allgather=2MiB=7ms --iteration 1GiB=2s --min-busbw 80MB/s \
             --weight 2 --priority high --budget vnmse=0.01 --no-aggregation --price-ceiling 7";
         let expected = Constraints::new()
             .p99(64 << 10, ms * 5)
             .p99(1 << 20, ms * 20)
+            .p99_of(Collective::AllGather, 2 << 20, ms * 7)
             .iteration(1 << 30, ms * 2000)
             .min_busbw(80_000_000)
             .weight(2)

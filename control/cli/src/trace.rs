@@ -1,11 +1,12 @@
-//! `harmonaize trace`: records an agent's telemetry, or reads recorded files, and writes a trace for Perfetto.
+//! `harmonaize trace`: records an agent's telemetry, or reads recorded files, and writes a trace for Perfetto; or compares two.
 
 use crate::Failure;
 use crate::agent::{Agent, Socket};
 use crate::perfetto::{Builder, encode};
 use crate::text::bytes;
-use harmonaize_analysis::trace::{Replayed, replay};
+use harmonaize_analysis::trace::{Record, Replayed, diff_records, replay};
 use harmonaize_planner::Nanos;
+use serde_json::{Value, json};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -16,9 +17,15 @@ Open the file at https://ui.perfetto.dev, or with trace_processor. It holds a tr
 each host (rates of its interfaces, flows, and the bursts of each, out and in, with what was marked, lost
 or sent again). Arrows join an operation with its bursts. Times are wall time.
 
+With --diff two recorded files are compared instead. The JSON has `first` and `second`, the records that only
+the one and only the other has, each with its kind as `record`, its `time_ns` (CLOCK_MONOTONIC of its host) and
+what it `says`; `common`, how many pairs say the same within the tolerance; and `largest_ns`, how far apart in
+time the furthest of them are.
+
 Examples:
   harmonaize trace --agent unix:/run/harmonaize/telemetry.sock --seconds 5 --out a.pftrace
-  harmonaize trace --from h0.trace --from h1.trace --out both.pftrace";
+  harmonaize trace --from h0.trace --from h1.trace --out both.pftrace
+  harmonaize trace --diff before.trace after.trace --tolerance 1ms | jq .common";
 
 /// Most bytes that are recorded, or read from a file.
 const MOST_BYTES: u64 = 4 << 30;
@@ -57,18 +64,56 @@ pub(crate) fn convert(from: &[PathBuf], out: &Path) -> Result<String, Failure> {
     let mut all = Vec::new();
     for (source, path) in from.iter().enumerate() {
         let shown = path.display().to_string();
-        let refused = |error: std::io::Error| Failure::Refused(format!("{shown}: {error}"));
-        let mut recorded = Vec::new();
-        let file = std::fs::File::open(path).map_err(refused)?;
-        file.take(MOST_BYTES + 1).read_to_end(&mut recorded).map_err(refused)?;
-        if recorded.len() as u64 > MOST_BYTES {
-            return Err(Failure::Refused(format!("{shown}: more than {}", bytes(MOST_BYTES))));
-        }
+        let recorded = read(path)?;
         builder.begin(source, 0);
         let replayed = add(&mut builder, &recorded, &shown)?;
         all.push((shown, replayed));
     }
     finish(builder, out, &all)
+}
+
+/// What two recorded files do not have in common.
+pub(crate) fn diff(first: &Path, second: &Path, tolerance: Nanos) -> Result<String, Failure> {
+    let records = |path: &Path| {
+        let mut records = Vec::new();
+        let replayed = replay(&read(path)?, |record| records.push(*record));
+        replayed.map_err(|error| Failure::Refused(format!("{}: {error}", path.display())))?;
+        Ok::<_, Failure>(records)
+    };
+    let difference = diff_records(&records(first)?, &records(second)?, tolerance.0);
+    let side = |records: &[Record]| records.iter().map(told).collect::<Vec<_>>();
+    let told = json!({
+        "first": side(&difference.first), "second": side(&difference.second),
+        "common": difference.common, "largest_ns": difference.largest_ns,
+    });
+    Ok(format!("{told:#}\n"))
+}
+
+fn told(record: &Record) -> Value {
+    let (kind, says) = match record {
+        Record::Observer(observer) => ("observer", format!("{observer:?}")),
+        Record::Event(event) => ("event", format!("{event:?}")),
+        Record::Tcp { key, flow, .. } => ("tcp", format!("{key:?} {flow:?}")),
+        Record::Roce { key, counters, .. } => ("roce", format!("{key:?} {counters:?}")),
+        Record::Totals { totals, .. } => ("totals", format!("{totals:?}")),
+        Record::Mark(mark) => ("mark", format!("{mark:?}")),
+        Record::Owner(owner) => ("owner", format!("{owner:?}")),
+        Record::Link(link) => ("link", format!("{link:?}")),
+        Record::Lost(lost) => ("lost", format!("{lost:?}")),
+    };
+    json!({"record": kind, "time_ns": record.time_ns(), "says": says})
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let shown = path.display();
+    let refused = |error: std::io::Error| Failure::Refused(format!("{shown}: {error}"));
+    let mut recorded = Vec::new();
+    let file = std::fs::File::open(path).map_err(refused)?;
+    file.take(MOST_BYTES + 1).read_to_end(&mut recorded).map_err(refused)?;
+    if recorded.len() as u64 > MOST_BYTES {
+        return Err(Failure::Refused(format!("{shown}: more than {}", bytes(MOST_BYTES))));
+    }
+    Ok(recorded)
 }
 
 fn add(builder: &mut Builder, recorded: &[u8], from: &str) -> Result<Replayed, Failure> {

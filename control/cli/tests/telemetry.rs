@@ -348,6 +348,44 @@ async fn traces_are_recorded_and_converted() {
 }
 
 #[tokio::test]
+async fn recorded_traces_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, records: &[Record]| {
+        let mut writer = Writer::new();
+        records.iter().for_each(|record| writer.write(record));
+        let path = folder.path().join(name);
+        std::fs::write(&path, writer.into_bytes()).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mark = |time_ns: u64, bytes: u64| {
+        Record::Mark(Mark { time_ns, bytes, kind: MarkKind::Sent as u32, ..Mark::default() })
+    };
+    let first = write("first", &[mark(1_000, 1), mark(2_000, 2), mark(3_000, 3)]);
+    let second = write("second", &[mark(1_000, 1), mark(2_400, 2), mark(3_000, 4)]);
+    let compared = async |one: &str, other: &str, tolerance: &str| {
+        let (code, said, err) = ask(&["trace", "--diff", one, other, "--tolerance", tolerance]).await;
+        assert_eq!((code, err.as_str()), (0, ""));
+        serde_json::from_str::<serde_json::Value>(&said).unwrap()
+    };
+    let own = compared(&first, &first, "0ns").await;
+    assert_eq!(own, serde_json::json!({"first": [], "second": [], "common": 3, "largest_ns": 0}));
+    let told = compared(&first, &second, "400ns").await;
+    assert_eq!((&told["common"], &told["largest_ns"]), (&2.into(), &400.into()), "{told}");
+    for (side, bytes) in [("first", "bytes: 3"), ("second", "bytes: 4")] {
+        let [one] = &told[side].as_array().unwrap()[..] else { panic!("{told}") };
+        assert_eq!((&one["record"], &one["time_ns"]), (&"mark".into(), &3_000.into()));
+        assert!(one["says"].as_str().unwrap().contains(bytes), "{one}");
+    }
+    assert_eq!(compared(&first, &second, "399ns").await["common"], 1);
+    let (code, _, err) = ask(&["trace", "--diff", &first, "/nowhere"]).await;
+    assert!(code == 1 && err.starts_with("harmonaize: /nowhere: No such file"), "{err}");
+    for wrong in [&["trace", "--diff", &first][..], &["trace", "--diff", &first, &second, "--out", "/tmp/x"]]
+    {
+        assert_eq!(ask(wrong).await.0, 2, "{wrong:?}");
+    }
+}
+
+#[tokio::test]
 async fn says_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("no.sock");

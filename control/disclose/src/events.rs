@@ -82,8 +82,17 @@ pub enum Fact {
         /// Of that agreement.
         clauses: BTreeSet<Clause>,
     },
-    /// The communicator has ended: nothing more is told of it but what ranks were lost.
+    /// The communicator has ended: nothing more is told of it but what ranks were lost and what was not kept.
     Ended,
+}
+
+/// Hosts of a communicator are going to be taken away, as its tenant has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Maintenance {
+    /// Since when that is so.
+    pub told: Duration,
+    /// When the first is; not after `told` where nobody waits for a time, but until its jobs have gone.
+    pub at: Duration,
 }
 
 /// What a tenant has been told of a communicator and still holds.
@@ -91,8 +100,8 @@ pub enum Fact {
 pub struct Standing {
     /// How much it is slowed, for whatever reason.
     pub slow: Level,
-    /// Since when hosts of it are going to be taken away, if they are.
-    pub maintenance: Option<Duration>,
+    /// If hosts of it are going to be taken away.
+    pub maintenance: Option<Maintenance>,
 }
 
 /// How coarse a feed is, and how much it keeps.
@@ -211,7 +220,11 @@ impl Feed {
             Fact::Agreement { .. } => Kind::Agreement,
             Fact::AgreementEnded { .. } => Kind::AgreementEnded,
             Fact::Ended => {
-                let lost = |kind: Kind, subject: &Subject| kind == Kind::Failure && subject.waits.is_some();
+                // What ended it, and what was not kept as it did.
+                let lost = |kind: Kind, subject: &Subject| {
+                    let broken = kind == Kind::Agreement && !subject.clauses.is_empty();
+                    subject.waits.is_some() && (kind == Kind::Failure || broken)
+                };
                 self.subjects.retain(|(of, kind), subject| {
                     subject.ended |= *of == id;
                     *of != id || lost(*kind, subject)
@@ -350,7 +363,9 @@ impl Feed {
             _ => Level::None,
         };
         let maintenance = told(Kind::Maintenance).and_then(|(kind, subject)| match kind {
-            EventKind::Maintenance { ranks, .. } if !ranks.is_empty() => Some(subject.since),
+            EventKind::Maintenance { ranks, at_ns } if !ranks.is_empty() => {
+                Some(Maintenance { told: subject.since, at: Duration::from_nanos(*at_ns) })
+            }
             _ => None,
         });
         Standing { slow: level(Kind::Congestion).max(level(Kind::Capacity)), maintenance }

@@ -2,19 +2,29 @@
 //!
 //! Chosen by what the tenant's own events say and by nothing finer, so that whoever asks often learns no more than who reads those.
 
-use crate::events::Standing;
-use harmonaize_abi::session::{Because, Checkpoint, Choice, Knobs, Level};
+use crate::events::{Maintenance, Standing};
+use harmonaize_abi::session::{Because, Checkpoint, Choice, Knobs, Level, Priority};
 use std::time::Duration;
 
-/// The part of the longest time between two checkpoints after which one is taken while the network is slow: that one then need not be
-/// taken while it is fast.
-const EARLY: u32 = 2;
+/// A checkpoint that is not due comes so many times its cost after the last one at least.
+const PAYS: u32 = 4;
+
+/// How long after the last one a checkpoint is taken early, while the network is slow, so that it need not be taken while it is fast: a
+/// quarter, half or three quarters of the longest time, by importance, and not before it pays.
+fn early(Checkpoint { every, cost, importance, .. }: &Checkpoint) -> Duration {
+    let quarters = match importance {
+        Priority::High => 1,
+        Priority::Normal => 2,
+        Priority::Low => 3,
+    };
+    (*every / 4).saturating_mul(quarters).max(cost.saturating_mul(PAYS))
+}
 
 /// Chooses. The knobs make sense; `now` is on the feed's clock.
 ///
 /// Accumulation goes from the least while nothing is slow over the geometric middle to the most, so that less crosses a slow network. A
-/// checkpoint is taken when it is due; when hosts are going to be taken away and the last one is from before that was told; and
-/// early while the network is slow.
+/// checkpoint is taken when it is due; when hosts are going to be taken away and the last one is from before that was told,
+/// and it would be done in time; and early while the network is slow.
 pub fn choose(knobs: &Knobs, standing: &Standing, now: Duration) -> Choice {
     let (least, most) = knobs.accumulate;
     let accumulate = match standing.slow {
@@ -23,15 +33,18 @@ pub fn choose(knobs: &Knobs, standing: &Standing, now: Duration) -> Choice {
         Level::Severe => most,
     };
     let slow = standing.slow > Level::None;
-    let why = knobs.checkpoint.and_then(|Checkpoint { every, last, .. }| {
-        let since = |told: Duration| now.saturating_sub(told);
-        let before = |told: Duration| last > since(told);
+    let why = knobs.checkpoint.and_then(|checkpoint| {
+        let Checkpoint { every, cost, last, .. } = checkpoint;
+        let helps = |Maintenance { told, at }| {
+            let before = last > now.saturating_sub(told);
+            before && (at <= told || now.saturating_add(cost) <= at)
+        };
         if last >= every {
             Some(Because::Due)
-        } else if standing.maintenance.is_some_and(before) {
+        } else if standing.maintenance.is_some_and(helps) {
             Some(Because::Maintenance)
         } else {
-            (slow && last >= every / EARLY).then_some(Because::Slow)
+            (slow && last >= early(&checkpoint)).then_some(Because::Slow)
         }
     });
     let usual = if accumulate > least { Because::Slow } else { Because::Usual };
@@ -45,8 +58,52 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn knobs(last: Duration) -> Knobs {
-        let checkpoint = Some(Checkpoint { every: SECOND * 60, cost: SECOND, last });
+        let importance = Priority::Normal;
+        let checkpoint = Some(Checkpoint { every: SECOND * 60, cost: SECOND, last, importance });
         Knobs { accumulate: (2, 32), checkpoint }
+    }
+
+    /// What stands, in seconds; what it costs, how important it is, and how long ago the last one was: why there is one at 1,000 s.
+    #[test]
+    fn cost_and_importance_say_when_it_pays() {
+        use Priority::{High, Low, Normal};
+        let nothing = Standing::default();
+        let slow = Standing { slow: Level::Mild, maintenance: None };
+        let going = |told: u32, at: u32| Standing {
+            slow: Level::None,
+            maintenance: Some(Maintenance { told: SECOND * told, at: SECOND * at }),
+        };
+        let cases = [
+            // (standing, cost, importance, last, why)
+            (nothing, 1, High, 99, None),
+            (nothing, 1, Low, 100, Some(Because::Due)),
+            (slow, 1, High, 24, None),
+            (slow, 1, High, 25, Some(Because::Slow)),
+            (slow, 1, Normal, 49, None),
+            (slow, 1, Normal, 50, Some(Because::Slow)),
+            (slow, 1, Low, 74, None),
+            (slow, 1, Low, 75, Some(Because::Slow)),
+            // What costs much is not done early for little.
+            (slow, 10, High, 39, None),
+            (slow, 10, High, 40, Some(Because::Slow)),
+            (slow, 30, High, 99, None),
+            (slow, 30, High, 100, Some(Because::Due)),
+            // A window in 20 s, told 50 s ago.
+            (going(950, 1020), 20, Low, 51, Some(Because::Maintenance)),
+            (going(950, 1020), 20, Low, 49, None),
+            (going(950, 1020), 21, Low, 51, None),
+            // It has begun.
+            (going(950, 999), 1, High, 51, None),
+            // At once, as soon as jobs have gone.
+            (going(950, 950), 30, High, 51, Some(Because::Maintenance)),
+        ];
+        for (standing, cost, importance, last, why) in cases {
+            let (every, cost, last) = (SECOND * 100, SECOND * cost, SECOND * last);
+            let checkpoint = Some(Checkpoint { every, cost, last, importance });
+            let choice = choose(&Knobs { accumulate: (1, 1), checkpoint }, &standing, SECOND * 1000);
+            let case = format!("{standing:?} {checkpoint:?}");
+            assert_eq!(choice.checkpoint.then_some(choice.because), why, "{case}");
+        }
     }
 
     #[test]
@@ -69,7 +126,8 @@ mod tests {
     fn a_job_saves_when_it_costs_least_and_never_late() {
         // From, until, what stands.
         let slow = (100, 130, Standing { slow: Level::Severe, maintenance: None });
-        let drained = (200, 220, Standing { slow: Level::None, maintenance: Some(SECOND * 200) });
+        let going = Maintenance { told: SECOND * 200, at: SECOND * 200 };
+        let drained = (200, 220, Standing { slow: Level::None, maintenance: Some(going) });
         let (mut last, mut saved) = (0_u64, Vec::new());
         for second in 1..300_u64 {
             let within = |(from, until, _): &&(u64, u64, Standing)| (*from..*until).contains(&second);

@@ -5,7 +5,8 @@
 //! a counter-offer are steps too. Reasons name the tenant's own values, and of others only that they are there.
 //! A counter-offer, proposed while nothing else changes, is agreed on.
 
-use harmonaize_abi::session::{BUSBW, Clause, Constraints, Priority, Reason, TARGETS, Target};
+use harmonaize_abi::Collective;
+use harmonaize_abi::session::{BUSBW, Clause, Constraints, MAX_REASONS, Priority, Reason, TARGETS, Target};
 use std::time::Duration;
 
 /// Steps of a decade, E12 of IEC 60063.
@@ -50,8 +51,8 @@ pub struct House<'a> {
     pub line: f64,
     /// What can be set aside for it beside all that is promised.
     pub free: f64,
-    /// Seconds that an operation of so many bytes takes at this rate, as predicted.
-    pub time: &'a dyn Fn(u64, f64) -> f64,
+    /// Seconds that an operation of a collective and of so many bytes takes at this rate, as predicted.
+    pub time: &'a dyn Fn(Collective, u64, f64) -> f64,
 }
 
 /// What comes of a proposal.
@@ -68,17 +69,17 @@ pub enum Outcome {
     Refuse {
         /// Why.
         reasons: Vec<Reason>,
-        /// What can; none where the proposal makes no sense.
+        /// What can; none where there is nobody to promise it to.
         counter: Option<Box<Constraints>>,
     },
 }
 
-/// Considers a proposal.
+/// Considers a proposal. Of one that makes no sense, that is said, and what comes of the nearest that does.
 pub fn negotiate(asked: &Constraints, house: &House<'_>) -> Outcome {
-    if let Err(reasons) = asked.check() {
-        return Outcome::Refuse { reasons, counter: None };
-    }
-    let mut talk = Talk { house, reasons: Vec::new(), counter: asked.clone() };
+    let mut reasons = asked.check().err().unwrap_or_default();
+    reasons.truncate(MAX_REASONS);
+    let asked = &if reasons.is_empty() { asked.clone() } else { asked.mended() };
+    let mut talk = Talk { house, reasons, counter: asked.clone() };
     talk.what_is_offered();
     talk.what_is_within_reach();
     talk.what_is_paid_for();
@@ -133,12 +134,10 @@ impl Talk<'_, '_> {
         }
         let targets = self.counter.completions.iter().map(|target| (Clause::Completion, *target));
         let targets = targets.chain(self.counter.iteration.map(|target| (Clause::Iteration, target)));
-        for (clause, Target { bytes, p99 }) in targets.collect::<Vec<_>>() {
-            if !self.house.reaches(&Target { bytes, p99 }, top) {
-                let best = self.house.promised_time(bytes, top);
-                let text = format!(
-                    "{bytes} B within {p99:?}; no plan for these ranks reaches less than about {best:?}"
-                );
+        for (clause, target) in targets.collect::<Vec<_>>() {
+            if !self.house.reaches(&target, top) {
+                let best = self.house.promised_time(&target, top);
+                let text = format!("{target}; no plan for these ranks reaches less than about {best:?}");
                 self.refuse(clause, text);
             }
         }
@@ -182,11 +181,11 @@ impl Talk<'_, '_> {
             self.refuse(Clause::Bandwidth, format!("{} B/s of bus bandwidth: {text}", before.min_busbw));
         }
         let lost = before.completions.iter().find(|target| !self.counter.completions.contains(target));
-        if let Some(Target { bytes, p99 }) = lost {
-            self.refuse(Clause::Completion, format!("{bytes} B within {p99:?}: {text}"));
+        if let Some(target) = lost {
+            self.refuse(Clause::Completion, format!("{target}: {text}"));
         }
         if before.iteration != self.counter.iteration
-            && let Some(Target { bytes, p99 }) = before.iteration
+            && let Some(Target { bytes, p99, .. }) = before.iteration
         {
             self.refuse(Clause::Iteration, format!("an iteration's {bytes} B within {p99:?}: {text}"));
         }
@@ -213,15 +212,11 @@ impl Talk<'_, '_> {
         let (house, longest) = (&self.house, TARGETS.1);
         for target in counter.completions.iter_mut().chain(&mut counter.iteration) {
             if !house.reaches(target, step) {
-                target.p99 = house.promised_time(target.bytes, step);
+                target.p99 = house.promised_time(target, step);
             }
         }
         // Rounding must not make a smaller operation's target the longer one.
-        let mut least = Duration::ZERO;
-        for target in &mut counter.completions {
-            least = least.max(target.p99);
-            target.p99 = least;
-        }
+        counter.order_times();
         counter.completions.retain(|target| target.p99 <= longest);
         counter.iteration = counter.iteration.filter(|target| target.p99 <= longest);
     }
@@ -247,13 +242,13 @@ impl House<'_> {
 
     /// Whether a target can be promised at a step.
     fn reaches(&self, target: &Target, step: usize) -> bool {
-        let time = (self.time)(target.bytes, self.rate(step)) * TIME_MARGIN;
+        let time = (self.time)(target.collective, target.bytes, self.rate(step)) * TIME_MARGIN;
         time <= target.p99.as_secs_f64() * (1.0 + 1e-9)
     }
 
     /// The time that can be promised at a step, rounded up to a step of its own.
-    fn promised_time(&self, bytes: u64, step: usize) -> Duration {
-        let nanos = (self.time)(bytes, self.rate(step)) * TIME_MARGIN * 1e9;
+    fn promised_time(&self, target: &Target, step: usize) -> Duration {
+        let nanos = (self.time)(target.collective, target.bytes, self.rate(step)) * TIME_MARGIN * 1e9;
         let micros = (nanos / 1e3).ceil().clamp(0.0, 1e15) as u64;
         Duration::from_micros(rounded_up(micros))
     }

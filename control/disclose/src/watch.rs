@@ -3,8 +3,13 @@
 //! A clause is broken, or kept again, by what was measured within a window, not by one operation: of targets more than one operation
 //! in a hundred, and at least two, were late; of bandwidth, large operations together had less. And it is broken while the
 //! provider's own plan gives less than was promised, whether the tenant sends or not.
+//!
+//! One operation in a hundred may be late because others are not. An operation that stalls keeps those others from being: it counts as often
+//! as its target has passed while it ran (what is left out else is known as coordinated omission), and before it has ended. After one that
+//! failed nothing comes any more: then nothing is kept of what was promised of operations.
 
-use harmonaize_abi::session::{BULK_BYTES, Clause, Constraints, Record};
+use harmonaize_abi::Collective;
+use harmonaize_abi::session::{BULK_BYTES, Clause, Constraints, Record, Target};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -14,16 +19,31 @@ const WINDOW: Duration = Duration::from_secs(30);
 /// Most operations and iterations that are kept.
 const MOST: usize = 1024;
 
-/// Fewest large operations that tell a bandwidth.
+/// Fewest large operations that tell a bandwidth, unless one takes as long as a [`STALL`].
 const LEAST_BULK: usize = 3;
+
+/// An operation that takes so long counts as often as its target has passed meanwhile.
+const STALL: Duration = Duration::from_secs(1);
 
 /// A bandwidth that was too little is enough again from so much more on.
 const AGAIN: f64 = 1.05;
+
+/// An operation of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Its number on the communicator, from 0.
+    pub number: u64,
+    /// Of what; none of one that is not known here: it is held against nothing but an iteration's time.
+    pub collective: Option<Collective>,
+    /// Of each rank's tensor; of the larger where input and output differ.
+    pub bytes: u64,
+}
 
 /// An operation, or the operations of an iteration together.
 #[derive(Clone, Copy, Debug)]
 struct Took {
     at: Duration,
+    collective: Option<Collective>,
     bytes: u64,
     time: Duration,
 }
@@ -32,14 +52,17 @@ struct Took {
 #[derive(Clone, Debug)]
 pub struct Watch {
     wanted: Constraints,
-    /// Bus bandwidth of an AllReduce over its bytes a second: 2(n-1)/n.
-    factor: f64,
+    ranks: u32,
     operations: VecDeque<Took>,
     iterations: VecDeque<Took>,
     /// Of the iteration that is not whole yet.
     gathered: (u64, Duration),
+    /// The one that has not ended and has run longest, as far as is known: its number, and what it has taken so far.
+    open: Option<(u64, Took)>,
     /// Whether the plan gives less than was promised.
     short: bool,
+    /// Whether operations failed.
+    failed: bool,
     broken: BTreeSet<Clause>,
     record: Record,
 }
@@ -47,14 +70,15 @@ pub struct Watch {
 impl Watch {
     /// For a communicator of so many ranks that was promised this.
     pub fn new(wanted: Constraints, ranks: u32) -> Self {
-        let ranks = f64::from(ranks.max(1));
         Self {
             wanted,
-            factor: 2.0 * (ranks - 1.0) / ranks,
+            ranks,
             operations: VecDeque::new(),
             iterations: VecDeque::new(),
             gathered: (0, Duration::ZERO),
+            open: None,
             short: false,
+            failed: false,
             broken: BTreeSet::new(),
             record: Record::default(),
         }
@@ -66,9 +90,11 @@ impl Watch {
         self
     }
 
-    /// An operation of `bytes` took `time` from its last rank's call.
-    pub fn operation(&mut self, now: Duration, bytes: u64, time: Duration) {
-        let took = Took { at: now, bytes, time };
+    /// An operation took `time` from its last rank's call.
+    pub fn operation(&mut self, now: Duration, call: Call, time: Duration) {
+        let Call { number, collective, bytes } = call;
+        self.open = self.open.filter(|(open, _)| *open != number);
+        let took = Took { at: now, collective, bytes, time };
         self.record.operations += 1;
         self.record.late += u64::from(self.is_late(&took));
         push(&mut self.operations, took);
@@ -77,9 +103,22 @@ impl Watch {
             self.gathered.1 = self.gathered.1.saturating_add(time);
             if self.gathered.0 >= iteration.bytes {
                 let (bytes, time) = std::mem::take(&mut self.gathered);
-                push(&mut self.iterations, Took { at: now, bytes, time });
+                push(&mut self.iterations, Took { at: now, collective: None, bytes, time });
             }
         }
+    }
+
+    /// An operation that all ranks have called has taken `time` since, and has not ended.
+    pub fn open(&mut self, now: Duration, call: Call, time: Duration) {
+        let Call { number, collective, bytes } = call;
+        self.open = Some((number, Took { at: now, collective, bytes, time }));
+    }
+
+    /// Operations failed, and the communicator with them, through no fault of the tenant's.
+    pub fn failed(&mut self) {
+        self.failed = true;
+        let Record { operations, late, .. } = &mut self.record;
+        (*operations, *late) = (*operations + 1, *late + 1);
     }
 
     /// Whether the plan gives less than was promised.
@@ -92,29 +131,38 @@ impl Watch {
         let since = now.saturating_sub(WINDOW);
         self.operations.retain(|took| took.at >= since);
         self.iterations.retain(|took| took.at >= since);
+        self.open = self.open.filter(|(_, took)| took.at >= since);
         let mut broken = BTreeSet::new();
-        let covered = self.operations.iter().filter(|took| self.target(took.bytes).is_some());
-        let late = self.operations.iter().filter(|took| self.is_late(took));
-        if too_many(late.count(), covered.count()) {
+        let open = self.open.map(|(_, took)| took);
+        let late = open.filter(|took| self.is_late(took));
+        let targets = self.operations.iter().chain(&late);
+        let targets = targets.filter_map(|took| Some((took.time, self.target(took)?)));
+        if too_many(targets) {
             broken.insert(Clause::Completion);
         }
-        if let Some(iteration) = self.wanted.iteration {
-            let late = self.iterations.iter().filter(|took| took.time > iteration.p99);
-            if too_many(late.count(), self.iterations.len()) {
+        if let Some(Target { p99, .. }) = self.wanted.iteration {
+            let open = open.map(|took| self.gathered.1.saturating_add(took.time)).filter(|time| *time > p99);
+            let all = self.iterations.iter().map(|took| took.time).chain(open);
+            if too_many(all.map(|time| (time, p99))) {
                 broken.insert(Clause::Iteration);
             }
         }
-        let bulk = || self.operations.iter().filter(|took| took.bytes >= BULK_BYTES);
+        // At most all its bytes are through: of one that is open that counts only where it is too little.
+        let slow = |took: &Took| self.on_bus(took) < self.wanted.min_busbw as f64 * took.time.as_secs_f64();
+        let slow = open.filter(slow);
+        let large = |took: &&Took| took.bytes >= BULK_BYTES && took.collective.is_some();
+        let bulk = || self.operations.iter().chain(&slow).filter(large);
         let (bytes, time) =
-            bulk().fold((0.0, 0.0), |sum, took| (sum.0 + took.bytes as f64, sum.1 + took.time.as_secs_f64()));
-        let busbw = if time > 0.0 { bytes * self.factor / time } else { 0.0 };
+            bulk().fold((0.0, 0.0), |sum, took| (sum.0 + self.on_bus(took), sum.1 + took.time.as_secs_f64()));
+        let busbw = if time > 0.0 { bytes / time } else { 0.0 };
         self.record.busbw = busbw.min(1e18) as u64;
         let was = self.broken.contains(&Clause::Bandwidth);
         let enough = self.wanted.min_busbw as f64 * if was { AGAIN } else { 1.0 };
-        if self.wanted.min_busbw > 0 && bulk().count() >= LEAST_BULK && busbw < enough {
+        let tells = bulk().count() >= LEAST_BULK || bulk().any(|took| took.time >= STALL);
+        if self.wanted.min_busbw > 0 && tells && busbw < enough {
             broken.insert(Clause::Bandwidth);
         }
-        if self.short {
+        if self.short || self.failed {
             let Constraints { min_busbw, iteration, completions, .. } = &self.wanted;
             broken.extend((*min_busbw > 0).then_some(Clause::Bandwidth));
             broken.extend(iteration.is_some().then_some(Clause::Iteration));
@@ -138,17 +186,26 @@ impl Watch {
 
     /// When something may be other than it was judged last, though nothing happens.
     pub fn due(&self) -> Option<Duration> {
-        let oldest = self.operations.front().filter(|_| !self.broken.is_empty())?;
+        let open = self.open.iter().map(|(_, took)| took);
+        let oldest = self.operations.front().into_iter().chain(open).min_by_key(|took| took.at);
+        let oldest = oldest.filter(|_| !self.broken.is_empty())?;
         Some(oldest.at.saturating_add(WINDOW).saturating_add(Duration::from_nanos(1)))
     }
 
-    /// How long an operation of this size may take, where that was said.
-    fn target(&self, bytes: u64) -> Option<Duration> {
-        self.wanted.completions.iter().find(|target| bytes <= target.bytes).map(|target| target.p99)
+    /// An operation's bytes as bus bandwidth counts them.
+    fn on_bus(&self, took: &Took) -> f64 {
+        took.bytes as f64 * took.collective.map_or(0.0, |collective| collective.bus_factor(self.ranks))
+    }
+
+    /// How long an operation like this may take, where that was said.
+    fn target(&self, took: &Took) -> Option<Duration> {
+        let covers =
+            |target: &&Target| Some(target.collective) == took.collective && took.bytes <= target.bytes;
+        self.wanted.completions.iter().find(covers).map(|target| target.p99)
     }
 
     fn is_late(&self, took: &Took) -> bool {
-        self.target(took.bytes).is_some_and(|target| took.time > target)
+        self.target(took).is_some_and(|target| took.time > target)
     }
 }
 
@@ -159,8 +216,19 @@ fn push(kept: &mut VecDeque<Took>, took: Took) {
     kept.push_back(took);
 }
 
-fn too_many(late: usize, of: usize) -> bool {
-    late >= 2 && late * 100 > of
+/// Whether of times, each with the longest that it may be, more than one in a hundred and at least two are longer.
+fn too_many(times: impl Iterator<Item = (Duration, Duration)>) -> bool {
+    let (late, of) = times.fold((0_u64, 0_u64), |(late, of), (time, target)| {
+        let counts = if time < STALL { 1 } else { passed(target, time) };
+        (late.saturating_add(if time > target { counts } else { 0 }), of.saturating_add(counts))
+    });
+    late >= 2 && late.saturating_mul(100) > of
+}
+
+/// How often a target has passed in a time; at least once.
+fn passed(target: Duration, time: Duration) -> u64 {
+    let times = time.as_nanos() / target.as_nanos().max(1);
+    u64::try_from(times).unwrap_or(u64::MAX).max(1)
 }
 
 #[cfg(test)]
@@ -173,6 +241,20 @@ mod tests {
         Duration::from_secs(second)
     }
 
+    fn ended(watch: &mut Watch, now: Duration, bytes: u64, time: Duration) {
+        ended_as(watch, Some(Collective::AllReduce), now, bytes, time);
+    }
+
+    fn ended_as(
+        watch: &mut Watch,
+        collective: Option<Collective>,
+        now: Duration,
+        bytes: u64,
+        time: Duration,
+    ) {
+        watch.operation(now, Call { number: watch.record().operations, collective, bytes }, time);
+    }
+
     fn broken(watch: &mut Watch, now: u64) -> Vec<Clause> {
         watch.judge(at(now)).0.iter().copied().collect()
     }
@@ -181,15 +263,15 @@ mod tests {
     fn one_late_operation_is_none_and_two_in_a_hundred_are_enough() {
         let mut watch = Watch::new(Constraints::new().p99(1 << 10, MS).p99(1 << 20, MS * 10), 4);
         for _ in 0..150 {
-            watch.operation(at(1), 1 << 10, MS);
+            ended(&mut watch, at(1), 1 << 10, MS);
             // Of the larger ones' size, and longer than the smaller ones may take.
-            watch.operation(at(1), 1 << 15, MS * 9);
+            ended(&mut watch, at(1), 1 << 15, MS * 9);
         }
         // Larger than any target.
-        watch.operation(at(1), 1 << 30, MS * 1000);
-        watch.operation(at(1), 512, MS * 2);
+        ended(&mut watch, at(1), 1 << 30, MS * 1000);
+        ended(&mut watch, at(1), 512, MS * 2);
         assert_eq!(broken(&mut watch, 1), []);
-        (0..3).for_each(|_| watch.operation(at(2), 1 << 20, MS * 11));
+        (0..3).for_each(|_| ended(&mut watch, at(2), 1 << 20, MS * 11));
         assert_eq!(broken(&mut watch, 2), [Clause::Completion]);
         assert_eq!(
             watch.record(),
@@ -204,14 +286,14 @@ mod tests {
     fn bandwidth_is_that_of_large_operations_with_hysteresis() {
         // 4 ranks: 1 MiB in 10 ms is 157 MB/s.
         let mut watch = Watch::new(Constraints::new().min_busbw(150_000_000), 4);
-        (0..5).for_each(|_| watch.operation(at(1), 1 << 10, MS * 50));
-        (0..2).for_each(|_| watch.operation(at(1), 1 << 20, MS * 50));
+        (0..5).for_each(|_| ended(&mut watch, at(1), 1 << 10, MS * 50));
+        (0..2).for_each(|_| ended(&mut watch, at(1), 1 << 20, MS * 50));
         assert_eq!(broken(&mut watch, 1), [], "two tell nothing");
-        watch.operation(at(1), 1 << 20, MS * 50);
+        ended(&mut watch, at(1), 1 << 20, MS * 50);
         assert_eq!(broken(&mut watch, 1), [Clause::Bandwidth]);
-        (0..10).for_each(|_| watch.operation(at(40), 1 << 20, MS * 10));
+        (0..10).for_each(|_| ended(&mut watch, at(40), 1 << 20, MS * 10));
         assert_eq!(broken(&mut watch, 40), [Clause::Bandwidth], "157 is less than 1.05 times 150");
-        (0..100).for_each(|_| watch.operation(at(41), 1 << 20, MS * 9));
+        (0..100).for_each(|_| ended(&mut watch, at(41), 1 << 20, MS * 9));
         assert_eq!(broken(&mut watch, 41), []);
         assert!((watch.record().busbw as f64 / 173e6 - 1.0).abs() < 0.02, "{:?}", watch.record());
     }
@@ -220,11 +302,11 @@ mod tests {
     fn an_iteration_is_its_operations_together() {
         let mut watch = Watch::new(Constraints::new().iteration(4 << 20, MS * 40), 4);
         for second in 0..3 {
-            (0..4).for_each(|_| watch.operation(at(second), 1 << 20, MS * 9));
+            (0..4).for_each(|_| ended(&mut watch, at(second), 1 << 20, MS * 9));
         }
         assert_eq!(broken(&mut watch, 3), []);
         for second in 4..6 {
-            (0..4).for_each(|_| watch.operation(at(second), 1 << 20, MS * 11));
+            (0..4).for_each(|_| ended(&mut watch, at(second), 1 << 20, MS * 11));
         }
         assert_eq!(broken(&mut watch, 6), [Clause::Iteration]);
     }
@@ -244,8 +326,80 @@ mod tests {
     fn what_was_not_asked_for_is_never_broken() {
         let mut watch = Watch::new(Constraints::new().weight(3), 4);
         watch.planned(true);
-        (0..2000).for_each(|_| watch.operation(at(1), 1 << 20, MS * 1000));
+        (0..2000).for_each(|_| ended(&mut watch, at(1), 1 << 20, MS * 1000));
         assert_eq!(broken(&mut watch, 1), []);
         assert_eq!(watch.record().operations, 2000);
+    }
+
+    /// An operation of a fabric that stalls: it breaks what was promised before it has ended, and as an outlier it was kept.
+    #[test]
+    fn one_that_stalls_counts_for_those_that_it_holds_up() {
+        let wanted =
+            Constraints::new().p99(1 << 20, MS * 10).min_busbw(10_000_000).iteration(8 << 20, MS * 400);
+        let mut watch = Watch::new(wanted, 4);
+        (0..200).for_each(|_| ended(&mut watch, at(1), 1 << 20, MS * 9));
+        let stalled = Call { number: 200, collective: Some(Collective::AllReduce), bytes: 1 << 20 };
+        watch.open(at(2), stalled, MS * 9);
+        assert_eq!(broken(&mut watch, 2), [], "it is in time yet");
+        watch.open(at(2), stalled, MS * 900);
+        assert_eq!(broken(&mut watch, 2), [], "one of 201");
+        watch.open(at(5), stalled, MS * 4000);
+        assert_eq!(broken(&mut watch, 5), [Clause::Completion, Clause::Iteration]);
+        // 200 MiB in 1.8 s, and one more in a minute.
+        watch.open(at(20), stalled, MS * 60_000);
+        assert_eq!(broken(&mut watch, 20), [Clause::Completion, Clause::Iteration, Clause::Bandwidth]);
+        assert_eq!(watch.record().late, 0, "it has not ended");
+        watch.operation(at(21), stalled, MS * 61_000);
+        assert!(watch.open.is_none() && watch.record().late == 1);
+        assert_eq!(broken(&mut watch, 21), [Clause::Completion, Clause::Bandwidth]);
+        assert_eq!(watch.due(), Some(at(31) + Duration::from_nanos(1)));
+        assert_eq!(broken(&mut watch, 52), []);
+        // Nobody tells of it any more.
+        watch.open(at(60), stalled, MS * 4000);
+        assert_eq!(broken(&mut watch, 60), [Clause::Completion, Clause::Iteration, Clause::Bandwidth]);
+        assert_eq!(watch.due(), Some(at(90) + Duration::from_nanos(1)));
+        assert_eq!(broken(&mut watch, 91), []);
+    }
+
+    /// Of 8 ranks: at six tenths of what was promised, as the busbw of each collective is reckoned, and at a tenth more than that.
+    #[test]
+    fn each_collective_has_its_own_bandwidth() {
+        let promised = 100_000_000;
+        for collective in Collective::ALL.iter().filter(|one| **one != Collective::Barrier) {
+            for (part, expected) in [(0.6, vec![Clause::Bandwidth]), (1.1, vec![])] {
+                let mut watch = Watch::new(Constraints::new().min_busbw(promised), 8);
+                let bytes = 1_u64 << 20;
+                let seconds = bytes as f64 * collective.bus_factor(8) / (promised as f64 * part);
+                let time = Duration::from_secs_f64(seconds);
+                (0..5).for_each(|_| ended_as(&mut watch, Some(*collective), at(1), bytes, time));
+                assert_eq!(broken(&mut watch, 1), expected, "{collective} at {part}");
+                assert!((watch.record().busbw as f64 / promised as f64 - part).abs() < 1e-3);
+            }
+        }
+        let mut watch = Watch::new(Constraints::new().min_busbw(promised), 8);
+        (0..5).for_each(|_| ended_as(&mut watch, None, at(1), 1 << 20, at(1)));
+        assert_eq!((broken(&mut watch, 1), watch.record().busbw), (vec![], 0), "nobody knows what they were");
+    }
+
+    #[test]
+    fn a_target_is_for_its_collective_alone() {
+        let wanted = Constraints::new().p99_of(Collective::AllGather, 1 << 16, MS * 10).p99(1 << 16, MS * 50);
+        let mut watch = Watch::new(wanted, 4);
+        let others = Collective::ALL.iter().filter(|one| **one != Collective::AllGather);
+        for other in others.map(|one| Some(*one)).chain([None]) {
+            (0..9).for_each(|_| ended_as(&mut watch, other, at(1), 1 << 10, MS * 40));
+        }
+        assert_eq!(broken(&mut watch, 1), []);
+        (0..9).for_each(|_| ended_as(&mut watch, Some(Collective::AllGather), at(1), 1 << 10, MS * 40));
+        assert_eq!((broken(&mut watch, 1), watch.record().late), (vec![Clause::Completion], 9));
+    }
+
+    #[test]
+    fn what_fails_breaks_all_that_was_promised_of_operations() {
+        let mut watch = Watch::new(Constraints::new().weight(2).p99(1, MS), 2);
+        ended(&mut watch, at(1), 1, MS);
+        watch.failed();
+        assert_eq!(broken(&mut watch, 1), [Clause::Completion]);
+        assert_eq!((watch.record().operations, watch.record().late, watch.record().breaches), (2, 1, 1));
     }
 }

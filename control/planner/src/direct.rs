@@ -134,6 +134,39 @@ impl Reach {
         ring.min(one).min(two)
     }
 
+    /// The least time of an AllGather or a ReduceScatter of which so many bytes are at each host: along the ring, or straight to all where
+    /// that is possible.
+    pub fn gather(&self, bytes: Bytes) -> f64 {
+        if self.hosts < 2 {
+            return 0.0;
+        }
+        let ring = self.ring(bytes) / 2.0;
+        let direct = if bytes.0 <= BURST { self.two_shot(bytes) / 2.0 } else { ring };
+        ring.min(direct)
+    }
+
+    /// Time of an AllToAll of which so many bytes are at each host: with one other host after another.
+    pub fn exchange(&self, bytes: Bytes) -> f64 {
+        let each = MESSAGE + bytes.0 as f64 * 8.0 / f64::from(self.hosts.max(1)) / self.direct.0 as f64;
+        self.others() * (Self::seconds(self.delay) + each)
+    }
+
+    /// Time of a Broadcast from host to host, in chunks.
+    pub fn chain(&self, bytes: Bytes) -> f64 {
+        if self.hosts < 2 {
+            return 0.0;
+        }
+        let first = bytes.0.min(self.chunk.0);
+        let seconds = |bytes: u64| bytes as f64 * 8.0 / self.ring.0 as f64;
+        self.others() * (Self::seconds(self.hop) + MESSAGE + seconds(first)) + seconds(bytes.0 - first)
+    }
+
+    /// Time of a Barrier: each round reaches twice as many.
+    pub fn barrier(&self) -> f64 {
+        let rounds = self.hosts.max(1).next_power_of_two().ilog2();
+        f64::from(rounds) * (Self::seconds(self.delay) + MESSAGE)
+    }
+
     /// The sizes up to which each way is the fastest; `current` where they are about that already.
     pub fn direct(&self, current: Direct) -> Direct {
         if self.hosts < 2 || self.direct.0 == 0 || self.ring.0 == 0 {
@@ -194,6 +227,22 @@ mod tests {
         assert!((found.one_shot.0 as f64 - 25_476.0).abs() < 3.0, "{found:?}");
         assert_eq!(found.two_shot, Bytes(BURST));
         assert!((reach().ring(Bytes(0)) - 14.14e-3).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_is_no_allreduce_takes_what_crosses_links() {
+        let (reach, megabyte) = (reach(), Bytes(1 << 20));
+        // 8 MiB at 125 MB/s are 67 ms: seven eighths of them cross each link once, or twice in an AllReduce; and 7 ways of 1 ms.
+        let near = |one: f64, other: f64| (one / other - 1.0).abs() < 0.05;
+        let large = Bytes(megabyte.0 * 8);
+        assert!(near(reach.gather(large), reach.ring(large) / 2.0) && near(reach.gather(large), 65.8e-3));
+        assert!(near(reach.exchange(large), 65.8e-3), "{}", reach.exchange(large));
+        assert!(near(reach.chain(large), 67.1e-3 + 7e-3 + 6.0 * 0.52e-3), "{}", reach.chain(large));
+        assert!(reach.gather(Bytes(1 << 10)) < 2e-3, "straight to all");
+        assert!(near(reach.barrier(), 3.03e-3), "{}", reach.barrier());
+        let alone = Reach { hosts: 1, ..reach };
+        let times = [alone.gather(large), alone.exchange(large), alone.chain(large), alone.barrier()];
+        assert_eq!(times, [0.0; 4]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use plan::{
     other_paths, plan, prefer,
 };
 pub use rhythm::{Operation, Rhythm};
-pub use stagger::{Hold, alone, stagger};
+pub use stagger::{Hold, Turn, alone, stagger, turns};
 pub use text::{Position, TextError, parse_toml};
 pub use topology::{
     Aggregator, AggregatorId, Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology,

@@ -23,7 +23,7 @@ pub struct Operation {
 }
 
 /// Iterations: a busy part of one or more operations, then a quiet one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rhythm {
     /// From the beginning of a busy part to the next, the median.
     pub period: Nanos,
@@ -33,12 +33,16 @@ pub struct Rhythm {
     pub bytes: Bytes,
     /// When the newest busy part began.
     pub began: Nanos,
+    /// Operations of a busy part.
+    pub operations: u32,
+    /// The longest silence within a busy part, the median.
+    pub silence: Nanos,
 }
 
 impl Rhythm {
     /// The rhythm of these operations, oldest first; none where they are too few or not regular. An iteration has as many
-    /// operations as it takes for sizes to repeat exactly, and for four of five beginnings to lie a tenth from the median
-    /// apart at most; the silence between iterations is at least twice as long as any within.
+    /// operations as it takes for sizes to repeat exactly, and for four of five periods, or quiet parts of them that are not short, to lie a tenth of
+    /// the period from the median at most; the silence between iterations is at least twice as long as any within.
     pub fn of(operations: &[Operation]) -> Option<Self> {
         (1..=MOST_IN_ITERATION.min(operations.len() / FEWEST)).find_map(|count| {
             let newest = operations.len().saturating_sub(count * MOST_ITERATIONS);
@@ -62,7 +66,8 @@ impl Rhythm {
         let mut silences: Vec<(u64, usize)> = (0..count).map(|offset| (silence(offset), offset)).collect();
         silences.sort_by_key(|(silence, offset)| (std::cmp::Reverse(*silence), *offset));
         let (longest, last) = *silences.first()?;
-        if silences.get(1).is_some_and(|(second, _)| *second * 2 > longest) {
+        let within = silences.get(1).map_or(0, |(second, _)| *second);
+        if within.saturating_mul(2) > longest {
             // Any row of operations is regular if it is long enough; these do not belong together.
             return None;
         }
@@ -74,18 +79,34 @@ impl Rhythm {
         let periods: Vec<u64> =
             begins.iter().zip(next).map(|(one, next)| next.saturating_sub(*one)).collect();
         let period = median(periods.clone());
-        let regular = periods.iter().filter(|found| found.abs_diff(period) <= period / 10).count();
-        if periods.len() + 1 < FEWEST || period == 0 || regular * 5 < periods.len() * 4 {
-            return None;
-        }
         let lasts = parts.iter().filter_map(|part| {
             let ended = part.iter().map(|operation| operation.ended.0).max()?;
             Some(ended.saturating_sub(part.first()?.began.0))
         });
+        let lasts: Vec<u64> = lasts.collect();
+        let quiet: Vec<u64> =
+            periods.iter().zip(&lasts).map(|(period, last)| period.saturating_sub(*last)).collect();
+        // How long a busy part lasts is up to others too; what lies between is the job's own.
+        let own = median(quiet.clone());
+        let alike = |all: &[u64], middle: u64| {
+            let regular = all.iter().filter(|found| found.abs_diff(middle) <= period / 10).count();
+            regular * 5 >= all.len() * 4
+        };
+        let regular = alike(&periods, period) || own >= period / 4 && alike(&quiet, own);
+        if periods.len() + 1 < FEWEST || period == 0 || !regular {
+            return None;
+        }
         let bytes = parts.last()?.iter().map(|operation| operation.bytes.0).fold(0, u64::saturating_add);
         let newest = operations.iter().skip(first).step_by(count).next_back()?;
-        let busy = Nanos(median(lasts.collect()).min(period));
-        Some(Self { period: Nanos(period), busy, bytes: Bytes(bytes), began: newest.began })
+        let busy = Nanos(median(lasts).min(period));
+        Some(Self {
+            period: Nanos(period),
+            busy,
+            bytes: Bytes(bytes),
+            began: newest.began,
+            operations: count as u32,
+            silence: Nanos(within),
+        })
     }
 }
 
@@ -120,6 +141,8 @@ mod tests {
                 busy: Nanos(busy * 1_000_000),
                 bytes: Bytes(bytes.iter().sum()),
                 began: Nanos(900_000_000),
+                operations: bytes.len() as u32,
+                silence: Nanos(if bytes.len() > 1 { 1_000_000 } else { 0 }),
             };
             assert_eq!(Rhythm::of(&steady(10, bytes)), Some(expected));
             // It begins wherever the record does.
@@ -154,6 +177,21 @@ mod tests {
             Operation { began: Nanos(at), ended: Nanos(at + 10_000_000), bytes: Bytes(8) }
         });
         assert_eq!(Rhythm::of(&row.collect::<Vec<_>>()), None);
+    }
+
+    #[test]
+    fn a_job_that_others_hold_up_now_and_then_keeps_its_rhythm() {
+        // It computes for 60 ms; every other time its operation takes twice as long.
+        let mut at = 0;
+        let operation = |index: u64| {
+            let began = at + 60_000_000;
+            at = began + 40_000_000 * (1 + index % 2);
+            Operation { began: Nanos(began), ended: Nanos(at), bytes: Bytes(8) }
+        };
+        let operations: Vec<_> = (0..12).map(operation).collect();
+        let found =
+            Rhythm::of(&operations).map(|rhythm| (rhythm.operations, rhythm.busy <= Nanos(80_000_000)));
+        assert_eq!(found, Some((1, true)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Staggering: periodic jobs that share a link take turns on it. After Rajasekaran et al., "CASSINI: Network-aware job
+//! Staggering: periodic jobs that share a link take turns on it: in `turns` for as long as they do, here once. After Rajasekaran et al., "CASSINI: Network-aware job
 //! scheduling in machine learning clusters", NSDI 2024: each job is a circle of its period, turned until busy parts no longer meet.
 
 use crate::conditions::Conditions;
@@ -9,6 +9,10 @@ use crate::rhythm::Rhythm;
 use crate::topology::{HostId, Topology};
 use crate::units::{Bytes, Nanos};
 use std::collections::{BTreeMap, BTreeSet};
+
+mod turns;
+
+pub use turns::{Turn, turns};
 
 /// Parts of a circle.
 const SLOTS: usize = 128;
@@ -41,8 +45,6 @@ pub struct Hold {
     pub communicator: u64,
     /// For how long: less than its period, and no longer than the longest busy part of those that take turns.
     pub hold: Nanos,
-    /// All that take turns with it, itself too: their rhythms change by this.
-    pub together: Vec<u64>,
     /// Why, in words.
     pub reason: String,
 }
@@ -68,23 +70,16 @@ pub fn alone(topology: &Topology, hosts: &[HostId], bytes: Bytes) -> Nanos {
 }
 
 /// Which jobs to hold back so that those that share links take turns; none where nothing is gained by it. Jobs without a rhythm,
-/// and those whose period is no multiple of the others', are left alone. `only`: where it is given, no others than these communicators
-/// are held.
+/// and those whose period is no multiple of the others', are left alone. `only`: no others than these communicators are held.
 pub fn stagger(
     topology: &Topology,
     conditions: &Conditions,
     jobs: &[Job],
     assignments: &[Assignment],
-    only: Option<&BTreeSet<u64>>,
+    only: &BTreeSet<u64>,
 ) -> Vec<Hold> {
-    let mut ways = Ways::new(topology);
-    let each = jobs.iter().zip(assignments).enumerate();
-    let circles: Vec<Circle> = each
-        .filter_map(|(index, (job, assignment))| {
-            let may = only.is_none_or(|only| only.contains(&job.communicator));
-            circle(topology, conditions, &mut ways, (index, may), job, assignment)
-        })
-        .collect();
+    let circles =
+        circles(topology, conditions, jobs, assignments, |communicator| only.contains(&communicator));
     let mut holds = Vec::new();
     for group in groups(conditions, &circles) {
         let group: Vec<&Circle> = group.iter().filter_map(|index| circles.get(*index)).collect();
@@ -96,6 +91,23 @@ pub fn stagger(
         );
     }
     holds
+}
+
+/// The jobs that have a rhythm; `may`: whether a communicator may be held.
+fn circles(
+    topology: &Topology,
+    conditions: &Conditions,
+    jobs: &[Job],
+    assignments: &[Assignment],
+    may: impl Fn(u64) -> bool,
+) -> Vec<Circle> {
+    let mut ways = Ways::new(topology);
+    let each = jobs.iter().zip(assignments).enumerate();
+    each.filter_map(|(index, (job, assignment))| {
+        let place = (index, may(job.communicator));
+        circle(topology, conditions, &mut ways, place, job, assignment)
+    })
+    .collect()
 }
 
 fn circle(
@@ -264,6 +276,25 @@ impl<'a> Turning<'a> {
         phases
     }
 
+    /// The name of the link of which most is asked for what it has.
+    fn fullest(&self) -> &str {
+        let asked = |(has, asks, _): &&(f64, Vec<f64>, String)| asks.iter().sum::<f64>() / has;
+        let fullest = self.links.iter().max_by(|a, b| asked(a).total_cmp(&asked(b)));
+        fullest.map_or("", |(_, _, name)| name)
+    }
+
+    /// Which part of an iteration is in each other's way, and which as they take turns, in words.
+    fn words(&self, (before, is): (f64, &str), (after, if_or_as): (f64, &str)) -> String {
+        format!(
+            "{} periodic jobs meet on {}: {:.0}% of an iteration of {:.0} ms {is} in each other's way, {:.0}% {if_or_as} they take turns",
+            self.circles.len(),
+            self.fullest(),
+            before * 100.0,
+            self.period / 1e6,
+            after * 100.0,
+        )
+    }
+
     fn holds(&self, jobs: &[Job]) -> Option<Vec<Hold>> {
         let now = self.phases();
         let then = self.turned(&now);
@@ -271,26 +302,13 @@ impl<'a> Turning<'a> {
         if before - after < LEAST_GAIN {
             return None;
         }
-        let fullest = self
-            .links
-            .iter()
-            .max_by(|a, b| (a.1.iter().sum::<f64>() / a.0).total_cmp(&(b.1.iter().sum::<f64>() / b.0)));
-        let reason = format!(
-            "{} periodic jobs meet on {}: {:.0}% of an iteration of {:.0} ms is in each other's way, {:.0}% if they take turns",
-            self.circles.len(),
-            fullest.map_or("", |(_, _, name)| name),
-            before * 100.0,
-            self.period / 1e6,
-            after * 100.0,
-        );
-        let together: Vec<u64> =
-            self.circles.iter().filter_map(|(circle, _)| Some(jobs.get(circle.job)?.communicator)).collect();
+        let reason = self.words((before, "is"), (after, "if"));
         let longest = self.circles.iter().map(|(circle, _)| circle.busy * (1.0 + MARGIN)).fold(0.0, f64::max);
         let each = self.circles.iter().zip(self.least(&now, &then));
         let holds = each.filter_map(|((circle, _), hold)| {
             let communicator = jobs.get(circle.job)?.communicator;
-            let (hold, together) = (Nanos(hold.min(longest) as u64), together.clone());
-            (hold >= LEAST_HOLD).then(|| Hold { communicator, hold, together, reason: reason.clone() })
+            let hold = Nanos(hold.min(longest) as u64);
+            (hold >= LEAST_HOLD).then(|| Hold { communicator, hold, reason: reason.clone() })
         });
         Some(holds.collect())
     }

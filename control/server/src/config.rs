@@ -93,6 +93,8 @@ struct File {
     #[serde(default = "yes")]
     replan: bool,
     #[serde(default = "yes")]
+    turns: bool,
+    #[serde(default = "yes")]
     compression: bool,
     #[serde(default)]
     direct: BTreeMap<String, Directly>,
@@ -161,6 +163,7 @@ impl Config {
     /// most_communicators = 64       # of a tenant
     /// telemetry_interval = "1s"     # how often agents report what they measure; "0s" for never
     /// replan = true                 # whether control changes plans while communicators run
+    /// turns = true                  # whether periodic jobs' operations take turns on links that they share, where both gain
     /// compression = true            # whether tensors may travel in fewer bits where tenants let something be lost
     /// direct = { b = "never" }       # whether a tenant's small operations go straight from each host to all; control decides where absent
     /// most_weight = 8               # the largest weight that a tenant can have promised
@@ -247,6 +250,7 @@ impl File {
             most_communicators: self.most_communicators,
             telemetry_interval: self.telemetry_interval.into(),
             replan: self.replan,
+            turns: self.turns,
             compression: self.compression,
             direct: self.direct,
             terms,

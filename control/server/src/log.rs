@@ -48,6 +48,13 @@ pub(crate) fn log(fact: &Fact) {
         Fact::LossLearned { communicator, codec } => {
             tracing::debug!(communicator = %id(*communicator), codec, "operations lose or send otherwise than was known");
         }
+        Fact::TakesTurns { communicator, tenant, name, with, reason } => {
+            let with: Vec<String> = with.iter().map(|other| id(*other).to_string()).collect();
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, with = %with.join(","), %reason, "takes turns");
+        }
+        Fact::TurnsOver { communicator, tenant, name, why } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, %why, "takes no turns any more");
+        }
         Fact::Held { communicator, tenant, name, hold, reason } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, ?hold, %reason, "operation held back");
         }

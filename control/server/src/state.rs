@@ -27,6 +27,7 @@ mod slowness;
 mod status;
 mod telemetry;
 mod trace;
+mod turns;
 mod verdicts;
 
 pub use direct::Directly;
@@ -108,7 +109,11 @@ pub enum Fact {
     PlanUnfit { count: u64, why: String },
     /// A communicator's operations lose or send otherwise by a codec than was known.
     LossLearned { communicator: u64, codec: &'static str },
-    /// A communicator's next operation is held back once, so that it takes turns with others.
+    /// A communicator takes turns with these others from now on.
+    TakesTurns { communicator: u64, tenant: String, name: String, with: Vec<u64>, reason: String },
+    /// It takes no turns any more.
+    TurnsOver { communicator: u64, tenant: String, name: String, why: String },
+    /// A communicator's next operation is held back once, so that it comes to take turns with others.
     Held { communicator: u64, tenant: String, name: String, hold: Duration, reason: String },
     /// Something has been promised for a communicator, which takes the place of what was before.
     Agreed { communicator: u64, tenant: String, name: String, number: u64, promise: String },
@@ -161,6 +166,8 @@ pub struct Settings {
     pub telemetry_interval: Duration,
     /// Whether control makes new plans while communicators run; else only operators do.
     pub replan: bool,
+    /// Whether periodic communicators take turns on links that they share.
+    pub turns: bool,
     /// Whether tensors may travel in fewer bits where tenants let something be lost.
     pub compression: bool,
     /// How small operations of a tenant go; as control decides where it is absent.
@@ -208,6 +215,7 @@ pub struct State {
     rhythms: BTreeMap<u64, rhythms::Operations>,
     /// When it was last looked at who may take turns.
     staggered: Duration,
+    turns: turns::AllTurns,
     decisions: decisions::Decisions,
     wanted: replan::Wanted,
     operator: operator::Operator,
@@ -249,6 +257,7 @@ impl State {
             estimates: Estimates::default(),
             rhythms: BTreeMap::new(),
             staggered: Duration::ZERO,
+            turns: turns::AllTurns::default(),
             decisions: decisions::Decisions::default(),
             wanted: replan::Wanted::default(),
             operator: operator::Operator::default(),
@@ -273,7 +282,7 @@ impl State {
         };
         match message {
             message if self.is_aggregator(from) => {
-                if let Err(breach) = self.aggregator_message(from, message) {
+                if let Err(breach) = self.aggregator_message(now, from, message) {
                     self.breach(now, from, breach);
                 }
             }
@@ -322,6 +331,8 @@ impl State {
             Message::Negotiate(asked) => self.negotiate(now, from, asked),
             Message::BeginIteration(asked) => self.begin_iteration(now, from, &asked),
             Message::Hint(asked) => self.hint(now, from, &asked),
+            Message::TurnWanted(wanted) => return self.turn_wanted(now, from, wanted),
+            Message::TurnDone(done) => return self.turn_done(now, from, done),
             Message::AggregationGranted(_) | Message::Aggregator(_) => {
                 return Err("a host's agent that speaks as an aggregator");
             }
@@ -343,6 +354,7 @@ impl State {
             self.events_deadline(),
             self.regroups.deadline(),
             self.agreements_deadline(),
+            self.turns.deadline(),
         ];
         waiting.chain(communicators).chain(questions).chain(plans.into_iter().flatten()).min()
     }
@@ -358,6 +370,7 @@ impl State {
         self.expire_traces(now);
         self.expire_plans(now);
         self.expire_agreements(now);
+        self.expire_turns(now);
         self.act(now);
         self.expire_events(now);
     }

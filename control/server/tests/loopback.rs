@@ -37,6 +37,7 @@ fn config() -> Config {
         most_communicators: 8,
         telemetry_interval: Duration::from_secs(1),
         replan: true,
+        turns: true,
         compression: true,
         direct: Default::default(),
         terms: Default::default(),

@@ -146,6 +146,18 @@ impl Collective {
         }
     }
 
+    /// Bus bandwidth over the bytes a second of the larger of a rank's tensors, among so many ranks: how often a byte crosses the slowest
+    /// link in the best algorithm. Source: NVIDIA, nccl-tests, doc/PERFORMANCE.md. A Barrier has no bytes.
+    pub fn bus_factor(self, ranks: u32) -> f64 {
+        let part = 1.0 - 1.0 / f64::from(ranks.max(1));
+        match self {
+            Self::AllReduce => 2.0 * part,
+            Self::AllToAll | Self::AllGather | Self::ReduceScatter => part,
+            Self::Broadcast => 1.0,
+            Self::Barrier => 0.0,
+        }
+    }
+
     /// Whether elements are reduced.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter)

@@ -18,4 +18,4 @@ pub use status::Status;
 pub use view::{View, ViewMut};
 
 /// Version of the shared-memory interface between a tenant's process and its agent. Every attach opens with it.
-pub const ABI_VERSION: u16 = 5;
+pub const ABI_VERSION: u16 = 6;

@@ -10,6 +10,7 @@ use crate::recipe::{Proved, expand};
 use crate::report;
 use crate::session::{AttachmentId, Joined, SessionRequest};
 use crate::telemetry;
+use crate::turns::turns;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
@@ -317,6 +318,13 @@ impl Agent {
                 communicator: CommunicatorId(hold.communicator),
                 hold: Duration::from_nanos(hold.hold_ns),
             }),
+            Event::Turns(told) => self.command(Command::Turns {
+                communicator: CommunicatorId(told.communicator),
+                turns: turns(&told),
+            }),
+            Event::TurnGiven(v1::TurnGiven { communicator, turn }) => {
+                self.command(Command::TurnGiven { communicator: CommunicatorId(communicator), turn });
+            }
             // Control asks these of aggregators alone.
             Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
             Event::Answered(answer) => self.questions.answer(answer),
@@ -333,6 +341,10 @@ impl Agent {
             }
             Event::Disconnected { reason, .. } => {
                 self.questions.session(None);
+                // Whoever gives turns next knows nothing of those that were.
+                for id in self.communicators.keys().copied().collect::<Vec<_>>() {
+                    self.command(Command::Turns { communicator: CommunicatorId(id), turns: None });
+                }
                 self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
                 self.note(format!("no session with control: {reason}"));
             }
@@ -474,6 +486,12 @@ impl Agent {
                 }
                 let switched = v1::Switched { communicator, epoch, first_segment: segment };
                 self.tell(from_agent::Message::Switched(switched));
+            }
+            Notice::TurnWanted { communicator: CommunicatorId(communicator), turn } => {
+                self.tell(from_agent::Message::TurnWanted(v1::TurnWanted { communicator, turn }));
+            }
+            Notice::TurnDone { communicator: CommunicatorId(communicator), turn } => {
+                self.tell(from_agent::Message::TurnDone(v1::TurnDone { communicator, turn }));
             }
             Notice::Ended { communicator, failure, detail } => {
                 let id = communicator.0;

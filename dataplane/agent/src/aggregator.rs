@@ -163,7 +163,7 @@ async fn follow(thread: &Thread, upwards: Upwards, event: Event) -> Option<from_
         }
         Event::RevokeAggregation { communicator } => {
             tracing::info!(communicator = communicator_text(communicator), "withdrawn");
-            thread.revoke(communicator);
+            thread.revoke(communicator).await;
             None
         }
         Event::Connected(welcome) => {

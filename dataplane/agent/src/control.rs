@@ -103,6 +103,10 @@ pub enum Event {
     ProbePath(v1::ProbePath),
     /// Hold the next operation of a communicator back.
     Hold(v1::Hold),
+    /// Have large operations of a communicator wait for their turn: ask with `TurnWanted`, and say `TurnDone`.
+    Turns(v1::Turns),
+    /// The turn that was asked for.
+    TurnGiven(v1::TurnGiven),
     /// Serve a communicator: answer with `AggregationGranted`.
     GrantAggregation(v1::GrantAggregation),
     /// Serve it no longer.

@@ -17,3 +17,4 @@ mod report;
 pub mod run;
 pub mod session;
 pub mod telemetry;
+mod turns;

@@ -4,9 +4,10 @@ mod lines;
 mod text;
 
 use crate::config::check_name;
-use crate::telemetry::{Finding, Handle, Names, Reading, Setup, own_endpoints, replay, start};
+use crate::telemetry::{Finding, Handle, Names, Reading, Setup, own_endpoints, replay, replay_merged, start};
 use anyhow::{Context, bail};
 use clap::Args;
+use harmonaize_analysis::trace::{self, Replayed, merge};
 use harmonaize_loader::{Collector, Options, Programs, interfaces_up};
 use harmonaize_planner::Nanos;
 use std::collections::BTreeMap;
@@ -24,8 +25,9 @@ Examples:
   harmonaize-agent observe --interface eth0 --json  a line of JSON for each finding, and one each interval
   harmonaize-agent observe --record run.trace --duration 60s
   harmonaize-agent observe --replay run.trace --json | jq 'select(.kind == \"phase\")'
+  harmonaize-agent observe --replay h0.trace --replay h1.trace --replay h2.trace
 
-Needs CAP_BPF and CAP_NET_ADMIN, or root; a replay needs nothing. Nothing stays attached when it ends.
+Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, or root; a replay needs nothing. Nothing stays attached when it ends.
 Times in JSON are CLOCK_REALTIME in nanoseconds, sizes bytes, rates bits in a second.")]
 pub struct Observe {
     /// An interface to observe; may be given several times. Without it: all that are up but loopback.
@@ -34,9 +36,10 @@ pub struct Observe {
     /// Writes all that is measured to a file, for --replay.
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     pub record: Option<PathBuf>,
-    /// Analyses a recorded file instead of this host's traffic.
+    /// Analyses a recorded file instead of this host's traffic; given several times, what the hosts of all the files together
+    /// show (the job's phases and its late host), and the congestion of the first that speaks.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["interface", "duration"])]
-    pub replay: Option<PathBuf>,
+    pub replay: Vec<PathBuf>,
     /// Prints JSON, an object a line.
     #[arg(long)]
     pub json: bool,
@@ -58,6 +61,10 @@ pub struct Observe {
     /// Logs why packets are of no flow, or found no place; needs Linux 5.19
     #[arg(long)]
     pub diagnosis: bool,
+    /// Counts what comes in on XDP, before the stack: also what that drops, and single packets before they are merged. Where
+    /// another program has that place, the interface is not measured; needs Linux 5.9
+    #[arg(long)]
+    pub xdp: bool,
 }
 
 /// Prints what was found and how things stand.
@@ -77,8 +84,8 @@ impl Observe {
     /// # Errors
     /// What cannot be had, or written.
     pub async fn run(&self, out: &mut dyn Write, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-        if let Some(file) = &self.replay {
-            return self.replay(file, out);
+        if !self.replay.is_empty() {
+            return self.replay(out);
         }
         let interfaces = match self.interface.as_slice() {
             [] => interfaces_up().context("cannot list the interfaces")?,
@@ -102,6 +109,7 @@ impl Observe {
             flows: self.flows,
             run_time: self.run_time,
             diagnosis: self.diagnosis,
+            early: self.xdp,
             endpoints: Some(own_endpoints()),
             ..Options::default()
         };
@@ -168,27 +176,45 @@ impl Observe {
         }
     }
 
-    fn replay(&self, file: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
-        let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    fn replay(&self, out: &mut dyn Write) -> anyhow::Result<()> {
         let mut printer = self.printer();
         let mut written = Ok(());
-        let replayed = replay(&bytes, |finding, names| {
+        let print = |finding: &Finding, names: &Names| {
             if written.is_ok() {
                 written = out.write_all(printer.finding(finding, names).as_bytes());
             }
-        });
-        written?;
-        out.flush()?;
-        let replayed = replayed.with_context(|| format!("{}", file.display()))?;
-        if let Some(at) = replayed.torn {
-            tracing::warn!(
-                "{} ends within a record, at byte {at}; what was before it is shown",
-                file.display()
-            );
+        };
+        match self.replay.as_slice() {
+            [file] => {
+                read(file, |bytes| replay(bytes, print))?;
+            }
+            several => {
+                let mut traces = Vec::new();
+                for file in several {
+                    let mut records = Vec::new();
+                    read(file, |bytes| trace::replay(bytes, |record| records.push(*record)))?;
+                    traces.push(records);
+                }
+                let merged = merge(&traces.iter().map(Vec::as_slice).collect::<Vec<_>>());
+                drop(traces);
+                replay_merged(&merged, print);
+            }
         }
-        tracing::info!(records = replayed.records, unknown = replayed.skipped, "replayed {}", file.display());
-        Ok(())
+        written?;
+        Ok(out.flush()?)
     }
+}
+
+/// Reads a file by `with`, and says what there was.
+fn read(file: &Path, with: impl FnOnce(&[u8]) -> Result<Replayed, trace::Error>) -> anyhow::Result<()> {
+    let shown = file.display();
+    let bytes = std::fs::read(file).with_context(|| format!("cannot read {shown}"))?;
+    let replayed = with(&bytes).with_context(|| shown.to_string())?;
+    if let Some(at) = replayed.torn {
+        tracing::warn!("{shown} ends within a record, at byte {at}; what was before it is shown");
+    }
+    tracing::info!(records = replayed.records, unknown = replayed.skipped, "replayed {shown}");
+    Ok(())
 }
 
 /// This host's name; empty where it has none.

@@ -163,13 +163,23 @@ fn prove_one(plan: &EpochPlan, request: Request, retention: Retention, access: A
 
 /// How tensors travel, by a codec that is known here and within a bound that can be kept.
 fn coding(told: &v1::Coding) -> Result<Coding, String> {
-    let unknown =
-        || format!("codec \"{}\" is not known here", told.codec.chars().take(64).collect::<String>());
-    let codec = Codec::NAMED.iter().position(|(name, _)| *name == told.codec).ok_or_else(unknown)?;
     match told.most {
         Some(most) if !(0.0..=1.0).contains(&most) => Err(format!("a bound of {most} on what a codec loses")),
-        most => Ok(Coding { codec: codec as u16, most, exchanges: told.exchanges, measured: told.measured }),
+        most => Ok(Coding {
+            codec: number(&told.codec)?,
+            finer: told.finer.as_deref().map(number).transpose()?,
+            most,
+            exchanges: told.exchanges,
+            measured: told.measured,
+        }),
     }
+}
+
+/// A codec's number.
+fn number(name: &str) -> Result<u16, String> {
+    let unknown = || format!("codec \"{}\" is not known here", name.chars().take(64).collect::<String>());
+    let number = Codec::NAMED.iter().position(|(known, _)| *known == name).ok_or_else(unknown)?;
+    Ok(number as u16)
 }
 
 fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
@@ -266,11 +276,22 @@ mod tests {
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut Recipe));
         let mut coded = recipe(3, 1);
-        coded.coding =
-            Some(v1::Coding { codec: "int8".into(), most: Some(1e-3), exchanges: true, measured: true });
+        coded.coding = Some(v1::Coding {
+            codec: "int8".into(),
+            most: Some(1e-3),
+            exchanges: true,
+            measured: true,
+            finer: Some("bf16".into()),
+        });
         let found = expand(&coded, &mut Proved::default()).unwrap().plan.coding.unwrap();
-        assert_eq!((Codec::NAMED[usize::from(found.codec)].1, found.most), (Codec::INT8, Some(1e-3)));
-        let damaged: [Damage; 11] = [
+        let named = |number: u16| Codec::NAMED[usize::from(number)].1;
+        assert_eq!((named(found.codec), found.most), (Codec::INT8, Some(1e-3)));
+        assert_eq!(found.finer.map(named), Some(Codec::BF16));
+        let damaged: [Damage; 12] = [
+            ("codec \"bf17\"", |r| {
+                let finer = Some("bf17".into());
+                r.coding = Some(v1::Coding { codec: "int8".into(), finer, ..v1::Coding::default() })
+            }),
             ("aggregation", |r| r.aggregation = Some(v1::Aggregation::default())),
             ("codec \"int9\"", |r| {
                 r.coding = Some(v1::Coding { codec: "int9".into(), ..v1::Coding::default() })

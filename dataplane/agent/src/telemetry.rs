@@ -25,6 +25,7 @@ mod pace;
 mod reading;
 mod replay;
 mod report;
+mod series;
 mod service;
 mod socket;
 mod spare;
@@ -45,7 +46,8 @@ pub use links::Measured;
 pub use names::Names;
 pub use own::{Formed, Traffic};
 pub use reading::{LinkReading, Reading};
-pub use replay::replay;
+pub use replay::{replay, replay_merged};
+pub use series::Series;
 pub use tap::{Part, parts};
 pub use thread::{Setup, start};
 

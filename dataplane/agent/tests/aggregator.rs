@@ -206,21 +206,26 @@ async fn what_control_grants_is_summed_and_a_new_start_is_told_again() {
         tokio::task::yield_now().await;
     }
 
-    // Another start has another address and incarnation, and is granted the same.
+    // Another start has another address and incarnation: agents are told of both by another epoch.
     stop.send(()).unwrap();
     timeout(LIMIT, task).await.expect("it ends in time").unwrap();
     let (stop, task, metrics) = aggregator(address);
-    let now = loop {
-        let shown = fabric(&mut operator).await;
-        if shown.connected {
-            break shown.address;
-        }
-        tokio::task::yield_now().await;
-    };
-    for recipe in &mut recipes {
-        recipe.aggregation.as_mut().unwrap().address.clone_from(&now);
+    let before = std::mem::take(&mut recipes);
+    for agent in &mut agents {
+        let recipe = loop {
+            match next(agent).await {
+                Event::Ready { epoch: 1, .. } => {}
+                Event::Change(recipe) => break recipe,
+                other => panic!("no other epoch but {other:?}"),
+            }
+        };
+        recipes.push(recipe);
     }
-    tokio::task::spawn_blocking(move || sum(&recipes, 2)).await.unwrap();
+    for (recipe, before) in recipes.iter().zip(&before) {
+        let [now, before] = [recipe, before].map(|recipe| recipe.aggregation.as_ref().unwrap());
+        assert!(now.address != before.address && now.communicator != before.communicator);
+    }
+    tokio::task::spawn_blocking(move || sum(&recipes, 1)).await.unwrap();
 
     // A communicator that has ended is withdrawn, and counted still.
     for (rank, agent) in (0..).zip(&agents) {

@@ -243,7 +243,9 @@ impl Aggregator {
             communicator.up().filter(|up| up.is(sealed.worker())).map(Up::key)
         };
         let Some(key) = key else {
-            communicator.counters.worker += 1;
+            let nobody = !below && communicator.up().is_none();
+            let counters = &mut communicator.counters;
+            *(if nobody { &mut counters.kind } else { &mut counters.worker }) += 1;
             return;
         };
         let Ok((header, payload)) = sealed.open(key) else {

@@ -8,6 +8,9 @@
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+/// Most times the first hold that pass between two knocks: hosts are not held up by them.
+const KNOCKS: u32 = 20;
+
 /// Who sums from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Way {
@@ -103,6 +106,8 @@ pub struct Leader {
     hold: Duration,
     /// When aggregation is tried again.
     retry: Option<Duration>,
+    /// Whether the aggregator is being asked if it is there.
+    knocks: bool,
     /// When the current session began.
     since: Duration,
 }
@@ -129,6 +134,7 @@ impl Leader {
             most_hold: most,
             hold,
             retry: None,
+            knocks: false,
             since: Duration::ZERO,
         }
     }
@@ -186,6 +192,10 @@ impl Leader {
             self.hold = self.first_hold;
         }
         self.way = Way::Hosts;
+        self.wait(now);
+    }
+
+    fn wait(&mut self, now: Duration) {
         self.retry = Some(now + self.hold);
         self.hold = (self.hold * 2).min(self.most_hold);
     }
@@ -193,6 +203,10 @@ impl Leader {
     fn resume(&mut self, now: Duration) -> (Audience, Agreement) {
         self.gathering = false;
         self.since = now;
+        // Whoever stopped for this may have stopped asking, too.
+        if std::mem::take(&mut self.knocks) {
+            self.wait(now);
+        }
         let whole = self.voices.iter().map(|voice| voice.whole).min().unwrap_or(0);
         let settled = self.voices.iter().map(|voice| voice.settled).max().unwrap_or(0).max(self.settled);
         let from = whole.max(settled);
@@ -214,12 +228,29 @@ impl Leader {
         self.retry.filter(|_| !self.gathering)
     }
 
-    /// Goes back to the aggregator once the hosts' time is over.
-    pub fn poll(&mut self, now: Duration) -> Option<(Audience, Agreement)> {
+    /// Once the hosts' time is over: the number of the session in which the leader's worker asks whether the aggregator is there, by
+    /// its Begin alone. Hosts go on meanwhile; say what came of it to [`Leader::knocked`].
+    pub fn poll(&mut self, now: Duration) -> Option<u64> {
         let due = self.poll_timeout().is_some_and(|retry| now >= retry);
         due.then(|| {
-            (self.retry, self.way) = (None, Way::Aggregator);
-            self.restart()
+            (self.retry, self.knocks) = (None, true);
+            self.session + 1
         })
+    }
+
+    /// The aggregator is there, and all go back to it; or it is not, and hosts have more time.
+    pub fn knocked(&mut self, now: Duration, there: bool) -> Option<(Audience, Agreement)> {
+        if !std::mem::take(&mut self.knocks) {
+            return None;
+        }
+        if !there {
+            let most = (self.first_hold * KNOCKS).min(self.most_hold);
+            self.retry = Some(now + self.hold.min(most));
+            self.hold = self.hold.max((self.hold * 2).min(most));
+            return None;
+        }
+        self.way = Way::Aggregator;
+        // A session that is being agreed on is by the aggregator, then.
+        (!self.gathering).then(|| self.restart())
     }
 }

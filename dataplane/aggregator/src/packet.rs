@@ -3,9 +3,8 @@
 //! A packet is believed only after its tag: until then nothing but its length, version and names is looked at. The table of fields
 //! is in `docs/protocol.md`.
 
+use harmonaize_kernels::polyval::Polyval;
 use hmac::{Hmac, KeyInit, Mac};
-use polyval::Polyval;
-use polyval::universal_hash::UniversalHash;
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 use zerocopy::little_endian::{U16, U64};
@@ -193,17 +192,14 @@ impl Key {
         let mac = keyed(bytes);
         let mut derive = mac.clone();
         derive.update(b"harmonaize aggregation hash");
-        Self { hash: Polyval::new(&first(derive).into()), mac }
+        Self { hash: Polyval::new(first(derive)), mac }
     }
 
     /// Cost: a pass of POLYVAL, and two blocks of SHA-256. Both parts are filled up to whole blocks; the header, of fixed length,
     /// says how long the payload is.
     fn tag(&self, header: &[u8], payload: &[u8]) -> [u8; TAG] {
-        let mut hash = self.hash.clone();
-        hash.update_padded(header);
-        hash.update_padded(payload);
         let mut mac = self.mac.clone();
-        mac.update(&hash.finalize());
+        mac.update(&self.hash.hash([header, payload]));
         first(mac)
     }
 }

@@ -132,9 +132,23 @@ impl Worker {
         (self.unanswered, self.questions, self.answers) = (None, 0, 0);
     }
 
+    /// Whether the aggregator has answered in this session.
+    pub fn is_answered(&self) -> bool {
+        match self.state {
+            State::Idle | State::Ended => false,
+            State::Beginning { incarnation } => incarnation != 0,
+            State::Running { .. } => true,
+        }
+    }
+
     /// Whether segments are submitted that are not done.
     pub fn is_busy(&self) -> bool {
         !self.work.is_empty()
+    }
+
+    /// Whether nothing is submitted, nothing is asked, and so nothing that comes is waited for.
+    pub fn is_idle(&self) -> bool {
+        !self.is_busy() && self.poll_timeout().is_none()
     }
 
     /// From now on this worker and others use one window together, so many in all. Those of other hosts need not: who sends less

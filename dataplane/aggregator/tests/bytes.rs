@@ -381,3 +381,134 @@ fn grants_that_cannot_work_are_refused() {
     }
     aggregator.grant(grant()).unwrap();
 }
+
+/// All that counts what is not believed, or not taken.
+fn counts(aggregator: &Aggregator) -> Vec<(&'static str, u64)> {
+    let (strangers, counters) = (aggregator.strangers(), aggregator.counters(COMMUNICATOR).unwrap());
+    vec![
+        ("length", strangers.length),
+        ("stranger", strangers.stranger),
+        ("version", strangers.version),
+        ("unknown kind", strangers.kind),
+        ("communicator", strangers.communicator),
+        ("duplicates", counters.duplicates),
+        ("late", counters.late),
+        ("stale", counters.stale),
+        ("lost", counters.lost),
+        ("no slot", counters.no_slot),
+        ("size", counters.size),
+        ("ahead", counters.ahead),
+        ("worker", counters.worker),
+        ("tag", counters.tag),
+        ("kind", counters.kind),
+    ]
+}
+
+/// Each counts as what it is and as nothing else, gets no answer but what the protocol says, and the sum is right after all of them.
+#[test]
+fn bad_packets_are_counted_and_have_no_effect() {
+    let mut aggregator = Aggregator::new(7, Pool::new(16, 16));
+    aggregator.grant(grant()).unwrap();
+    let header = |kind: Kind, worker: u16| Header {
+        kind,
+        worker,
+        count: u16::from(kind == Kind::Contribution),
+        communicator: COMMUNICATOR,
+        session: 5,
+        incarnation: 7,
+        sequence: 1,
+        chunk: 0,
+        had: 0,
+        window: 0,
+        note: 0,
+    };
+    let payload = |value: i32| value.to_le_bytes().repeat(4);
+    let part = |worker: u16, change: fn(&mut Header)| {
+        let mut header = header(Kind::Contribution, worker);
+        change(&mut header);
+        packet(&header, &key(worker), &payload(1 << worker))
+    };
+    let as_it_is = |_: &mut Header| ();
+    let mut say = |bytes: &[u8]| {
+        let (before, mut answers) = (counts(&aggregator), Vec::new());
+        aggregator.receive(Duration::ZERO, bytes, &mut |_: To, packet: &[u8]| answers.push(packet.to_vec()));
+        let grown = counts(&aggregator).into_iter().zip(before).filter(|(now, before)| now.1 != before.1);
+        let grown: Vec<(&str, u64)> = grown.map(|(now, before)| (now.0, now.1 - before.1)).collect();
+        (grown, answers)
+    };
+    for worker in 0..3 {
+        let begin = packet(&header(Kind::Begin, worker), &key(worker), &[]);
+        assert_eq!((say(&begin).0, say(&begin).1.len()), (vec![], 1), "granted");
+    }
+    assert_eq!(say(&part(0, as_it_is)), (vec![], vec![]));
+    let damaged = |at: usize| {
+        let mut bytes = part(1, as_it_is);
+        bytes[at] ^= 1;
+        bytes
+    };
+    let cut = |bytes: usize| part(1, as_it_is)[..bytes].to_vec();
+    let longer = |more: usize| [part(1, as_it_is), vec![0; more]].concat();
+    let with = |kind: Kind, payload: &[u8]| packet(&header(kind, 1), &key(1), payload);
+    let mut unknown = part(1, as_it_is);
+    unknown[3] = 9;
+    let cases: Vec<(&str, &str, Vec<u8>, Option<Kind>)> = vec![
+        ("nothing", "length", vec![], None),
+        ("less than a header", "length", cut(HEADER_BYTES - 1), None),
+        ("less than it says", "length", cut(HEADER_BYTES + 15), None),
+        ("more than it says", "length", longer(1), None),
+        ("more than any may have", "length", longer(MAX_PAYLOAD), None),
+        ("a part of nothing", "length", with(Kind::Contribution, &[]), None),
+        ("a beginning with something", "length", with(Kind::Begin, &[1; 4]), None),
+        ("other magic", "stranger", damaged(0), None),
+        ("a reserved byte", "stranger", damaged(62), None),
+        ("another version", "version", damaged(2), None),
+        ("an unknown kind", "unknown kind", unknown, None),
+        ("another communicator", "communicator", damaged(8), None),
+        ("a worker that is not there", "worker", part(3, as_it_is), None),
+        ("a sum, with no aggregator above", "kind", with(Kind::Result, &payload(9)), None),
+        ("another's rank", "tag", packet(&header(Kind::Contribution, 1), &key(2), &payload(9)), None),
+        ("other bytes", "tag", damaged(HEADER_BYTES), None),
+        ("another chunk", "tag", damaged(40), None),
+        ("an earlier session", "stale", part(1, |header| header.session = 4), None),
+        (
+            "the beginning of one",
+            "stale",
+            packet(&Header { session: 4, ..header(Kind::Begin, 1) }, &key(1), &[]),
+            None,
+        ),
+        (
+            "the beginning of none",
+            "stale",
+            packet(&Header { session: 0, ..header(Kind::Begin, 1) }, &key(1), &[]),
+            None,
+        ),
+        ("a session to come", "lost", part(1, |header| header.session = 6), Some(Kind::Lost)),
+        ("another incarnation", "lost", part(1, |header| header.incarnation = 8), Some(Kind::Lost)),
+        ("sums that are not there", "ahead", part(1, |header| header.had = 2), None),
+        ("a chunk far ahead", "no slot", part(1, |header| header.chunk = 9), Some(Kind::Waiting)),
+        ("the same again", "duplicates", part(0, as_it_is), Some(Kind::Waiting)),
+        (
+            "no whole elements",
+            "size",
+            packet(&Header { chunk: 1, ..header(Kind::Contribution, 1) }, &key(1), &[1; 6]),
+            Some(Kind::Waiting),
+        ),
+    ];
+    for (what, counter, bytes, answered) in &cases {
+        let (grown, answers) = say(bytes);
+        assert_eq!(grown, [(*counter, 1)], "{what}");
+        let kinds: Vec<Kind> = answers.iter().map(|packet| Sealed::read(packet).unwrap().kind()).collect();
+        assert_eq!(kinds, answered.iter().copied().collect::<Vec<_>>(), "{what}");
+    }
+    assert_eq!(say(&part(1, as_it_is)), (vec![], vec![]));
+    let (grown, sums) = say(&part(2, as_it_is));
+    assert_eq!((grown, sums.len()), (vec![], 3));
+    for (worker, sum) in (0..).zip(&sums) {
+        let (header, sum) = Sealed::read(sum).unwrap().open(&key(worker)).unwrap();
+        assert_eq!((header.kind, header.count, sum), (Kind::Result, 3, &payload(7)[..]));
+    }
+    // Of a chunk that is there a part of another length ends the session: workers that differ would wait for ever.
+    let (grown, answers) = say(&with(Kind::Contribution, &[1; 8]));
+    assert_eq!(grown, [("size", 1)]);
+    assert_eq!(Sealed::read(&answers[0]).unwrap().kind(), Kind::Lost);
+}

@@ -20,7 +20,7 @@ mod seeds;
 #[path = "simulation/world.rs"]
 mod world;
 
-use scenario::{Multicast, PATIENCE, RETRY_MOST, Scenario};
+use scenario::{Incident, Multicast, PATIENCE, RETRY_MOST, Scenario};
 use seeds::{Seed, seeds};
 use std::time::Duration;
 use world::{Statistics, World};
@@ -44,6 +44,7 @@ fn family(
         sum.by_aggregator += one.by_aggregator;
         sum.by_hosts += one.by_hosts;
         sum.sessions += one.sessions;
+        sum.tag += world.counters().iter().map(|counters| counters.tag).sum::<u64>();
         sum.hostile += one.hostile;
         sum.partial += one.partial;
         sum.ahead += one.ahead;
@@ -99,6 +100,7 @@ fn deaf() {
 #[test]
 fn rough() {
     let sum = family("rough", 600, |seed| Scenario::new(seed).rough(), |_| ());
+    assert!(sum.hostile > 0 && sum.tag > 0, "nobody did harm: {sum:?}");
     assert!(sum.by_hosts * 1000 < sum.by_aggregator, "losses alone drive nobody away: {sum:?}");
 }
 
@@ -108,19 +110,52 @@ fn restarts() {
     assert!(sum.by_aggregator > 0 && sum.sessions > 0);
 }
 
+/// From the kill until a question is asked, until it is given up, until all have stopped and gone on, and the hosts' own time.
+fn soon(world: &World) {
+    let bound = RETRY_MOST + PATIENCE + RETRY_MOST + Duration::from_millis(2);
+    if let (Some(killed), Some(recovered)) = (world.killed, world.recovered) {
+        assert!(recovered - killed <= bound, "{:?} from the kill\n{world:?}", recovered - killed);
+    }
+}
+
+/// In whatever state segments are: an aggregator dies before each packet of a run in turn.
+#[test]
+fn a_kill_at_any_packet_is_made_good_in_time() {
+    let flat = || {
+        let plain = Scenario { workers: 3, leaves: 0, direct: 0, elements: 4, units: 6, ..Scenario::new(1) };
+        Scenario { segments: vec![31, 12], ordered: false, group: Multicast::No, ..plain }
+    };
+    let tree = || Scenario { workers: 6, leaves: 2, direct: 2, ..flat() };
+    let shapes: [(&str, &dyn Fn() -> Scenario); 3] =
+        [("flat", &flat), ("tree", &tree), ("coded", &|| flat().coded())];
+    for (name, scenario) in shapes {
+        let mut whole = World::new(scenario());
+        whole.run();
+        assert_eq!(whole.statistics.by_hosts, 0, "{name}: hosts had to help");
+        let (packets, mut by_hosts) = (whole.statistics.packets, 0);
+        for (at, aggregator) in (0..packets).flat_map(|at| (0..=scenario().leaves).map(move |one| (at, one)))
+        {
+            println!("{name}: aggregator {aggregator} dies before packet {at} of {packets}");
+            let mut killed = scenario();
+            killed.incidents.push((at, Incident::KillAggregator(aggregator)));
+            let mut world = World::new(killed);
+            world.run();
+            soon(&world);
+            by_hosts += world.statistics.by_hosts;
+        }
+        assert!(
+            packets > 40 && by_hosts > packets,
+            "{name}: {by_hosts} segments by hosts, {packets} packets"
+        );
+    }
+}
+
 #[test]
 fn kills() {
-    // Until a question is asked, until it is given up, until all have stopped and gone on, and the hosts' own time.
-    let bound = RETRY_MOST + PATIENCE + RETRY_MOST + Duration::from_millis(2);
-    let judge = |world: &World| {
-        if let (Some(killed), Some(recovered)) = (world.killed, world.recovered) {
-            assert!(recovered - killed <= bound, "{:?} from the kill\n{world:?}", recovered - killed);
-        }
-    };
-    let sum = family("kills", 400, |seed| Scenario::new(seed).killing(), judge);
+    let sum = family("kills", 400, |seed| Scenario::new(seed).killing(), soon);
     assert!(sum.by_hosts > 0);
     // Somebody sends what the dead one sent, again and again.
-    family("kills", 200, |seed| Scenario::new(seed).killing().replaying(), judge);
+    family("kills", 200, |seed| Scenario::new(seed).killing().replaying(), soon);
     family("kills", 200, |seed| Scenario::new(seed).rough().killing(), |_| ());
 }
 
@@ -190,13 +225,7 @@ fn mixed() {
     assert!(sum.by_hosts * 1000 < sum.by_aggregator, "losses alone drive nobody away: {sum:?}");
     let sum = family("mixed", 400, |seed| Scenario::new(seed).mixed().rough().restarting(), |_| ());
     assert!(sum.by_aggregator > 0 && sum.sessions > 0);
-    let bound = RETRY_MOST + PATIENCE + RETRY_MOST + Duration::from_millis(2);
-    let judge = |world: &World| {
-        if let (Some(killed), Some(recovered)) = (world.killed, world.recovered) {
-            assert!(recovered - killed <= bound, "{:?} from the kill\n{world:?}", recovered - killed);
-        }
-    };
-    let sum = family("mixed", 400, |seed| Scenario::new(seed).mixed().killing(), judge);
+    let sum = family("mixed", 400, |seed| Scenario::new(seed).mixed().killing(), soon);
     assert!(sum.by_hosts > 0);
     family("mixed", 200, |seed| Scenario::new(seed).mixed().rough().killing().replaying(), |_| ());
     // Who has it early does not wait for who comes late.

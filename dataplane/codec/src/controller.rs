@@ -60,6 +60,8 @@ const WEIGHT: f64 = 0.125;
 const NOTABLE: f64 = 0.25;
 /// Bytes in blocks that are not zeros over all, below which anybody thinks of sending those alone.
 const SPARSE: f64 = 0.9;
+/// What goes where another codec loses too much is predicted to lose at most such a part of the budget: each contribution has a share alone.
+const SAFE: f64 = 0.5;
 /// Chunks went exact in such numbers that what was lost says nothing of the codec: bytes on the wire over those expected.
 const REFUSED: f64 = 1.25;
 
@@ -261,6 +263,28 @@ impl Controller {
             _ if exact.time <= stay.time * (1.0 + if current.is_lossless() { -FREE } else { FREE }) => exact,
             _ => stay,
         }
+    }
+
+    /// In what chunks go that lose too much by the codec that was chosen: what is as unbiased, is thought to keep the bound whatever the tensor, sends
+    /// the fewest bytes of such, though no fewer than that codec, and is faster than exact.
+    pub fn finer(
+        &self,
+        budget: &Budget,
+        chosen: Codec,
+        levels: &[Level],
+        outlook: &Outlook,
+    ) -> Option<Codec> {
+        let &Budget::Vnmse(most) = budget else { return None };
+        let ratio = levels.iter().find(|level| level.codec == chosen)?.ratio;
+        let finer = levels.iter().filter(|level| {
+            let alike = level.codec.is_unbiased() == chosen.is_unbiased();
+            let lossy = !level.codec.is_lossless() && !chosen.is_lossless();
+            let usable = alike && lossy && level.codec != chosen && !self.barred.contains(&level.codec);
+            usable && level.ratio >= ratio && level.loss <= SAFE * most
+        });
+        // Of bfloat16 and binary16 the first, whose range holds all.
+        let least = finer.min_by(|one, other| one.ratio.total_cmp(&other.ratio))?;
+        (outlook.time(Some(least)) < outlook.time(None) * (1.0 - GAIN)).then_some(least.codec)
     }
 
     /// When another choice may come out of the same words, for a change weighs less then.

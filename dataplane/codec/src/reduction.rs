@@ -4,7 +4,7 @@
 //! The budget holds for the whole: the squared error of the sum over the squares of all ranks' inputs. Chunks say what they lost,
 //! and the owner adds up: squares themselves where errors are independent (and a margin for chance), their roots where they may
 //! all point the same way. A part of the budget is for contributions, so that there is always one for the sum; whoever would pass
-//! it sends exact elements. Beside that bound, the sum's chunk says what the encoders measured.
+//! it sends exact elements, and so does, whatever the budget, who has elements that the codec would make infinite. Beside that bound, the sum's chunk says what the encoders measured.
 
 use crate::{
     Code, Codec, CodecError, Encoded, HEADER_BYTES, Header, Squares, Store, decode, encode, header, state,
@@ -29,8 +29,10 @@ const ROTATED: f64 = 1e-6;
 /// The terms on which an AllReduce, or an AllToAll, is coded, alike at all participants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
-    /// The codec; exact chunks are always allowed.
+    /// The codec that is tried first; exact chunks are always allowed.
     pub codec: Codec,
+    /// What a chunk that would lose too much by it goes in, if it holds there: as unbiased as `codec`, or it is not used.
+    pub finer: Option<Codec>,
     /// The budget: the most that the squared error of the sum may be, over the squares of all ranks' inputs.
     pub most: Option<f64>,
     /// How many contribute, the owner included.
@@ -44,12 +46,14 @@ pub struct Terms {
 pub struct Coded {
     /// Bytes of the chunk, with its header.
     pub bytes: usize,
+    /// The codec that it is in.
+    pub codec: Codec,
     /// What the header says.
     pub squares: Squares,
     /// Of a sum, the squared errors of all encodings on the way as their encoders measured them, added up: what is lost where errors of
     /// participants are not alike. At most the squared error, and the same where that is no bound.
     pub measured: f64,
-    /// Whether it is exact because of the budget, or of a NaN.
+    /// Whether it is exact because of the budget, or because of elements that the code has no room for.
     pub refused: bool,
 }
 
@@ -58,12 +62,14 @@ pub struct Coded {
 pub struct Sums {
     errors: f64,
     roots: f64,
+    /// The errors, each times what chance may make of it where it is independent of the others; infinite where one is not.
+    by_chance: f64,
     signal: f64,
 }
 
 impl Terms {
     /// Encodes what a participant contributes, the sum of `ranks` ranks' elements: exactly if it alone would use too much of the
-    /// budget, or has a NaN. `to` has room for the chunk and for the exact elements with a header.
+    /// budget, or has what the codec has no room for, such as a NaN. `to` has room for the chunk and for the exact elements with a header.
     ///
     /// # Errors
     /// As [`encode`].
@@ -74,11 +80,12 @@ impl Terms {
         source: View<'_>,
         to: ViewMut<'_>,
     ) -> Result<Coded, CodecError> {
-        let share = if self.codec.is_unbiased() { CONTRIBUTED } else { 0.5 };
-        let share = share / self.spread(f64::from(self.participants.saturating_sub(1)), elements(source));
-        self.encode(seed, source, to, |lost, told| {
+        let (others, elements) = (f64::from(self.participants.saturating_sub(1)), elements(source));
+        self.encode(seed, source, to, |codec, lost| {
+            let share = if codec.is_unbiased() { CONTRIBUTED } else { 0.5 };
+            let share = share / others.min(chance_of(codec, elements)).max(1.0);
             // The square of the ranks' sum is at most so many times the sum of their squares.
-            let signal = told.signal / f64::from(ranks.max(1));
+            let signal = lost.signal / f64::from(ranks.max(1));
             let holds = self.most.is_none_or(|most| lost.error <= share * most * signal);
             (Stated::plain(Squares { error: lost.error, signal }), holds)
         })
@@ -90,9 +97,8 @@ impl Terms {
     /// # Errors
     /// As [`encode`].
     pub fn pass(&self, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
-        self.encode(seed, source, to, |lost, told| {
-            let squares = Squares { error: lost.error, signal: told.signal };
-            (Stated::plain(squares), self.most.is_none_or(|most| squares.error <= most * squares.signal))
+        self.encode(seed, source, to, |_, lost| {
+            (Stated::plain(lost), self.most.is_none_or(|most| lost.error <= most * lost.signal))
         })
     }
 
@@ -115,7 +121,7 @@ impl Terms {
     /// As [`decode`], and [`CodecError::NotAgreed`]; nothing is added then.
     pub fn add(&self, sums: &mut Sums, from: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
         let coded = self.read(from, Store::Add, to)?;
-        sums.add(coded.squares.error);
+        sums.add(coded.squares.error, chance_of(coded.codec, to.bytes() / size_of::<f32>()));
         sums.signal += coded.squares.signal;
         Ok(coded)
     }
@@ -135,10 +141,10 @@ impl Terms {
     ) -> Result<Coded, CodecError> {
         let elements = elements(source);
         let scale = f64::from(average_of.unwrap_or(1)).powi(2);
-        self.encode(seed, source, to, |lost, _| {
+        self.encode(seed, source, to, |codec, lost| {
             let mut all = *sums;
-            all.add(lost.error * scale);
-            let squares = Squares { error: self.bound(&all, elements), signal: sums.signal };
+            all.add(lost.error * scale, chance_of(codec, elements));
+            let squares = Squares { error: all.bound(), signal: sums.signal };
             let part = if self.measured { all.errors / squares.error } else { 1.0 };
             // Of what is no number, or nothing, all was measured.
             let part = if (0.0..1.0).contains(&part) { part as f32 } else { 1.0 };
@@ -156,64 +162,68 @@ impl Terms {
 
     fn read(&self, from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Coded, CodecError> {
         let given = header(from)?.codec;
-        if given != self.codec && given != Codec::EXACT {
+        if given != Codec::EXACT && self.codecs().all(|codec| codec != given) {
             return Err(CodecError::NotAgreed { given });
         }
         let header = decode(from, store, to)?;
-        Ok(Coded::new(&header, given != self.codec))
+        Ok(Coded::new(&header, given == Codec::EXACT && self.codec != Codec::EXACT))
     }
 
-    /// Encodes, and again exactly if `judge` does not let it pass: of what was lost and what the encoder told, it says what the
-    /// header is to say and whether that may be.
+    /// Those of chunks that are not exact, coarsest first.
+    fn codecs(&self) -> impl Iterator<Item = Codec> {
+        let finer = self.finer.filter(|finer| finer.is_unbiased() == self.codec.is_unbiased());
+        [Some(self.codec), finer].into_iter().flatten().filter(|codec| *codec != Codec::EXACT)
+    }
+
+    /// Encodes by the first codec that `judge` lets pass and whose result stays finite, or exactly: of a codec and what was lost by it, it
+    /// says what the header is to say and whether that may be.
     fn encode(
         &self,
         seed: u64,
         source: View<'_>,
         to: ViewMut<'_>,
-        judge: impl Fn(Squares, Squares) -> (Stated, bool),
+        judge: impl Fn(Codec, Squares) -> (Stated, bool),
     ) -> Result<Coded, CodecError> {
         let room = to.bytes();
-        let fits = self.codec.most_bytes(elements(source)).is_some_and(|most| most <= room);
-        let mut told = Squares::default();
-        if self.codec != Codec::EXACT && fits {
-            let Encoded { squares: mut lost, .. } = encode(self.codec, seed, source, to)?;
-            if matches!(self.codec, Codec::Fixed(Code::Rotated { .. })) {
+        let fits = |codec: &Codec| codec.most_bytes(elements(source)).is_some_and(|most| most <= room);
+        // Of no error nobody asks what it is a part of.
+        let mut signal = if self.codec == Codec::EXACT { 0.0 } else { f64::NAN };
+        for codec in self.codecs().filter(fits) {
+            let Encoded { squares: mut lost, .. } = encode(codec, seed, source, to)?;
+            if matches!(codec, Codec::Fixed(Code::Rotated { .. })) {
                 lost.error += ROTATED * lost.signal;
             }
-            let (stated, holds) = judge(lost, lost);
-            if holds && !lost.error.is_nan() {
+            let (stated, holds) = judge(codec, lost);
+            if holds && self.is_finite(lost) {
                 return stated.write(to, false);
             }
-            told = lost;
+            signal = lost.signal;
         }
-        if told.signal.is_nan() {
-            // Perhaps the code alone had no room for an element.
-            told.signal = codes::signal(Isa::detect(), source)?;
+        if !signal.is_finite() {
+            // None was tried, or perhaps the code alone had no room for an element, or for the squares.
+            signal = codes::signal(Isa::detect(), source)?;
         }
         encode(Codec::EXACT, seed, source, to)?;
-        let (stated, _) = judge(Squares::default(), told);
+        let (stated, _) = judge(Codec::EXACT, Squares { error: 0.0, signal });
         stated.write(to, self.codec != Codec::EXACT)
     }
 
-    /// How many times the sum of squared errors the squared sum of `errors` errors is, at most.
-    fn spread(&self, errors: f64, elements: usize) -> f64 {
-        let chance = if self.codec.is_unbiased() { self.chance(elements) } else { f64::INFINITY };
-        errors.min(chance).max(1.0)
+    /// Whether what comes back is finite, and a sum of as many as there are participants: no element is farther off than all together. False
+    /// of NaN.
+    fn is_finite(&self, lost: Squares) -> bool {
+        let most = f64::from(f32::MAX) / f64::from(self.participants.max(1));
+        lost.signal.sqrt() + lost.error.sqrt() < most
     }
+}
 
-    /// How far above their mean, 1, the squares of a sum of independent errors may lie.
-    fn chance(&self, elements: usize) -> f64 {
-        match self.codec {
-            // Whole blocks alone: all that is lost may be in one, and a rest may be small.
-            Codec::Fixed(Code::Rotated { block, .. }) if elements.is_multiple_of(block) => chance(block),
-            _ => chance(INDEPENDENT.min(elements)),
-        }
-    }
-
-    /// The most that the squared error of a sum is.
-    fn bound(&self, sums: &Sums, elements: usize) -> f64 {
-        let aligned = sums.roots * sums.roots;
-        if self.codec.is_unbiased() { aligned.min(self.chance(elements) * sums.errors) } else { aligned }
+/// How far above their mean, 1, the squares of a sum of errors such as a codec's may lie; infinite where they may all point one way. Where
+/// codecs differ, each error counts with its own: that of a rotated block points anywhere in it, wherever the other's does.
+fn chance_of(codec: Codec, elements: usize) -> f64 {
+    match codec {
+        _ if !codec.is_unbiased() => f64::INFINITY,
+        // Whole blocks alone: all that is lost may be in one, and a rest may be small.
+        Codec::Fixed(Code::Rotated { block, .. }) if elements.is_multiple_of(block) => chance(block),
+        _ => chance(INDEPENDENT.min(elements)),
     }
 }
 
@@ -246,16 +256,23 @@ impl Stated {
 
 impl Coded {
     fn new(header: &Header, refused: bool) -> Self {
+        let Header { codec, squares, .. } = *header;
         let bytes = HEADER_BYTES + header.payload as usize;
-        Self { bytes, squares: header.squares, measured: header.measured_error(), refused }
+        Self { bytes, codec, squares, measured: header.measured_error(), refused }
     }
 }
 
 impl Sums {
-    fn add(&mut self, error: f64) {
+    fn add(&mut self, error: f64, chance: f64) {
         let error = error * ROUNDING;
         self.errors += error;
         self.roots += error.sqrt();
+        self.by_chance += if error == 0.0 { 0.0 } else { chance * error };
+    }
+
+    /// The most that the squared error of the sum is.
+    fn bound(&self) -> f64 {
+        (self.roots * self.roots).min(self.by_chance)
     }
 }
 

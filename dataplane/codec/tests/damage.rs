@@ -1,10 +1,13 @@
-//! Damaged chunks: whatever bytes come, they decode or are refused with an error, nothing outside the tensor is written, and nothing
-//! in it where they are refused. Every run of the tests goes on for [`FUZZED`] with seeds of its own; `HARMONAIZE_SEED` and
+//! Damaged chunks, and damaged codes that add: whatever bytes come, they decode or are refused with an error, nothing outside the tensor is
+//! written, and nothing in it where they are refused; a coded AllReduce takes them or does not, and all instruction sets make the same of them. Every run of the tests goes on for [`FUZZED`] with seeds of its own; `HARMONAIZE_SEED` and
 //! `HARMONAIZE_RUNS` choose seeds instead, and `cargo xtask soak --suite codec` goes on for as long as asked.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{View, ViewMut};
-use harmonaize_codec::{Code, Codec, Grid, HEADER_BYTES, Rounding, Sparse, Store, decode, encode};
+use harmonaize_codec::{
+    Code, Codec, Grid, HEADER_BYTES, Header, Rounding, Sparse, Store, Terms, decode, encode, header,
+};
+use harmonaize_kernels::{Isa, codes};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -83,6 +86,122 @@ fn damage(random: &mut ChaCha8Rng, chunk: &mut Vec<u8>) {
     }
 }
 
+/// A tensor between guards.
+struct Room {
+    values: Vec<f32>,
+    elements: usize,
+}
+
+impl Room {
+    fn new(elements: usize) -> Self {
+        Self { values: vec![f32::from_bits(GUARDED); elements + 2 * GUARD], elements }
+    }
+
+    fn view(&mut self) -> ViewMut<'_> {
+        ViewMut::from(&mut self.values[GUARD..GUARD + self.elements])
+    }
+
+    /// Checks the guards, and all of the tensor where nothing was to be written.
+    fn check(&self, written: bool, what: &str) {
+        let unwritten = |part: &[f32]| part.iter().all(|value| value.to_bits() == GUARDED);
+        let (before, rest) = self.values.split_at(GUARD);
+        assert!(unwritten(before) && unwritten(&rest[self.elements..]), "{what}: outside was written");
+        assert!(written || unwritten(rest), "{what} was refused, and wrote");
+    }
+
+    /// The same, but that any NaN is as good as another.
+    fn bits(&self) -> Vec<u32> {
+        let bits = |value: &f32| if value.is_nan() { u32::MAX } else { value.to_bits() };
+        self.values.iter().map(bits).collect()
+    }
+}
+
+fn sets() -> impl Iterator<Item = Isa> {
+    Isa::ALL.iter().copied().filter(|isa| isa.is_available())
+}
+
+/// A payload on every instruction set, by itself: the same comes of it.
+fn on_all_sets(chunk: &[u8], elements: usize, store: Store, what: &str) {
+    let Ok(Header { codec, payload, seed, .. }) = header(View::from(chunk)) else { return };
+    let Some(payload) = chunk[HEADER_BYTES..].get(..payload as usize) else { return };
+    let mut found = None;
+    for isa in sets() {
+        let mut room = Room::new(elements);
+        let (from, to) = (View::from(payload), room.view());
+        let decoded = match codec {
+            Codec::Fixed(code) => codes::decode(isa, code, seed, from, store, to),
+            Codec::Sparse(form) => codes::decode_sparse(isa, form, from, store, to),
+        };
+        room.check(decoded.is_ok(), &format!("{what} by {isa}"));
+        let this = (decoded, room.bits());
+        let first = found.get_or_insert_with(|| this.clone());
+        assert!(*first == this, "{what}: another result by {isa}");
+    }
+}
+
+/// An AllReduce that was agreed on some codec, and gets the chunk as a contribution and as the sum.
+fn reduced(random: &mut ChaCha8Rng, agreed: Codec, chunk: &[u8], elements: usize, what: &str) {
+    let most = [None, Some(0.0), Some(0.1)][random.random_range(0..3)];
+    let codec = if random.random() { agreed } else { Codec::INT8 };
+    let finer = random.random_bool(0.5).then_some(Codec::INT8);
+    let terms =
+        Terms { codec, finer, most, participants: random.random_range(0..9), measured: random.random() };
+    let mut room = Room::new(elements);
+    let taken = terms.take(View::from(chunk), room.view());
+    room.check(taken.is_ok(), &format!("{what}, taken"));
+    let mut room = Room::new(elements);
+    let mut sums = terms.begin(random.random_range(0..3), room.view().as_view()).unwrap();
+    let before = sums;
+    let added = terms.add(&mut sums, View::from(chunk), room.view());
+    room.check(added.is_ok(), &format!("{what}, added"));
+    assert!(added.is_ok() || sums == before, "{what} was refused, and counts");
+    assert_eq!(added.is_ok(), taken.is_ok(), "{what}");
+    // Whatever it said of itself, the sum can be told, and is told within the budget or exactly.
+    let average = [None, Some(4)][random.random_range(0..2)];
+    let mut result = vec![0; 4 * elements + HEADER_BYTES + 128];
+    let to = ViewMut::from(&mut result[..]);
+    let coded = terms.conclude(&sums, average, 7, room.view().as_view(), to).unwrap();
+    let within = most.is_none_or(|most| coded.squares.error <= most * coded.squares.signal);
+    assert!(coded.refused || within || codec.is_lossless(), "{what}: {coded:?}");
+}
+
+/// Codes of some ranks, in part damaged, that are added and decoded on every instruction set.
+fn shared(random: &mut ChaCha8Rng) {
+    let (bits, block) = (random.random_range(1..=4), 1 << random.random_range(6..=12));
+    let ranks = [1, 2, 5, 17, 300][random.random_range(0..5)];
+    let elements = random.random_range(0..5000);
+    let what = format!("{elements} elements of {bits} bits in blocks of {block}, {ranks} ranks");
+    let bytes = |ranks| Code::Shared { bits, block, ranks }.bytes(elements).unwrap();
+    let mut any = |count: usize| -> Vec<u8> {
+        let same: Option<u8> = random.random_bool(0.3).then(|| random.random());
+        (0..count).map(|_| same.unwrap_or_else(|| random.random())).collect()
+    };
+    let (mut one, total) = (any(bytes(1)), any(bytes(ranks)));
+    let begin = random.random();
+    if random.random() {
+        // The block's ranges are the same in both, as they should be.
+        let length = one.len().min(total.len()).min(4);
+        one[..length].copy_from_slice(&total[..length]);
+    }
+    // Of a wrong length nothing is added.
+    let short = random.random_bool(0.2) && !one.is_empty();
+    one.truncate(one.len() - usize::from(short));
+    let mut found = None;
+    for isa in sets() {
+        let mut sum = total.clone();
+        let (from, to) = (View::from(&one[..]), ViewMut::from(&mut sum[..]));
+        let added = codes::add_shared(isa, bits, block, ranks, elements, from, begin, to);
+        assert!(added.is_ok() != short && (!short || sum == total), "{what} by {isa}: {added:?}");
+        let mut room = Room::new(elements);
+        let code = Code::Shared { bits, block, ranks };
+        codes::decode(isa, code, 3, View::from(&sum[..]), Store::Set, room.view()).unwrap();
+        room.check(true, &what);
+        let this = (sum, room.bits());
+        let first = found.get_or_insert_with(|| this.clone());
+        assert!(*first == this, "{what}: another result by {isa}");
+    }
+}
+
 /// Whether the chunk was decoded.
 fn run(seed: u64) -> bool {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -92,12 +211,16 @@ fn run(seed: u64) -> bool {
     chunk.truncate(told.bytes);
     damage(&mut random, &mut chunk);
     let store = [Store::Set, Store::Add, Store::Subtract][random.random_range(0..3)];
-    let mut room = vec![f32::from_bits(GUARDED); tensor.len() + 2 * GUARD];
-    let to = ViewMut::from(&mut room[GUARD..GUARD + tensor.len()]);
-    let decoded = decode(View::from(&chunk[..]), store, to).is_ok();
-    let unwritten = |part: &[f32]| part.iter().all(|value| value.to_bits() == GUARDED);
-    assert!(unwritten(&room[..GUARD]) && unwritten(&room[GUARD + tensor.len()..]), "seed {seed}: {codec:?}");
-    assert!(decoded || unwritten(&room), "seed {seed}: {codec:?} was refused, and wrote");
+    let what = format!("seed {seed}: {codec:?}");
+    let mut room = Room::new(tensor.len());
+    let decoded = decode(View::from(&chunk[..]), store, room.view()).is_ok();
+    room.check(decoded, &what);
+    match seed % 4 {
+        0 => on_all_sets(&chunk, tensor.len(), store, &what),
+        1 => reduced(&mut random, codec, &chunk, tensor.len(), &what),
+        2 => shared(&mut random),
+        _ => {}
+    }
     decoded
 }
 

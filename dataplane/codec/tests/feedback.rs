@@ -78,7 +78,9 @@ fn what_was_sent_is_what_was_given_less_what_is_owed() {
             // Codec, owner and kind change from step to step.
             let codec = Codec::NAMED[random.random_range(0..Codec::NAMED.len())].1;
             let most = [None, Some(0.05)][random.random_range(0..2)];
-            let terms = Terms { codec, most, participants: participants as u32, measured: true };
+            let finer =
+                random.random_bool(0.5).then(|| Codec::NAMED[random.random_range(0..Codec::NAMED.len())].1);
+            let terms = Terms { codec, finer, most, participants: participants as u32, measured: true };
             let (owner, average) = (random.random_range(0..participants), random.random_bool(0.5));
             let inputs: Vec<Vec<f32>> = (0..participants).map(|_| input(&mut random, elements)).collect();
             if random.random_bool(0.2) {
@@ -105,8 +107,13 @@ fn the_mean_of_what_is_received_converges_to_the_mean_of_what_was_given() {
     let mean_error = |feedback: bool, steps: u64| {
         let (mut random, participants) = (ChaCha8Rng::seed_from_u64(11), 4);
         let inputs: Vec<Vec<f32>> = (0..participants).map(|_| input(&mut random, 2000)).collect();
-        let terms =
-            Terms { codec: Codec::INT4, most: None, participants: participants as u32, measured: true };
+        let terms = Terms {
+            codec: Codec::INT4,
+            finer: None,
+            most: None,
+            participants: participants as u32,
+            measured: true,
+        };
         let (mut world, mut sum) = (World::new(participants, 2000), vec![0_f64; 2000]);
         for step in 0..steps {
             let found = world.step(terms, 1, false, step, &inputs, !feedback);
@@ -127,7 +134,7 @@ fn nothing_is_owed_of_what_is_no_number() {
     for (name, codec) in Codec::NAMED.iter().skip(1) {
         for odd in [f32::NAN, f32::INFINITY, 1e30] {
             let mut world = World::new(2, 600);
-            let terms = Terms { codec: *codec, most: None, participants: 2, measured: true };
+            let terms = Terms { codec: *codec, finer: None, most: None, participants: 2, measured: true };
             let mut inputs = vec![vec![0.25_f32; 600]; 2];
             world.step(terms, 0, true, 1, &inputs, false);
             inputs[1][7] = odd;

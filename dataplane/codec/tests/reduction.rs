@@ -1,99 +1,15 @@
 //! A compressed AllReduce keeps the budget of its sum, for any number of participants, and says what it lost.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+mod common;
+
+use common::{Outcome, Part, normal};
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_codec::{
     Budget, Codec, CodecError, HEADER_BYTES, Header, Sparse, Squares, Terms, header, state,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-
-/// One part of a tensor at all participants, each with some ranks.
-struct Part {
-    terms: Terms,
-    ranks: Vec<u32>,
-    /// By participant: the exact sum of its ranks' inputs.
-    own: Vec<Vec<f32>>,
-    /// The exact sum, and the sum of squares of all ranks' inputs.
-    sum: Vec<f64>,
-    signal: f64,
-}
-
-/// What came out.
-struct Outcome {
-    values: Vec<f32>,
-    stated: Squares,
-    /// The squared errors of all encodings as encoders measured them.
-    measured: f64,
-    refused: usize,
-    bytes: usize,
-}
-
-impl Part {
-    fn new(terms: Terms, ranks: &[u32], elements: usize, input: &mut dyn FnMut(usize) -> Vec<f32>) -> Self {
-        let (mut sum, mut signal, mut own, mut rank) = (vec![0.0; elements], 0.0, Vec::new(), 0);
-        for count in ranks {
-            let mut local = vec![0.0_f32; elements];
-            for _ in 0..*count {
-                let values = input(rank);
-                rank += 1;
-                for (index, value) in values.iter().enumerate() {
-                    local[index] += value;
-                    sum[index] += f64::from(*value);
-                    signal += f64::from(*value).powi(2);
-                }
-            }
-            own.push(local);
-        }
-        Self { terms, ranks: ranks.to_vec(), own, sum, signal }
-    }
-
-    fn room(&self) -> Vec<u8> {
-        vec![0xa5; self.sum.len() * 4 + 128]
-    }
-
-    /// Participant 0 owns it.
-    fn run(&self, seed: u64, average: bool) -> Outcome {
-        let (mut refused, mut bytes, mut chunk) = (0, 0, self.room());
-        let mut values = self.own[0].clone();
-        let mut sums = self.terms.begin(self.ranks[0], View::from(&values[..])).unwrap();
-        for (place, own) in self.own.iter().enumerate().skip(1) {
-            let to = ViewMut::from(&mut chunk[..]);
-            let seed = seed.wrapping_mul(31).wrapping_add(place as u64);
-            let coded = self.terms.contribute(self.ranks[place], seed, View::from(&own[..]), to).unwrap();
-            self.terms
-                .add(&mut sums, View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..]))
-                .unwrap();
-            (refused, bytes) = (refused + usize::from(coded.refused), bytes + coded.bytes);
-        }
-        let all: u32 = self.ranks.iter().sum();
-        if average {
-            values.iter_mut().for_each(|value| *value /= all as f32);
-        }
-        let (from, to) = (View::from(&values[..]), ViewMut::from(&mut chunk[..]));
-        let coded = self.terms.conclude(&sums, average.then_some(all), seed, from, to).unwrap();
-        let mut values = vec![0.0; values.len()];
-        let stated =
-            self.terms.take(View::from(&chunk[..coded.bytes]), ViewMut::from(&mut values[..])).unwrap();
-        assert_eq!((stated.bytes, stated.refused), (coded.bytes, coded.refused));
-        let (stated, measured) = (stated.squares, stated.measured);
-        assert!(stated.signal.to_bits() == coded.squares.signal.to_bits());
-        let (refused, bytes) = (refused + usize::from(coded.refused), bytes + coded.bytes);
-        Outcome { values, stated, measured, refused, bytes }
-    }
-
-    /// The squared error of the sum, found by hand.
-    fn error(&self, outcome: &Outcome, average: bool) -> f64 {
-        let scale = if average { f64::from(self.ranks.iter().sum::<u32>()) } else { 1.0 };
-        let lost = self.sum.iter().zip(&outcome.values);
-        lost.map(|(sum, value)| (sum - f64::from(*value) * scale).powi(2)).sum()
-    }
-}
-
-fn normal(random: &mut ChaCha8Rng) -> f32 {
-    let radius = (-2.0 * (1.0 - random.random::<f64>()).ln()).sqrt();
-    (radius * (std::f64::consts::TAU * random.random::<f64>()).cos()) as f32
-}
 
 /// Inputs of any size and shape: alike at all ranks, or not; with heavy tails; small and large.
 fn any_input(seed: u64, elements: usize) -> impl FnMut(usize) -> Vec<f32> {
@@ -116,7 +32,8 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
         let most = [1e-6, 1e-4, 1e-2, 0.1, 1.0][random.random_range(0..5)];
         let ranks: Vec<u32> = (0..random.random_range(2..=8)).map(|_| random.random_range(1..=3)).collect();
         let elements = [1, 2, 17, 256, 257, 1025, 5000][random.random_range(0..7)];
-        let terms = Terms { codec, most: Some(most), participants: ranks.len() as u32, measured: true };
+        let terms =
+            Terms { codec, finer: None, most: Some(most), participants: ranks.len() as u32, measured: true };
         let part = Part::new(terms, &ranks, elements, &mut any_input(seed, elements));
         for average in [false, true] {
             let outcome = part.run(seed, average);
@@ -141,6 +58,130 @@ fn the_sum_keeps_its_budget_whatever_the_codec_and_the_ranks() {
     assert!(coded > 100 && exact > 100, "{coded} coded, {exact} exact");
 }
 
+/// Of which elements hold all that is lost, chance may make more than is told; not more than the budget, of which that is little.
+const FEW: usize = 3;
+
+/// Inputs of one step after another: some lose little, some much, some all in few elements; alike at all ranks or not.
+fn changing_input(seed: u64, step: usize, elements: usize) -> (usize, impl FnMut(usize) -> Vec<f32>) {
+    let mut shape = ChaCha8Rng::seed_from_u64(seed * 1000 + step as u64);
+    let (alike, every) = (shape.random_bool(0.3), shape.random_range(3..300));
+    let kind = if step.is_multiple_of(2) { 0 } else { shape.random_range(1..5) };
+    let inputs = move |rank: usize| {
+        let mut random = ChaCha8Rng::seed_from_u64(seed + 1000 * if alike { 1 } else { 1 + rank as u64 });
+        let mut one = |index: usize| match kind {
+            0 => random.random_range(-1.0..1.0),
+            1 if index.is_multiple_of(every) => 30.0 * normal(&mut random),
+            1 => normal(&mut random),
+            2 => normal(&mut random).powi(5),
+            FEW if index.is_multiple_of(every) => 0.4 / 127.0,
+            FEW => f32::from(u8::from(index % every == 1)),
+            // One part of a tensor alone.
+            _ if index < 256 => normal(&mut random),
+            _ => 1e-3 * normal(&mut random),
+        };
+        (0..elements).map(&mut one).collect()
+    };
+    (kind, inputs)
+}
+
+#[test]
+fn the_sum_keeps_its_budget_where_what_loses_too_much_goes_in_a_finer_codec() {
+    let named = |name| Codec::named(name).unwrap();
+    let pairs = [
+        ("int8", "bf16"),
+        ("int4", "int8"),
+        ("e4m3", "bf16"),
+        ("top 1/16", "int8"),
+        ("rotated 4", "int8 stochastic"),
+        ("rotated 2", "rotated 4"),
+        ("rotated 3", "int8 stochastic"),
+    ];
+    let (mut uses, mut finer_bytes, mut alone_bytes) = ([0; 3], 0, 0);
+    for seed in 0..60 {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let (coarse, finer) = pairs[random.random_range(0..pairs.len())];
+        let (codec, finer) = (named(coarse), named(finer));
+        // Near to where the coarse one's loss is.
+        let most = [1e-4, 1e-3, 2e-3, 0.02, 0.05, 0.3][random.random_range(0..6)];
+        let ranks: Vec<u32> = (0..random.random_range(2..=8)).map(|_| random.random_range(1..=2)).collect();
+        let elements = [17, 256, 1025, 4096, 8192][random.random_range(0..5)];
+        let participants = ranks.len() as u32;
+        let alone = Terms { codec, finer: None, most: Some(most), participants, measured: true };
+        for step in 0..12 {
+            let (kind, mut inputs) = changing_input(seed, step, elements);
+            let mut part = |terms| Part::new(terms, &ranks, elements, &mut inputs);
+            let average = step % 3 == 0;
+            let part_finer = part(Terms { finer: Some(finer), ..alone });
+            let outcome = part_finer.run(seed << 8 | step as u64, average);
+            let lost = part_finer.error(&outcome, average) / part_finer.signal;
+            let lost = (lost.sqrt() - 2e-6).max(0.0).powi(2);
+            let what =
+                format!("seed {seed}, {step}: {coarse} of {elements} at {ranks:?}: {:?}", outcome.codecs);
+            let told = outcome.stated.error / part_finer.signal;
+            let known = lost <= told || kind == FEW || elements < 256;
+            assert!(lost <= most && known, "{what} lost {lost} and told {told}, not {most}");
+            assert!(outcome.stated.relative() <= most, "{what} told {:?}", outcome.stated);
+            assert!(outcome.measured <= outcome.stated.error, "{what} measured {}", outcome.measured);
+            let before = part(alone).run(seed << 8 | step as u64, average);
+            (finer_bytes, alone_bytes) = (finer_bytes + outcome.bytes, alone_bytes + before.bytes);
+            // What holds in the coarse codec is in it; only what would have been exact is in the finer one.
+            let contributions = || outcome.codecs.iter().zip(&before.codecs).take(ranks.len() - 1);
+            let kept = contributions().all(|(now, before)| now == before || *before == Codec::EXACT);
+            assert!(kept, "{what}, not {:?}", before.codecs);
+            for codec in &outcome.codecs {
+                let place = [alone.codec, finer, Codec::EXACT].iter().position(|known| known == codec);
+                uses[place.expect("another codec")] += 1;
+            }
+        }
+    }
+    println!(
+        "{uses:?} chunks coarse, finer, exact; {finer_bytes} bytes, {alone_bytes} without a finer codec"
+    );
+    assert!(uses[..2].iter().all(|uses| *uses > 300), "{uses:?}");
+    assert!(finer_bytes * 10 < alone_bytes * 8, "{finer_bytes} {alone_bytes}");
+}
+
+/// Errors of codecs of both kinds are not added as if all were independent: a finer codec of the other kind is none.
+#[test]
+fn a_finer_codec_of_the_other_kind_is_not_used() {
+    let values: Vec<f32> = (0..2048).map(|index| (index as f32 * 0.37).sin()).collect();
+    let mut chunk = vec![0; 4 * 2048 + 128];
+    let terms = |finer| {
+        let finer = Some(finer);
+        Terms { codec: Codec::INT4, finer, most: Some(1e-3), participants: 3, measured: true }
+    };
+    for (finer, found) in [(Codec::INT8, Codec::INT8), (Codec::rotated(4), Codec::EXACT)] {
+        let (from, to) = (View::from(&values[..]), ViewMut::from(&mut chunk[..]));
+        let terms = terms(finer);
+        assert_eq!(terms.contribute(1, 1, from, to).unwrap().codec, found);
+    }
+    let other = Terms { codec: Codec::rotated(4), most: None, ..terms(Codec::INT8) };
+    let (from, to) = (View::from(&values[..]), ViewMut::from(&mut chunk[..]));
+    let coded = other.contribute(1, 1, from, to).unwrap();
+    let mut sum = vec![0.0; 2048];
+    let to = ViewMut::from(&mut sum[..]);
+    let terms = terms(Codec::rotated(4));
+    let refused = terms.take(View::from(&chunk[..coded.bytes]), to);
+    assert_eq!(refused, Err(CodecError::NotAgreed { given: Codec::rotated(4) }));
+}
+
+/// Five and more by 4 bits: what sums lose beyond a fiftieth costs them 8 bits, not 32.
+#[test]
+fn sums_of_more_than_four_within_a_fiftieth_need_no_exact_chunk() {
+    for participants in 5..=8 {
+        let finer = Codec::named("int8 stochastic");
+        let terms = Terms { codec: Codec::rotated(4), finer, most: Some(0.02), participants, measured: true };
+        let part = Part::new(terms, &vec![1; participants as usize], 1 << 16, &mut |rank| {
+            let mut random = ChaCha8Rng::seed_from_u64(rank as u64);
+            (0..1 << 16).map(|_| normal(&mut random) / random.random_range(0.05..1.0_f32)).collect()
+        });
+        let outcome = part.run(1, false);
+        let (lost, told) = (part.error(&outcome, false) / part.signal, outcome.stated.relative());
+        println!("{participants}: lost {lost:.4}, told {told:.4}, {:?}", outcome.codecs.last());
+        assert!(outcome.refused == 0 && lost <= told && told <= 0.02, "{participants}: {told}");
+    }
+}
+
 /// Whatever the elements are, zeros left out change no bit of a sum, and nothing is said to be lost of it.
 #[test]
 fn what_loses_nothing_sums_to_the_bits_of_exact_chunks() {
@@ -151,7 +192,8 @@ fn what_loses_nothing_sums_to_the_bits_of_exact_chunks() {
         let run = |codec| {
             let budget = Budget::Exact;
             assert!(budget.allows(codec));
-            let terms = Terms { codec, most: budget.most_by(codec), participants, measured: true };
+            let terms =
+                Terms { codec, finer: None, most: budget.most_by(codec), participants, measured: true };
             let mut any = any_input(seed, elements);
             let part = Part::new(terms, &vec![1; participants as usize], elements, &mut |rank| {
                 let mut values = any(rank);
@@ -179,7 +221,7 @@ fn what_loses_nothing_sums_to_the_bits_of_exact_chunks() {
 
 #[test]
 fn independent_errors_are_not_told_as_if_they_were_aligned() {
-    let terms = Terms { codec: Codec::rotated(4), most: None, participants: 8, measured: true };
+    let terms = Terms { codec: Codec::rotated(4), finer: None, most: None, participants: 8, measured: true };
     let part = Part::new(terms, &[1; 8], 1 << 15, &mut |rank| {
         let mut random = ChaCha8Rng::seed_from_u64(rank as u64);
         (0..1 << 15).map(|_| normal(&mut random)).collect()
@@ -195,7 +237,8 @@ fn independent_errors_are_not_told_as_if_they_were_aligned() {
 fn four_bits_stay_within_a_fiftieth_of_sums_of_up_to_four() {
     for (seed, participants) in (0..4).flat_map(|seed| (2..=4).map(move |participants| (seed, participants)))
     {
-        let terms = Terms { codec: Codec::rotated(4), most: Some(0.02), participants, measured: true };
+        let terms =
+            Terms { codec: Codec::rotated(4), finer: None, most: Some(0.02), participants, measured: true };
         for heavy in [false, true] {
             let part = Part::new(terms, &vec![1; participants as usize], 1 << 16, &mut |rank| {
                 let mut random = ChaCha8Rng::seed_from_u64(seed << 8 | rank as u64);
@@ -219,7 +262,7 @@ fn chance_does_not_pass_what_is_told_of_rotated_sums() {
         let elements = [1024, 1024, 2048, 4096][random.random_range(0..4)];
         let participants = random.random_range(2..=9);
         let codec = Codec::rotated(random.random_range(1..=4));
-        let terms = Terms { codec, most: None, participants, measured: true };
+        let terms = Terms { codec, finer: None, most: None, participants, measured: true };
         let mut any = any_input(seed, elements);
         let concentrated = random.random_bool(0.3);
         let part = Part::new(terms, &vec![1; participants as usize], elements, &mut |rank| {
@@ -240,7 +283,7 @@ fn encoders_measure_what_is_lost_of_sums_of_different_tensors() {
         for participants in [2, 5, 8] {
             let (mut lost, mut measured, mut bound) = (0.0, 0.0, 0.0);
             for seed in 0..12 {
-                let terms = Terms { codec: *codec, most: None, participants, measured: true };
+                let terms = Terms { codec: *codec, finer: None, most: None, participants, measured: true };
                 let part = Part::new(terms, &vec![1; participants as usize], 1 << 13, &mut |rank| {
                     let mut random = ChaCha8Rng::seed_from_u64(seed << 8 | rank as u64);
                     (0..1 << 13).map(|_| normal(&mut random) / random.random_range(0.05..1.0_f32)).collect()
@@ -265,7 +308,7 @@ fn encoders_measure_what_is_lost_of_sums_of_different_tensors() {
 fn who_does_not_know_what_was_measured_is_told_the_bound() {
     let values: Vec<f32> = (0..600).map(|index| (index as f32 * 0.37).sin()).collect();
     for measured in [false, true] {
-        let terms = Terms { codec: Codec::INT4, most: None, participants: 4, measured };
+        let terms = Terms { codec: Codec::INT4, finer: None, most: None, participants: 4, measured };
         let part = Part::new(terms, &[1; 4], 600, &mut |_| values.clone());
         let outcome = part.run(1, false);
         let lost = part.error(&outcome, false);
@@ -280,7 +323,7 @@ fn who_does_not_know_what_was_measured_is_told_the_bound() {
 fn what_is_not_finite_goes_exactly() {
     for (name, codec) in Codec::NAMED {
         for most in [None, Some(0.5)] {
-            let terms = Terms { codec: *codec, most, participants: 3, measured: true };
+            let terms = Terms { codec: *codec, finer: None, most, participants: 3, measured: true };
             let part = Part::new(terms, &[1, 1, 1], 600, &mut |rank| {
                 let mut values = vec![rank as f32 - 0.7; 600];
                 if rank == 2 {
@@ -299,6 +342,60 @@ fn what_is_not_finite_goes_exactly() {
     }
 }
 
+/// What is finite stays so, without any bound too: where a code has no room for an element, or for the sum.
+#[test]
+fn what_a_code_has_no_room_for_goes_exactly() {
+    for (name, codec) in Codec::NAMED {
+        for great in [3e4, 1e5, 1e30, f32::MAX] {
+            for most in [None, Some(1.0)] {
+                let terms = Terms { codec: *codec, finer: None, most, participants: 4, measured: true };
+                let mut random = ChaCha8Rng::seed_from_u64(great.to_bits().into());
+                let part = Part::new(terms, &[1; 4], 600, &mut |rank| {
+                    let mut values: Vec<f32> = (0..600).map(|_| normal(&mut random)).collect();
+                    // No contribution is beyond a half, but the sum is; or one rank's is, in a whole row and in the rest.
+                    match rank {
+                        _ if great == 3e4 => values[9] = great,
+                        2 => (values[9], values[599]) = (great, -great),
+                        _ => {}
+                    }
+                    values
+                });
+                for average in [false, true] {
+                    let outcome = part.run(1, average);
+                    let what = format!("{name} of {great:e} within {most:?}, average {average}");
+                    assert!(outcome.values.iter().all(|value| value.is_finite()), "{what}");
+                    assert!(outcome.stated.error.is_finite(), "{what}: {:?}", outcome.stated);
+                    let (lost, told) = (part.error(&outcome, average), outcome.stated.error);
+                    // Beside that, sums in f32 round.
+                    let lost = (lost.sqrt() - 2e-6 * part.signal.sqrt()).max(0.0).powi(2);
+                    assert!(lost <= told, "{what}: lost {lost}, told {told}");
+                    // An average of four is again a half's.
+                    let full = *name == "fp16" && !(average && great == 3e4);
+                    assert!(!full || outcome.refused > 0, "{what}");
+                    // Scales reach as far as floats do.
+                    let scaled = ["int8", "e4m3", "e5m2"].contains(name) && great < 1e38;
+                    assert!(!scaled || outcome.refused == 0, "{what}: {}", outcome.refused);
+                }
+            }
+        }
+    }
+}
+
+/// Elements whose norm no float holds: what a rotated block then says of its error is no measure.
+#[test]
+fn what_has_no_norm_goes_exactly() {
+    for (name, codec) in Codec::NAMED {
+        let terms = Terms { codec: *codec, finer: None, most: None, participants: 2, measured: true };
+        let part = Part::new(terms, &[1; 2], 2048, &mut |rank| {
+            (0..2048).map(|index| if (index * 7 + rank) % 3 == 0 { 1e38 } else { -1.5e38 }).collect()
+        });
+        let outcome = part.run(1, false);
+        assert!(outcome.values.iter().all(|value| value.is_finite()), "{name}");
+        let (lost, told) = (part.error(&outcome, false).sqrt(), outcome.stated.error.sqrt());
+        assert!(lost <= told + 2e-6 * part.signal.sqrt(), "{name}: lost {lost:e}, told {told:e}");
+    }
+}
+
 #[test]
 fn a_slot_with_room_for_exact_elements_has_room_for_any_chunk() {
     for (name, codec) in Codec::NAMED {
@@ -313,7 +410,7 @@ fn a_slot_with_room_for_exact_elements_has_room_for_any_chunk() {
 
 #[test]
 fn what_was_not_agreed_on_is_refused() {
-    let terms = |codec| Terms { codec, most: None, participants: 2, measured: true };
+    let terms = |codec| Terms { codec, finer: None, most: None, participants: 2, measured: true };
     let values = vec![1.5_f32; 300];
     let mut chunk = vec![0; 1400];
     let to = ViewMut::from(&mut chunk[..]);

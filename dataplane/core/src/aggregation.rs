@@ -397,13 +397,28 @@ impl Communicator {
         self.moved(now);
     }
 
-    /// The session has ended here.
+    /// The session has ended here; or the aggregator does not answer an [`Action::Knock`].
     pub fn aggregation_ended(&mut self, now: Nanos, epoch: u32) {
         let state = self.epoch(epoch).and_then(|epoch| epoch.aggregation.as_ref());
         let open = state.filter(|state| !state.stopped && state.way == Way::Aggregator);
-        if let Some(session) = open.map(|state| state.session).filter(|_| self.failure.is_none()) {
-            self.ask(now, epoch, session);
+        match open.map(|state| state.session) {
+            Some(session) if self.failure.is_none() => self.ask(now, epoch, session),
+            _ => self.knocked(now, epoch, false),
         }
+    }
+
+    /// The aggregator answers an [`Action::Knock`].
+    pub fn aggregation_answers(&mut self, now: Nanos, epoch: u32) {
+        self.knocked(now, epoch, true);
+    }
+
+    fn knocked(&mut self, now: Nanos, epoch: u32, there: bool) {
+        if self.current.number() != epoch || self.failure.is_some() {
+            return;
+        }
+        let leader = self.current.aggregation.as_mut().and_then(|state| state.leader.as_mut());
+        let said = leader.and_then(|leader| leader.knocked(since(now), there));
+        self.announce(now, epoch, said);
     }
 
     /// Whether what is done here must not grow, because a leader counts with it.
@@ -430,8 +445,8 @@ impl Communicator {
         let Some(state) = self.current.aggregation.as_mut() else { return };
         match &mut state.leader {
             Some(leader) => {
-                let said = leader.poll(since(now));
-                self.announce(now, epoch, said);
+                let session = leader.poll(since(now));
+                self.actions.extend(session.map(|session| Action::Knock { epoch, session }));
             }
             None if state.asked => self.begin_to_lead(now, epoch, participants),
             None => {}

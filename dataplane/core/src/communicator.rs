@@ -11,6 +11,7 @@ use crate::message::{Control, Header, Kind, Message, Payload};
 use crate::operation::{Call, Called, Operations};
 use crate::stream::Arrival;
 use crate::switch::Switch;
+use crate::turn::Turn;
 use crate::{CoreError, Failure, Nanos};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Collective, Rank, Signature};
@@ -69,7 +70,7 @@ pub struct Receipt {
 pub struct Coded {
     /// Bytes of chunks that were sent, each as often as it was.
     pub wire_bytes: u64,
-    /// The codec, as [`harmonaize_plan::Coding::codec`] says it; [`Coded::SEVERAL`] if it was not always the same.
+    /// The codec of what was not exact, as [`harmonaize_plan::Coding::codec`] says it; [`Coded::SEVERAL`] if it was not always the same.
     pub codec: u16,
     /// Of the results that were decoded: the most that the squared error of the sums is, as their owners told it, or what it is of what was moved,
     pub error: f64,
@@ -82,6 +83,8 @@ pub struct Coded {
 }
 
 impl Coded {
+    /// Nothing travelled in fewer bits.
+    pub const EXACT: u16 = 0;
     /// Parts of an operation travelled in different codecs.
     pub const SEVERAL: u16 = u16::MAX;
 }
@@ -93,10 +96,9 @@ impl Coded {
     reason = "actions are passed by value, one at a time; a box would be an allocation a step"
 )]
 pub enum Action {
-    /// Execute step `step` of the segment on `channel` (see [`Communicator::segment`]): memory operands, then `sends`
-    /// in order. Call [`Communicator::completed`] once per send when its bytes may be overwritten, and once for a
-    /// fetch or store when it has ended; steps without either are complete when executed. After a step with coded operands call
-    /// [`Communicator::coded`].
+    /// Execute step `step` of the segment on `channel` (see [`Communicator::segment`]): memory operands, then `sends` in order. Call
+    /// [`Communicator::completed`] once per send when its bytes may be overwritten, and once for a fetch or store when it has ended; steps
+    /// without either are complete when executed. After a step with coded operands call [`Communicator::coded`].
     Step {
         /// Channel.
         channel: u16,
@@ -121,6 +123,14 @@ pub enum Action {
     },
     /// Begin this session with the aggregator of `epoch`; see [`Communicator::aggregated`] and [`Communicator::aggregation_ended`].
     Join {
+        /// The epoch.
+        epoch: u32,
+        /// The session.
+        session: u64,
+    },
+    /// Ask the aggregator of `epoch` whether it is there, by the beginning of a session with it that nothing is submitted in, while hosts go
+    /// on; what comes of it is told by [`Communicator::aggregation_answers`] or [`Communicator::aggregation_ended`].
+    Knock {
         /// The epoch.
         epoch: u32,
         /// The session.
@@ -173,6 +183,16 @@ pub enum Action {
     },
     /// The communicator has ended; only [`Action::Send`] and [`Action::Fail`] follow.
     Ended(Failure),
+    /// Ask whoever gives turns for this one; see [`Communicator::turn_given`]. An [`Action::EndTurn`] follows, unless the communicator ends.
+    AskTurn {
+        /// Its number, higher than any before.
+        turn: u64,
+    },
+    /// Say that this turn is over, or no longer wanted.
+    EndTurn {
+        /// Its number.
+        turn: u64,
+    },
     /// All participants switch to `epoch` at `segment`.
     Switched {
         /// The new epoch.
@@ -185,23 +205,6 @@ pub enum Action {
         /// The old epoch.
         epoch: u32,
     },
-}
-
-/// An operation in flight, for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InFlight {
-    /// Its number.
-    pub operation: u64,
-    /// What it is.
-    pub signature: Signature,
-    /// Since when.
-    pub since: Nanos,
-    /// Local ranks that have not called it.
-    pub missing: Vec<Rank>,
-    /// Ranks of the participants whose messages or acknowledgements it waits for.
-    pub awaits: Vec<Rank>,
-    /// Segments done here, of how many.
-    pub segments: (u64, u64),
 }
 
 /// See the crate's documentation.
@@ -236,6 +239,7 @@ pub struct Communicator {
     heard: Vec<Option<(u64, Signature)>>,
     pub(crate) departures: Departures,
     pub(crate) hold: Hold,
+    pub(crate) turn: Turn,
     pub(crate) failure: Option<Failure>,
     /// Local ranks of the oldest operation whose completion was reported.
     pub(crate) reported: usize,
@@ -250,8 +254,6 @@ impl Communicator {
             return Err(CoreError::BadPlan("this participant has no rank"));
         }
         let channels = config.plan.channels;
-        let streams = participants as usize * usize::from(channels);
-        let operations = Operations::new(group.local(config.me), config.operations);
         let current = Epoch::new(config.plan, config.me, config.access.clone())?;
         Ok(Self {
             me: config.me,
@@ -261,20 +263,21 @@ impl Communicator {
             current,
             next: None,
             withdrawn: None,
-            operations,
+            operations: Operations::new(group.local(config.me), config.operations),
             cursor: 0,
             begun: 0,
             done: 0,
             channels: (0..channels).map(|_| Channel::default()).collect(),
             acknowledgements: Acknowledgements::new(config.me, participants),
-            credits: VecDeque::with_capacity(2 * streams),
+            credits: VecDeque::with_capacity(2 * participants as usize * usize::from(channels)),
             outbox: VecDeque::with_capacity(4 * participants as usize),
-            actions: VecDeque::with_capacity(8 + usize::from(channels)),
+            actions: VecDeque::with_capacity(10 + usize::from(channels)),
             inquiry: None,
             progress: Nanos(0),
             heard: vec![None; participants as usize],
             departures: Departures::new(participants),
             hold: Hold::default(),
+            turn: Turn::default(),
             failure: None,
             reported: 0,
             group,
@@ -567,6 +570,7 @@ impl Communicator {
             if let Some(action) = self.report_completed() {
                 return Some(action);
             }
+            self.end_turn(now);
             let begun = self.begun;
             while self.begin_segment(now) {}
             if let Some(action) = self.issue(now) {

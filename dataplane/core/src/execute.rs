@@ -6,8 +6,10 @@ use crate::communicator::{Action, Communicator, PeerMessage};
 use crate::epoch::{peers, stream};
 use crate::message::{Header, Kind, Message, Payload};
 use crate::operation::Run;
+use crate::turn::Entry;
 use crate::{Failure, Nanos};
 use arrayvec::ArrayVec;
+use harmonaize_abi::Signature;
 use harmonaize_plan::{CODED_ROOM, Form, Operand, Participant, StepKind};
 
 impl Communicator {
@@ -50,7 +52,7 @@ impl Communicator {
         self.retire_epoch();
     }
 
-    /// Begins the next segment in order, if its operation is called by all and not held back, its channel free and its plan known.
+    /// Begins the next segment in order, if its operation is called by all and neither held back nor waiting for its turn, its channel free and its plan known.
     pub(crate) fn begin_segment(&mut self, now: Nanos) -> bool {
         let segment = self.begun;
         let Some(operation) = self.operations.get(self.cursor) else { return false };
@@ -64,8 +66,19 @@ impl Communicator {
         let Some(new_plan) = self.next.as_ref().map_or(Some(false), |switch| switch.governs(segment)) else {
             return false;
         };
-        if operation.run.is_none() && self.hold.holds(now) {
-            return false;
+        if operation.run.is_none() {
+            let Signature { count, dtype, .. } = operation.signature;
+            if self.hold.holds(now) {
+                return false;
+            }
+            match self.turn.enter(now, self.cursor, count.saturating_mul(dtype.size() as u64)) {
+                Entry::Free => {}
+                Entry::Waits => return false,
+                Entry::Asks => {
+                    self.actions.push_back(Action::AskTurn { turn: self.cursor });
+                    return false;
+                }
+            }
         }
         let (signature, in_place, run) = (operation.signature, operation.in_place, operation.run);
         let epoch = match &self.next {
@@ -131,10 +144,11 @@ impl Communicator {
         true
     }
 
-    /// How many more segments the operations called by all here would begin.
+    /// How many more segments the operation that has begun may begin by today's plan while a switch is agreed on. One for four that
+    /// are under way: those last long enough, and what follows them had better go by the new plan.
     pub(crate) fn segments_ahead(&self) -> u64 {
         let run = self.operations.get(self.cursor).and_then(|operation| operation.run);
-        run.map_or(0, |run| run.cut.segments - run.begun).min(self.channels.len() as u64)
+        run.map_or(0, |run| run.cut.segments - run.begun).min(self.channels.len().div_ceil(4) as u64)
     }
 
     /// Issues the next step of the lowest segment that has one ready.

@@ -1,4 +1,4 @@
-//! Holding the next operation back once, so that periodic jobs take turns on a link that they share.
+//! Holding the next operation back once, so that periodic jobs come to take turns on a link that they share.
 
 use crate::Nanos;
 use crate::communicator::Communicator;
@@ -28,9 +28,9 @@ impl Communicator {
         self.hold.asked = Some(span);
     }
 
-    /// Until when an operation is held back; [`Communicator::poll`] then begins it.
+    /// Until when an operation is held back or waits for its turn, or a turn lasts; [`Communicator::poll`] then goes on.
     pub fn held_until(&self) -> Option<Nanos> {
-        self.hold.until
+        self.hold.until.into_iter().chain(self.turn_due()).min()
     }
 }
 

@@ -27,14 +27,17 @@ mod post;
 mod report;
 mod stream;
 mod switch;
+mod turn;
 
 pub use aggregation::{Aggregated, Aggregation};
 pub use channel::{Restored, Segment};
-pub use communicator::{Action, Coded, Communicator, Config, InFlight, PeerMessage, Receipt};
+pub use communicator::{Action, Coded, Communicator, Config, PeerMessage, Receipt};
 pub use epoch::{EpochPlan, Timeouts};
 pub use failure::Failure;
 pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};
 pub use operation::Call;
+pub use report::InFlight;
+pub use turn::Turns;
 
 /// Nanoseconds since some instant that the caller chose once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,19 +1,39 @@
 //! What is told of operations: that they have ended, and how far they are.
 
-use crate::communicator::{Action, Coded, Communicator, InFlight, Receipt};
+use crate::Nanos;
+use crate::communicator::{Action, Coded, Communicator, Receipt};
 use crate::epoch::peers;
-use harmonaize_abi::Rank;
+use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::Retention;
+
+/// An operation in flight, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// Its number.
+    pub operation: u64,
+    /// What it is.
+    pub signature: Signature,
+    /// Since when.
+    pub since: Nanos,
+    /// Local ranks that have not called it.
+    pub missing: Vec<Rank>,
+    /// Ranks of the participants whose messages or acknowledgements it waits for.
+    pub awaits: Vec<Rank>,
+    /// Segments done here, of how many.
+    pub segments: (u64, u64),
+}
 
 impl Communicator {
     /// What a coded step came to, to be told after each.
     pub fn coded(&mut self, operation: u64, step: &Coded) {
         let Some(operation) = self.operations.get_mut(operation) else { return };
         operation.wire_bytes += step.wire_bytes;
-        let all = operation.coded.get_or_insert_with(|| Coded { codec: step.codec, ..Coded::default() });
-        if all.codec != step.codec {
-            all.codec = Coded::SEVERAL;
-        }
+        let all = operation.coded.get_or_insert_default();
+        all.codec = match (all.codec, step.codec) {
+            (known, Coded::EXACT) => known,
+            (known, codec) if known == codec || known == Coded::EXACT => codec,
+            _ => Coded::SEVERAL,
+        };
         all.wire_bytes += step.wire_bytes;
         all.error += step.error;
         all.measured += step.measured;

@@ -24,6 +24,8 @@ mod scenario;
 mod seeds;
 #[path = "simulation/statistics.rs"]
 mod statistics;
+#[path = "simulation/turns.rs"]
+mod turns;
 #[path = "simulation/world.rs"]
 mod world;
 
@@ -149,6 +151,44 @@ fn aggregated() {
     assert!(sum.aggregated > 0 && sum.again > sum.restored && sum.restored > 0 && sum.switches > 0, "{sum}");
 }
 
+/// The longest that a call took.
+fn longest(scenario: Scenario) -> (u64, Statistics) {
+    let mut world = World::new(scenario, false);
+    world.run();
+    well(&world);
+    let ends = world.ranks.iter().flat_map(|rank| rank.outcomes.values());
+    (ends.map(|(_, at)| *at).max().unwrap(), world.statistics)
+}
+
+/// Whenever in an operation the aggregator dies, all of it takes 200 ms more than by the hosts alone, and what chance makes of that.
+#[test]
+fn an_operation_in_which_the_aggregator_dies_is_little_longer() {
+    let mut sum = Statistics::default();
+    for seed in seeds(12) {
+        let _seed = Seed("aggregator_dies", seed);
+        let scenario = Scenario::new(seed, 3);
+        if scenario.group.participants() > 5 {
+            continue;
+        }
+        let (by_hosts, _) = longest(scenario.clone().long(false));
+        let (by_aggregator, _) = longest(scenario.clone().long(true));
+        assert!(by_hosts > SECOND, "{by_hosts} ns, {by_aggregator} by the aggregator");
+        for tenths in [0, 1, 5, 9] {
+            let mut killed = scenario.clone().long(true);
+            let at = by_aggregator / 10 * tenths;
+            killed.incidents.push((at, Incident::Aggregator { dead: true }));
+            let (took, statistics) = longest(killed);
+            let bound = by_hosts.max(by_aggregator) / 20 * 21 + 200 * MILLISECOND;
+            assert!(
+                took < bound,
+                "killed at {at} it took {took} ns, {by_hosts} by hosts and {by_aggregator} by the aggregator"
+            );
+            sum.add(&statistics);
+        }
+    }
+    assert!(sum.again > 0 && sum.knocks > 20, "{} knocks, {sum}", sum.knocks);
+}
+
 #[test]
 fn aggregated_death() {
     let build = |seed| {
@@ -161,6 +201,42 @@ fn aggregated_death() {
         agreed(world);
     });
     assert!(sum.aggregated > 0 && sum.failures > 0, "{sum}");
+}
+
+/// Operations wait for turns that are never given, late, or twice, beside changes of plan and aggregation; every turn that is asked for ends.
+#[test]
+fn turning() {
+    let build = |seed| match seed % 5 {
+        0 => Scenario::new(seed, 1).turning(),
+        1 => Scenario::new(seed, 2).rough().turning(),
+        2 => Scenario::new(seed, 2).changing().turning(),
+        3 => Scenario::new(seed, 2).changing().carrying().turning(),
+        _ => Scenario::new(seed, 2).rough().aggregating(true).turning(),
+    };
+    let sum = family("turning", 500, false, build, |world| {
+        well(world);
+        agreed(world);
+        let open = world.nodes.iter().find(|node| node.asked.open.is_some());
+        // Who has left ends as it is: whoever gives turns hears of that.
+        assert!(open.is_none_or(|node| node.closed), "a turn never ends");
+        // Seven operations at most wait, each no longer than its patience.
+        assert!(world.last < 5 * SECOND, "it took until {}\n{}", world.last, world.describe());
+    });
+    assert!(sum.turns[0] > sum.turns[1] && sum.turns[1] > 0 && sum.switches > 0, "{sum}");
+}
+
+#[test]
+fn turning_death() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).rough();
+        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
+        scenario.killing().turning()
+    };
+    let sum = family("turning_death", 250, true, build, |world| {
+        mourned(world);
+        agreed(world);
+    });
+    assert!(sum.turns[0] > 0 && sum.failures > 0, "{sum}");
 }
 
 #[test]

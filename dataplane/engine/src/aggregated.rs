@@ -3,28 +3,28 @@
 use crate::attachment::Attachment;
 use crate::coded::mix;
 use crate::command::Aggregator;
-use crate::engine::{Engine, transfer, watch};
-use crate::execute::Context;
-use crate::feedback;
+use crate::engine::watch;
 use crate::member::{Kept, Member};
-use crate::table::{Key, Table};
+use crate::table::Table;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Collective, Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Codes, Event, Form, Task, Tensors, Worker, WorkerConfig};
+use harmonaize_aggregator::{Codes, Event, Form, Tensors, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
-use harmonaize_core::{Action, Coded, EpochPlan, Nanos, Segment};
-use harmonaize_events::MarkKind;
+use harmonaize_core::{Coded, EpochPlan, Nanos, Segment};
 use harmonaize_kernels::Isa;
-use harmonaize_kernels::codes::{Code, Squares, Store, decode, encode_shared, ranges, signal};
+use harmonaize_kernels::codes::{Code, Squares, Store, decode_part, encode_shared, ranges, signal};
 use harmonaize_plan::{MAX_SOURCES, Participant};
 use harmonaize_shm::Memory;
-use harmonaize_transport::datagram::{
-    Address, DatagramConfig, Endpoint, MAX_DATAGRAM, RdmaDatagrams, RdmaPort,
-};
+use harmonaize_transport::datagram::{Address, DatagramConfig, Endpoint, MAX_DATAGRAM, RdmaPort};
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
+
+mod actions;
+mod endpoint;
+
+use endpoint::endpoint;
 
 /// For how long an aggregator may be silent before hosts take over.
 const PATIENCE: Duration = Duration::from_millis(150);
@@ -34,9 +34,10 @@ const RETRY: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(40
 const LOSSES: u32 = 900;
 /// Datagrams that leave as one message: more would overrun queues on the way.
 const TOGETHER: usize = 16;
-/// Datagrams that wait to be sent, and calls to receive in a row.
+/// Datagrams that wait to be sent, calls to receive in a row, and turns of the loop between two looks at what came for an idle worker.
 const BATCH: usize = 64;
 const CALLS: usize = 8;
+const IDLE: u32 = 16;
 
 /// The way to an epoch's aggregator.
 #[derive(Debug)]
@@ -46,6 +47,17 @@ pub(crate) struct Path {
     worker: Worker,
     datagrams: Endpoint,
     coder: Coder,
+    turn: u32,
+    session: Session,
+}
+
+/// Where the session stands.
+#[derive(Debug, Default)]
+struct Session {
+    /// All that is wanted is to know whether the aggregator is there.
+    knocks: bool,
+    /// It has been given up here, which no mark has told yet.
+    given_up: bool,
 }
 
 /// What a host makes codes by.
@@ -122,16 +134,26 @@ impl Path {
             }
         }
         let worker = Worker::new(config);
-        Ok(Some(Box::new(Self { epoch: plan.epoch, address, worker, datagrams, coder })))
+        Ok(Some(Box::new(Self {
+            epoch: plan.epoch,
+            address,
+            worker,
+            datagrams,
+            coder,
+            turn: 0,
+            session: Session::default(),
+        })))
     }
 
     /// Packets in, what they say to the communicator, packets out. How much was done.
     fn progress(&mut self, now: Nanos, member: &mut Member, attachments: &Table<Attachment>) -> usize {
         let time = Duration::from_nanos(now.0);
-        let Self { epoch, address, worker, datagrams, coder } = self;
+        let Self { epoch, address, worker, datagrams, coder, turn, session } = self;
+        *turn = (*turn + 1) % IDLE;
+        // What comes to an idle worker is late; others need not wait for the calls that find that there is nothing.
         let mut reach = Reach { member, attachments, epoch: *epoch, coder: Some(coder) };
         let mut worked = 0;
-        for _ in 0..CALLS {
+        for _ in 0..if worker.is_idle() && *turn > 0 { 0 } else { CALLS } {
             let received = datagrams.receive(&mut |from, bytes| {
                 if from == *address {
                     worker.receive(time, bytes, &mut reach);
@@ -142,16 +164,15 @@ impl Path {
             }
             worked += received;
         }
-        worked += tell(now, *epoch, worker, member);
+        worked += tell(now, *epoch, worker, session, member);
         let reach = Reach { member, attachments, epoch: *epoch, coder: Some(coder) };
-        let write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
-        let mut write = write;
+        let mut write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
         while worked < 2 * BATCH && datagrams.push(&mut write) {
             worked += 1;
         }
         datagrams.flush();
         // Sending may have found that the aggregator is silent.
-        worked + tell(now, *epoch, worker, member)
+        worked + tell(now, *epoch, worker, session, member)
     }
 
     /// To be called before the loop sleeps; false if something is there already.
@@ -169,31 +190,13 @@ impl Path {
     }
 }
 
-/// An endpoint for packets to the aggregator, and where it is: over RDMA where both are there, else over UDP.
-fn endpoint(
-    aggregator: &Aggregator,
-    port: Option<&RdmaPort>,
-    config: DatagramConfig,
-) -> std::io::Result<(Endpoint, Address)> {
-    if let Some(((address, key), port)) = aggregator.rdma.zip(port) {
-        let opened = RdmaDatagrams::open(port, key, config).and_then(|mut datagrams| {
-            datagrams.reach(address.gid)?;
-            Ok(datagrams)
-        });
-        match opened {
-            Ok(datagrams) => {
-                tracing::info!(gid = %address.gid, number = address.number, "packets to the aggregator go over RDMA");
-                return Ok((Endpoint::Rdma(Box::new(datagrams)), Address::Rdma(address)));
-            }
-            Err(error) => tracing::warn!(%error, "packets to the aggregator go over UDP"),
-        }
-    }
-    Ok((Endpoint::towards(aggregator.address, config)?, Address::Udp(aggregator.address)))
-}
-
 /// Tells the communicator what has happened to the worker.
-fn tell(now: Nanos, epoch: u32, worker: &mut Worker, member: &mut Member) -> usize {
+fn tell(now: Nanos, epoch: u32, worker: &mut Worker, session: &mut Session, member: &mut Member) -> usize {
     let mut told = 0;
+    if session.knocks && worker.is_answered() {
+        session.knocks = false;
+        member.core.aggregation_answers(now, epoch);
+    }
     while let Some(event) = worker.poll_event() {
         told += 1;
         match event {
@@ -204,7 +207,11 @@ fn tell(now: Nanos, epoch: u32, worker: &mut Worker, member: &mut Member) -> usi
                 let coded = coded.then_some(told);
                 member.core.aggregated(now, epoch, segment, hosts, coded.as_ref());
             }
+            Event::Ended(_) if std::mem::take(&mut session.knocks) => {
+                member.core.aggregation_ended(now, epoch)
+            }
             Event::Ended(reason) => {
+                session.given_up = true;
                 let (communicator, counters) = (member.id.0, worker.counters());
                 tracing::info!(
                     communicator,
@@ -433,7 +440,10 @@ impl<'a> Reach<'a> {
             Form::Shared { bits, block, ranks } => {
                 let code = Code::Shared { bits: bits.into(), block: block.into(), ranks: ranks.into() };
                 let seed = self.seed(segment, offset);
-                decode(Isa::detect(), code, seed, sum.into(), Store::Set, *first).ok()?;
+                // What is read again here stays in the caches.
+                let read = holds || average || !others.is_empty();
+                let whole = if read { 0 } else { signature.count.saturating_mul(size) as usize };
+                decode_part(Isa::detect(), code, seed, sum.into(), Store::Set, *first, whole).ok()?;
             }
         }
         if average {
@@ -493,105 +503,5 @@ impl Tensors for Reach<'_> {
             bytes.fill(0);
             Squares::default()
         })
-    }
-}
-
-impl Engine {
-    /// What a communicator wants of its aggregator.
-    pub(crate) fn aggregate(&mut self, now: Nanos, key: Key, action: &Action) {
-        let Some(member) = self.members.get_mut(key) else { return };
-        match *action {
-            Action::Join { epoch, session } => match member.path(epoch) {
-                Some(path) => path.worker.begin(Duration::from_nanos(now.0), session),
-                None => member.core.aggregation_ended(now, epoch),
-            },
-            Action::Quit { epoch } => {
-                if let Some(path) = member.path(epoch) {
-                    path.worker.stop();
-                }
-            }
-            Action::Aggregate { channel } => {
-                let reserved = member.reserve_staging(channel);
-                let reserved = reserved.and_then(|()| member.reserve_feedback(channel, &self.attachments));
-                if let Err(error) = reserved {
-                    return member.break_off(&error.to_string());
-                }
-                if self.marks.is_read()
-                    && let Some(mark) = member.begins(channel)
-                {
-                    self.marks.write(MarkKind::SegmentBegan, || mark);
-                }
-                let sources = ArrayVec::new();
-                let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                if let Err(error) = feedback::begin(&context, key, &mut self.asked) {
-                    return member.break_off(&error.to_string());
-                }
-                for asked in self.asked.drain(..) {
-                    transfer(&mut self.attachments, &mut self.broken, asked);
-                }
-                let me = member.core.me();
-                let Some(segment) = member.core.segment(channel) else { return };
-                let (epoch, number, signature) = (segment.epoch, segment.aggregated, segment.signature);
-                let (elements, size) = (segment.hi - segment.lo, signature.dtype.size() as u64);
-                let root = member.local(signature.root).is_some();
-                let Some(index) = number else { return };
-                let (task, given) = match signature.collective {
-                    Collective::Broadcast => {
-                        let bytes = elements * size;
-                        (Task::Broadcast { bytes, root }, if root { bytes } else { 0 })
-                    }
-                    Collective::Barrier => (Task::Barrier, 0),
-                    Collective::AllReduce
-                    | Collective::AllToAll
-                    | Collective::AllGather
-                    | Collective::ReduceScatter => {
-                        let sent = member.path(epoch).map_or(0, |path| path.coder.form.sent(elements));
-                        (Task::Sum(elements), sent)
-                    }
-                };
-                member.bytes_sent += given;
-                let reach = Reach { member, attachments: &self.attachments, epoch, coder: None };
-                if signature.collective == Collective::Broadcast && root && reach.keep(channel).is_none() {
-                    return member.break_off(&format!("participant {}'s broadcast lies nowhere", me.0));
-                }
-                if !member.path(epoch).is_some_and(|path| path.worker.submit(index, task)) {
-                    member.core.aggregation_ended(now, epoch);
-                }
-            }
-            Action::Settle { channel } => {
-                let reach = Reach { member, attachments: &self.attachments, epoch: 0, coder: None };
-                if reach.settle(channel).is_none() {
-                    member.break_off("a sum that was held cannot be brought to its tensors");
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Packets of all aggregators.
-    ///
-    /// Cost: a look at each communicator to count, and one to work.
-    pub(crate) fn aggregators(&mut self, now: Nanos) -> usize {
-        let busy = self.members.iter().flat_map(|member| {
-            let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref());
-            paths.filter(|path| path.worker.is_busy()).map(|_| member.tenant)
-        });
-        self.sharing.count(busy);
-        let mut worked = 0;
-        for member in self.members.iter_mut() {
-            let sharers = self.sharing.of(member.tenant);
-            for at in 0..member.epochs.len() {
-                let Some(mut path) = member.epochs.get_mut(at).and_then(|links| links.aggregator.take())
-                else {
-                    continue;
-                };
-                path.worker.share_window(sharers);
-                worked += path.progress(now, member, &self.attachments);
-                if let Some(links) = member.epochs.get_mut(at) {
-                    links.aggregator = Some(path);
-                }
-            }
-        }
-        worked
     }
 }

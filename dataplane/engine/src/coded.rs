@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use harmonaize_abi::{ReduceOp, Signature, View, ViewMut};
 use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Squares, Sums, Terms, header};
 use harmonaize_core::{Coded, Segment};
-use harmonaize_plan::{CODED_ROOM, Coding, Form, Operand, Part, Participant, Place, Stage, Step, StepKind};
+use harmonaize_plan::{CODED_ROOM, Form, Operand, Part, Participant, Place, Stage, Step, StepKind};
 use harmonaize_shm::Span;
 
 /// What a coded step came to.
@@ -21,9 +21,16 @@ pub(crate) struct Outcome {
     pub(crate) settled: Option<Part>,
 }
 
-/// The codec that a plan names.
-pub(crate) fn codec(coding: &Coding) -> Option<Codec> {
-    Codec::NAMED.get(usize::from(coding.codec)).map(|(_, codec)| *codec)
+/// The codec that a plan names so.
+pub(crate) fn codec(number: u16) -> Option<Codec> {
+    Codec::NAMED.get(usize::from(number)).map(|(_, codec)| *codec)
+}
+
+/// What a chunk that was written or read says for the receipt.
+fn done(coded: &harmonaize_codec::Coded) -> Coded {
+    let number = Codec::NAMED.iter().position(|(_, known)| *known == coded.codec);
+    let codec = number.map_or(Coded::SEVERAL, |number| number as u16);
+    Coded { codec, refused: coded.refused, ..Coded::default() }
 }
 
 /// Whether a step has coded operands.
@@ -41,7 +48,7 @@ struct Coder<'a, 'b> {
 }
 
 /// Executes a coded step's memory operands. Cost: one pass over the source and the first destination, half a pass more for an own
-/// part's first addition; encoding what the budget refuses costs another, error feedback three more, and of averages one for each rank over
+/// part's first addition; encoding what the budget refuses costs another, or two with a finer codec, error feedback three more, and of averages one for each rank over
 /// the own part. No allocation.
 pub(crate) fn run(
     context: &Context<'_>,
@@ -57,9 +64,13 @@ pub(crate) fn run(
         return Ok(Outcome::default());
     }
     let coding = segment.coding.ok_or(ExecuteError::Operand(*from))?;
-    let codec = codec(&coding).ok_or(ExecuteError::Operand(*from))?;
-    let participants = context.member.participants;
-    let terms = Terms { codec, most: coding.most, participants, measured: coding.measured };
+    let terms = Terms {
+        codec: codec(coding.codec).ok_or(ExecuteError::Operand(*from))?,
+        finer: coding.finer.and_then(codec),
+        most: coding.most,
+        participants: context.member.participants,
+        measured: coding.measured,
+    };
     let coder = Coder { context, segment, signature, size, terms };
     match (step.kind, from.form, to.form) {
         (StepKind::Move, Form::Exact, Form::Coded(stage)) => coder.encode(from, step, stage),
@@ -132,7 +143,7 @@ impl<'a> Coder<'a, '_> {
         };
         let coded = coded.map_err(own)?;
         let from = Some(Span::new(memory, at, coded.bytes as u64)?);
-        let done = Some(Coded { refused: coded.refused, ..Coded::default() });
+        let done = Some(done(&coded));
         let settled = account.filter(|_| stage != Stage::Moved).map(|_| slot.part);
         Ok(Outcome { from, done, settled, sums: None })
     }
@@ -161,8 +172,8 @@ impl<'a> Coder<'a, '_> {
             harmonaize_kernels::copy(to.as_view(), &destinations)
                 .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
         }
-        let (Squares { error, signal }, refused) = (taken.squares, taken.refused);
-        let done = Coded { error, measured: taken.measured, signal, refused, ..Coded::default() };
+        let Squares { error, signal } = taken.squares;
+        let done = Coded { error, measured: taken.measured, signal, ..done(&taken) };
         Ok(Outcome { done: Some(done), ..Outcome::default() })
     }
 
@@ -189,8 +200,7 @@ impl<'a> Coder<'a, '_> {
             harmonaize_kernels::reduce(op, dtype, &[to.as_view()], &[to], Some(ranks))
                 .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
         }
-        let done = Coded { refused: read.refused, ..Coded::default() };
-        Ok(Outcome { sums: Some(sums), done: Some(done), ..Outcome::default() })
+        Ok(Outcome { sums: Some(sums), done: Some(done(&read)), ..Outcome::default() })
     }
 
     /// From where the encoder's random choices come: another place for every chunk that a participant adds or tells of a sum, the same when

@@ -1,6 +1,6 @@
 //! What control asks of an engine, and what the engine says.
 
-use harmonaize_core::{EpochPlan, Failure, InFlight, Timeouts};
+use harmonaize_core::{EpochPlan, Failure, InFlight, Timeouts, Turns};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
 use harmonaize_transport::datagram::RdmaAddress;
@@ -129,6 +129,20 @@ pub enum Command {
         /// By how long, at most [`MAX_HOLD`].
         hold: std::time::Duration,
     },
+    /// Have large operations of a communicator wait here for their turn, each at most [`MAX_HOLD`]; none: no longer.
+    Turns {
+        /// Of which communicator.
+        communicator: CommunicatorId,
+        /// How.
+        turns: Option<Turns>,
+    },
+    /// A turn that [`Notice::TurnWanted`] asked for is given.
+    TurnGiven {
+        /// To which communicator.
+        communicator: CommunicatorId,
+        /// Its number.
+        turn: u64,
+    },
     /// Give up a change that is not under way yet.
     Abandon {
         /// Of which communicator.
@@ -188,6 +202,20 @@ pub enum Notice {
         epoch: u32,
         /// Its first segment.
         segment: u64,
+    },
+    /// An operation waits for its turn.
+    TurnWanted {
+        /// Of which communicator.
+        communicator: CommunicatorId,
+        /// The turn's number, higher than any before.
+        turn: u64,
+    },
+    /// A turn that was wanted is over, given or not.
+    TurnDone {
+        /// Of which communicator.
+        communicator: CommunicatorId,
+        /// Its number.
+        turn: u64,
     },
     /// A communicator has ended with an error.
     Ended {

@@ -348,13 +348,25 @@ impl Engine {
                     member.break_off(&error.to_string());
                 }
             }
-            Action::Join { .. } | Action::Quit { .. } | Action::Aggregate { .. } | Action::Settle { .. } => {
+            Action::Join { .. }
+            | Action::Knock { .. }
+            | Action::Quit { .. }
+            | Action::Aggregate { .. }
+            | Action::Settle { .. } => {
                 self.aggregate(now, key, &action);
             }
             Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
             Action::Ended(failure) => self.ended(key, failure),
+            Action::AskTurn { turn } => {
+                let communicator = member.id;
+                (self.notify)(Notice::TurnWanted { communicator, turn });
+            }
+            Action::EndTurn { turn } => {
+                let communicator = member.id;
+                (self.notify)(Notice::TurnDone { communicator, turn });
+            }
             Action::Switched { epoch, segment } => {
                 tracing::debug!(communicator = member.id.0, epoch, segment, "switch is agreed on");
                 member.switching = Some((epoch, segment));
@@ -393,6 +405,12 @@ impl Engine {
             && member.locals.first().is_some_and(|first| first.rank == rank)
         {
             self.marks.write(MarkKind::Coded, || of_coded(member, receipt, coded));
+        }
+        if let Some(aggregated) = receipt.aggregated
+            && member.locals.first().is_some_and(|first| first.rank == rank)
+        {
+            let (operation, segment) = (receipt.operation, aggregated.again);
+            self.marks.write(MarkKind::Aggregated, || Mark { operation, segment, ..member.mark() });
         }
         let Some(call) = member.forget(token) else { return };
         let Some(local) = member.local(rank).copied() else { return };
@@ -534,7 +552,8 @@ fn submit(
     match result {
         Ok(operation) => {
             let bytes = checked.input.bytes.max(checked.output.bytes);
-            Ok((Mark { operation, rank: rank.0, bytes, ..member.mark() }, checked))
+            let channel = 1 + u32::from(checked.signature.collective.code());
+            Ok((Mark { operation, rank: rank.0, bytes, channel, ..member.mark() }, checked))
         }
         Err(CoreError::Full) => Err(Code::Busy),
         Err(CoreError::NotLocal(_)) => Err(Code::BadCommunicator),

@@ -88,8 +88,9 @@ fn slot_bytes(plan: &EpochPlan) -> Result<u32, &'static str> {
 
 /// What a plan asks for that this engine does not have.
 pub(crate) fn lacking(plan: &EpochPlan) -> Result<(), String> {
-    match plan.coding.filter(|coding| codec(coding).is_none()) {
-        Some(coding) => Err(format!("codec {} is not known here", coding.codec)),
+    let mut named = plan.coding.iter().flat_map(|coding| [Some(coding.codec), coding.finer]).flatten();
+    match named.find(|number| codec(*number).is_none()) {
+        Some(number) => Err(format!("codec {number} is not known here")),
         None => Ok(()),
     }
 }

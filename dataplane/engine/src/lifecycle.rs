@@ -7,7 +7,7 @@ use crate::formation::{form, lacking, mapped, open_links, open_path};
 use crate::member::{Links, Member};
 use crate::table::Key;
 use harmonaize_abi::Status as Code;
-use harmonaize_core::{EpochPlan, Failure, Nanos};
+use harmonaize_core::{EpochPlan, Failure, Nanos, Turns};
 use harmonaize_plan::Participant;
 use harmonaize_transport::LinkId;
 
@@ -45,6 +45,22 @@ impl Engine {
                 if let Some(member) = self.member(communicator) {
                     let hold = hold.min(MAX_HOLD).as_nanos();
                     member.core.hold(Nanos(u64::try_from(hold).unwrap_or(u64::MAX)));
+                }
+            }
+            Command::Turns { communicator, turns } => {
+                let most = Nanos(u64::try_from(MAX_HOLD.as_nanos()).unwrap_or(u64::MAX));
+                let bounded = |turns: Turns| Turns {
+                    patience: turns.patience.min(most),
+                    pause: turns.pause.min(most),
+                    ..turns
+                };
+                if let Some(member) = self.member(communicator) {
+                    member.core.take_turns(turns.map(bounded));
+                }
+            }
+            Command::TurnGiven { communicator, turn } => {
+                if let Some(member) = self.member(communicator) {
+                    member.core.turn_given(turn);
                 }
             }
             Command::Abandon { communicator, epoch } => {

@@ -268,15 +268,15 @@ impl Member {
 
     /// Takes note of what a coded step came to that is sent so often.
     pub(crate) fn note(&mut self, channel: u16, outcome: &Outcome, sends: usize) {
-        let known = self.core.segment(channel).map(|s| (s.number, s.operation, s.coding));
-        let Some((segment, operation, coding)) = known else { return };
+        let Some((segment, operation)) = self.core.segment(channel).map(|s| (s.number, s.operation)) else {
+            return;
+        };
         if let (Some(sums), Some(known)) = (outcome.sums, self.sums.get_mut(usize::from(channel))) {
             *known = Some((segment, sums));
         }
         if let Some(done) = outcome.done {
             let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u64;
-            let codec = coding.map_or(0, |coding| coding.codec);
-            self.core.coded(operation, &Coded { wire_bytes: bytes * sends as u64, codec, ..done });
+            self.core.coded(operation, &Coded { wire_bytes: bytes * sends as u64, ..done });
         }
     }
 

@@ -9,6 +9,7 @@ use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Submission
 use harmonaize_aggregator::{Aggregator as Machine, Form, Grant, Key, Outbox, Pool, Share, To};
 use harmonaize_core::{Aggregation, Nanos};
 use harmonaize_engine::{Aggregator, Command, CommunicatorId, Notice};
+use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::{Participant, Tuning};
 use harmonaize_transport::Transport;
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
@@ -285,6 +286,47 @@ fn an_aggregator_that_dies_costs_no_operation() {
         }
     }
     aggregated(&mut world, 50_000, true);
+}
+
+/// What marks tell of aggregated operations, for each host: the segments that hosts did of each; and how often hosts gave the aggregator up.
+fn told(world: &World) -> (Vec<Vec<u64>>, usize) {
+    let mut given_up = 0;
+    let of_host = world.marks.iter().map(|marks| {
+        let marks: Vec<Mark> = std::iter::from_fn(|| marks.read()).collect();
+        let of = |kind: MarkKind| marks.iter().filter(move |mark| mark.kind == kind as u32);
+        given_up += of(MarkKind::GivenUp).count();
+        of(MarkKind::Aggregated).map(|mark| mark.segment).collect()
+    });
+    (of_host.collect(), given_up)
+}
+
+#[test]
+fn marks_tell_of_operations_by_the_aggregator_and_of_its_end() {
+    let _turn = my_turn();
+    let mut served = Some(Served::start(any(), 1, 3, 0));
+    let reached = served.as_ref().unwrap().reached_by(3);
+    let address = reached[0].address;
+    let mut world = world(&[vec![0], vec![1, 3], vec![2]], reached);
+    let (mut incarnation, deadline) = (1, Instant::now() + Duration::from_secs(120));
+    loop {
+        aggregated(&mut world, 20_000, true);
+        // Only so many marks wait to be read.
+        told(&world);
+        aggregated(&mut world, 20_000, true);
+        let (whole, _) = told(&world);
+        assert!(whole.iter().all(|host| host.last() == Some(&0)), "{whole:?}");
+        drop(served.take());
+        let completions = all_reduce(&mut world, 20_000, true, |_| {});
+        let (again, given_up) = told(&world);
+        if completions.iter().all(|completion| completion.fallback == 1) {
+            assert!(again.iter().all(|host| matches!(host[..], [segments] if segments > 0)), "{again:?}");
+            assert!(given_up > 0, "nobody gave it up");
+            break;
+        }
+        assert!(Instant::now() < deadline, "it is never in the midst of a session: {completions:?}");
+        incarnation += 1;
+        served = Some(Served::start(address, incarnation, 3, 0));
+    }
 }
 
 /// Small sums are done at once; whoever has one when the aggregator dies, all ranks have its bits, which depend on who came first.

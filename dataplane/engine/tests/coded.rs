@@ -32,9 +32,13 @@ fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
     (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
 }
 
+fn number(name: &str) -> u16 {
+    Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16
+}
+
 fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
-    let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
-    Some(Coding { codec, most, exchanges: true, measured: true })
+    let codec = number(name);
+    Some(Coding { codec, finer: None, most, exchanges: true, measured: true })
 }
 
 fn world(transports: Vec<Box<dyn Transport + Send>>, ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
@@ -99,8 +103,10 @@ fn every_sum_is_within_its_budget(transports: fn(usize) -> Vec<Box<dyn Transport
         hosts(8),
     ];
     for (ranks, name) in groups.iter().zip(names.iter().cycle()).cycle().take(groups.len().max(names.len())) {
-        for most in [None, Some(0.02)] {
-            let mut world = world(transports(ranks.len()), ranks, coding(name, most));
+        for (most, finer) in [(None, None), (Some(0.02), None), (Some(0.02), Some("int8 stochastic"))] {
+            let finer = finer.map(number);
+            let coding = coding(name, most).map(|coding| Coding { finer, ..coding });
+            let mut world = world(transports(ranks.len()), ranks, coding);
             // One element more than a block, than a segment; fewer than participants have parts for each.
             for count in [513, 1025, 4097, 50_003] {
                 for (op, to) in [(ReduceOp::Sum, OUTPUT), (ReduceOp::Average, OUTPUT), (ReduceOp::Sum, 0)] {
@@ -114,7 +120,8 @@ fn every_sum_is_within_its_budget(transports: fn(usize) -> Vec<Box<dyn Transport
                         assert!(most.is_none_or(|most| told <= most * 1.0001), "{what}, told {told}");
                         let measured = f64::from(f32::from_bits(done.measured_error));
                         assert!(measured <= told, "{what}, measured {measured}");
-                        assert_eq!(harmonaize_abi::CODECS[usize::from(done.codec)], *name);
+                        let whole = done.fallback == 0 && finer.is_none();
+                        assert!(done.codec == number(name) || !whole, "{what}, in {}", done.codec);
                         // Of many elements and in bits that lose, errors are not alike by chance; of several ranks the squares
                         // of the sum stand for theirs, which are more.
                         let single = ranks.iter().all(|ranks| ranks.len() == 1);
@@ -413,9 +420,65 @@ fn the_codec_changes_in_the_midst_of_an_operation() {
 }
 
 #[test]
+fn tensors_that_lose_too_much_travel_in_a_finer_codec_and_not_exactly() {
+    let (count, at, most) = (30_000, [0, 4 << 20], 1e-3);
+    // One of like elements, and one of which each block has large ones.
+    let tensors = |rank: usize| {
+        let mut random = ChaCha8Rng::seed_from_u64(rank as u64);
+        let even: Vec<f32> = (0..count).map(|_| random.random_range(-1.0..1.0)).collect();
+        let mut odd = even.clone();
+        odd.iter_mut().step_by(100).for_each(|value| *value *= 30.0);
+        [even, odd]
+    };
+    let run = |finer: Option<&str>| {
+        let coding = coding("int8", Some(most)).map(|coding| Coding { finer: finer.map(number), ..coding });
+        let mut world = world(loopback(4), &hosts(4), coding);
+        for rank in 0..4 {
+            tensors(rank).iter().zip(at).for_each(|(tensor, at)| world.write_floats(rank, at, tensor));
+        }
+        let inputs: Vec<[Vec<f32>; 2]> = (0..4).map(tensors).collect();
+        let mut last = Vec::new();
+        // In turn: each finds its own codec every time.
+        for _ in 0..3 {
+            last = Vec::from(at.map(|at| {
+                let call = reduce(ReduceOp::Sum, count as u64, at, OUTPUT + at);
+                (0..4).for_each(|rank| world.submit(rank, call));
+                let completions = world.completions();
+                let kept = |done: &Completion| f64::from(f32::from_bits(done.error)) <= most;
+                assert!(completions.iter().all(|done| done.status == 0 && kept(done)), "{completions:?}");
+                completions[0]
+            }));
+            for (index, at) in at.into_iter().enumerate() {
+                let (mut error, mut signal) = (0.0, 0.0);
+                let found = world.read_floats(0, OUTPUT + at, count);
+                assert!((1..4).all(|rank| world.read_floats(rank, OUTPUT + at, count) == found));
+                for (element, found) in found.iter().enumerate() {
+                    let all = || inputs.iter().map(|tensors| f64::from(tensors[index][element]));
+                    error += (all().sum::<f64>() - f64::from(*found)).powi(2);
+                    signal += all().map(|value| value * value).sum::<f64>();
+                }
+                assert!(error <= most * signal, "{error} of {signal}");
+            }
+        }
+        last
+    };
+    let (alone, finer) = (run(None), run(Some("bf16")));
+    assert_eq!((alone[0].codec, alone[0].fallback, alone[1].fallback), (number("int8"), 0, 1), "{alone:?}");
+    assert_eq!((finer[0].codec, finer[0].fallback, finer[1].fallback), (number("int8"), 0, 0), "{finer:?}");
+    // Sums of what lost next to nothing may do with int8.
+    assert!([number("bf16"), harmonaize_abi::SEVERAL_CODECS].contains(&finer[1].codec), "{finer:?}");
+    assert_eq!(finer[0].wire_bytes, alone[0].wire_bytes);
+    assert!(finer[1].wire_bytes < alone[1].wire_bytes * 7 / 10, "{alone:?} {finer:?}");
+}
+
+#[test]
 fn a_codec_that_is_not_known_is_refused() {
     let mut world = world(loopback(2), &hosts(2), coding("int8", None));
-    change(&mut world, 2, Some(Coding { codec: 999, most: None, exchanges: false, measured: false }));
+    change(
+        &mut world,
+        2,
+        Some(Coding { codec: 999, finer: None, most: None, exchanges: false, measured: false }),
+    );
     let refused = |notice: &Notice| matches!(notice, Notice::PrepareFailed { epoch: 2, reason, .. } if reason.contains("999"));
     assert!(world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(refused)));
     let completions = run(&mut world, ReduceOp::Sum, 9000, OUTPUT);

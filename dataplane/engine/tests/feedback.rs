@@ -21,7 +21,7 @@ const HALVES: [u64; 2] = [8 << 20, 12 << 20];
 
 fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
     let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
-    Some(Coding { codec, most, exchanges: true, measured: true })
+    Some(Coding { codec, finer: None, most, exchanges: true, measured: true })
 }
 
 /// Which ranks' tensors are not mapped.

@@ -77,6 +77,8 @@ fn an_operation_is_told_whole() {
             let whole = |kind| of(marks, kind).map(|mark| (mark.rank, mark.bytes)).collect::<Vec<_>>();
             assert_eq!(whole(MarkKind::Called), [(rank, COUNT * 8)]);
             assert_eq!(whole(MarkKind::Ended), [(rank, 0)]);
+            let called = of(marks, MarkKind::Called).map(|mark| mark.channel);
+            assert!(called.eq([1 + u32::from(Collective::AllReduce.code())]));
             assert_eq!(of(marks, MarkKind::Failed).count(), 0);
             let segments: Vec<_> = of(marks, MarkKind::SegmentBegan).collect();
             assert_eq!(segments.iter().map(|mark| mark.bytes).sum::<u64>(), COUNT * 8);

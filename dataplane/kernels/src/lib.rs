@@ -30,6 +30,7 @@ mod isa;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pass;
+pub mod polyval;
 mod scalar;
 mod simd;
 #[cfg(test)]
@@ -42,6 +43,7 @@ mod x86;
 pub use error::KernelError;
 pub use isa::Isa;
 
+use element::Divisor;
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use pass::{Kernel, Pass};
 
@@ -67,7 +69,8 @@ pub fn reduce(
     destinations: &[ViewMut<'_>],
     divide: Option<u32>,
 ) -> Result<(), KernelError> {
-    reduce_with(Isa::detect(), op, dtype, sources, destinations, divide)
+    // SAFETY: `detect` gives what this CPU has.
+    unsafe { run(kernel(Isa::detect(), op, dtype), dtype, sources, destinations, divide) }
 }
 
 /// [`reduce`] with the instruction set `isa`, for tests and benchmarks.
@@ -82,9 +85,35 @@ pub fn reduce_with(
     destinations: &[ViewMut<'_>],
     divide: Option<u32>,
 ) -> Result<(), KernelError> {
-    let kernel = kernel(isa, op, dtype)?;
+    if !isa.is_available() {
+        return Err(KernelError::Isa { isa });
+    }
+    // SAFETY: it is available.
+    unsafe { run(kernel(isa, op, dtype), dtype, sources, destinations, divide) }
+}
+
+/// One pass.
+///
+/// # Safety
+/// The CPU must have the kernel's instruction set, and the kernel be of `dtype`.
+#[inline(always)]
+unsafe fn run(
+    kernel: Kernel,
+    dtype: Dtype,
+    sources: &[View<'_>],
+    destinations: &[ViewMut<'_>],
+    divide: Option<u32>,
+) -> Result<(), KernelError> {
+    let divisor;
+    let divide = match divide {
+        None => None,
+        Some(ranks) => {
+            divisor = Divisor::new(ranks).ok_or(KernelError::DivideByZero)?;
+            Some(&divisor)
+        }
+    };
     let pass = Pass::new(dtype, sources, destinations, divide, STREAM_FROM)?;
-    // SAFETY: `kernel` refused an instruction set that this CPU lacks, and is of `dtype` like the pass.
+    // SAFETY: the caller's promise, and the pass is of `dtype` too.
     unsafe { kernel(&pass) };
     Ok(())
 }
@@ -96,30 +125,32 @@ pub fn reduce_with(
 /// [`KernelError::NoDestination`] and [`KernelError::Length`]; nothing is written then.
 pub fn copy(source: View<'_>, destinations: &[ViewMut<'_>]) -> Result<(), KernelError> {
     // One source is folded with nothing: its bytes, in whatever lanes.
-    let kernel = kernel(Isa::detect(), ReduceOp::Sum, Dtype::U8)?;
+    let kernel = kernel(Isa::detect(), ReduceOp::Sum, Dtype::U8);
     let sources = [source];
-    Pass::new(Dtype::U8, &sources, destinations, None, STREAM_FROM)?;
-    for others in destinations.split(|destination| destination.pointer().cast_const() == source.pointer()) {
-        if !others.is_empty() {
-            let pass = Pass::new(Dtype::U8, &sources, others, None, STREAM_FROM)?;
-            // SAFETY: `detect` gives what this CPU has, and both are of bytes.
-            unsafe { kernel(&pass) };
-        }
+    let pass = Pass::new(Dtype::U8, &sources, destinations, None, STREAM_FROM)?;
+    let is_source = |destination: &ViewMut<'_>| destination.pointer().cast_const() == source.pointer();
+    if !destinations.iter().any(is_source) {
+        // SAFETY: `detect` gives what this CPU has, and both are of bytes.
+        unsafe { kernel(&pass) };
+        return Ok(());
+    }
+    for others in destinations.split(is_source).filter(|others| !others.is_empty()) {
+        let pass = Pass::new(Dtype::U8, &sources, others, None, STREAM_FROM)?;
+        // SAFETY: as above.
+        unsafe { kernel(&pass) };
     }
     Ok(())
 }
 
-fn kernel(isa: Isa, op: ReduceOp, dtype: Dtype) -> Result<Kernel, KernelError> {
-    if !isa.is_available() {
-        return Err(KernelError::Isa { isa });
-    }
+/// The kernel of an instruction set, which the CPU must have when it runs.
+fn kernel(isa: Isa, op: ReduceOp, dtype: Dtype) -> Kernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => Ok(x86::avx2::kernel(op, dtype)),
+        Isa::Avx2 => x86::avx2::kernel(op, dtype),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => Ok(x86::avx512::kernel(op, dtype)),
+        Isa::Avx512 => x86::avx512::kernel(op, dtype),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => Ok(neon::kernel(op, dtype)),
-        _ => Ok(scalar::kernel(op, dtype)),
+        Isa::Neon => neon::kernel(op, dtype),
+        _ => scalar::kernel(op, dtype),
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) sources: &'a [View<'a>],
     pub(crate) destinations: &'a [ViewMut<'a>],
     pub(crate) bytes: usize,
-    pub(crate) divide: Option<Divisor>,
+    pub(crate) divide: Option<&'a Divisor>,
     /// Bit `i`: destination `i` (of the first 64) is written past the caches. All such lie alike modulo [`WIDEST`].
     pub(crate) streams: u64,
     /// Bytes from the start to the first address that is a multiple of [`WIDEST`] in the destinations that stream, or in
@@ -31,11 +31,14 @@ pub(crate) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
+    /// Inline, so that its fields are written where they stay: what is copied in wider pieces waits for the narrower stores before, in all
+    /// as long as a pass over 2 KiB takes.
+    #[inline(always)]
     pub(crate) fn new(
         dtype: Dtype,
         sources: &'a [View<'a>],
         destinations: &'a [ViewMut<'a>],
-        divide: Option<u32>,
+        divide: Option<&'a Divisor>,
         stream_from: usize,
     ) -> Result<Self, KernelError> {
         let given = sources.len();
@@ -46,20 +49,14 @@ impl<'a> Pass<'a> {
             return Err(KernelError::NoDestination);
         }
         let bytes = first.bytes();
-        let lengths =
-            sources.iter().map(|view| view.bytes()).chain(destinations.iter().map(|view| view.bytes()));
-        for given in lengths {
-            if given != bytes {
-                return Err(KernelError::Length { expected: bytes, given });
-            }
+        let other = |given: &usize| *given != bytes;
+        let source = sources.iter().map(|view| view.bytes()).find(other);
+        if let Some(given) = source.or_else(|| destinations.iter().map(|view| view.bytes()).find(other)) {
+            return Err(KernelError::Length { expected: bytes, given });
         }
         if !bytes.is_multiple_of(dtype.size()) {
             return Err(KernelError::PartialElement { bytes, dtype });
         }
-        let divide = match divide {
-            Some(ranks) => Some(Divisor::new(ranks).ok_or(KernelError::DivideByZero)?),
-            None => None,
-        };
         let mut pass = Self { sources, destinations, bytes, divide, streams: 0, head: 0 };
         if bytes >= ALIGN_FROM {
             pass.place(dtype.size(), bytes.saturating_mul(destinations.len()) >= stream_from);
@@ -74,6 +71,7 @@ impl<'a> Pass<'a> {
 
     /// Chooses the head and, if `stream`, what streams. A destination that overlaps a source does not: its lines are in
     /// the cache once the source has been read, and writing past the cache would evict them first.
+    #[inline(never)]
     fn place(&mut self, element: usize, stream: bool) {
         let head = |destination: &ViewMut<'_>| {
             Some(destination.pointer().addr().wrapping_neg() % WIDEST)

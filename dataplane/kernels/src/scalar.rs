@@ -42,7 +42,7 @@ unsafe fn run<E: Element, O: Fold>(pass: &Pass<'_>) {
         for source in others {
             lane = O::fold(lane, load(source.pointer()));
         }
-        if let Some(divisor) = &pass.divide {
+        if let Some(divisor) = pass.divide {
             lane = lane.divide(divisor);
         }
         let element = E::narrow(lane);

@@ -304,6 +304,16 @@ where
     let Some((first, others)) = pass.sources.split_first() else { return };
     let (width, block_width) = (V::Register::BYTES, B::Register::BYTES);
     let mut offset = pass.head(width);
+    if let ([to], None, 0) = (pass.destinations, pass.divide, pass.streams) {
+        let (first, to) = (first.pointer(), to.pointer());
+        match others {
+            // SAFETY: a pass's views hold `bytes` bytes, whole elements, and the head is fewer.
+            [] => return unsafe { plain::<V, B, O>(first, None, to, pass.bytes, offset) },
+            // SAFETY: as above.
+            [one] => return unsafe { plain::<V, B, O>(first, Some(one.pointer()), to, pass.bytes, offset) },
+            _ => {}
+        }
+    }
     // SAFETY: a pass's views hold `bytes` bytes, whole elements; the head is whole elements, fewer bytes than `width` and
     // than the pass, and brings what streams to a multiple of `width`, as each step does that follows.
     unsafe {
@@ -332,6 +342,81 @@ where
     }
 }
 
+/// A pass of one source or two into one destination, which stays in the caches: what a segment's steps and an aggregator's parts are.
+/// A part of 1,392 bytes takes no longer than its share of a long pass.
+///
+/// # Safety
+/// As [`run`]; the sources must be readable, and `to` writable, for `bytes` bytes, of which the first `head` are done first.
+#[inline(always)]
+unsafe fn plain<V, B, O>(first: *const u8, second: Option<*const u8>, to: *mut u8, bytes: usize, head: usize)
+where
+    V: Vector<Register: Ragged>,
+    B: Vector,
+    O: Fold,
+{
+    let mut offset = head;
+    // SAFETY: the caller's promise; each step lies between the offset and `bytes`.
+    unsafe {
+        if head > 0 {
+            plain_first::<V, O>(first, second, to, 0, head);
+        }
+        while bytes - offset >= B::Register::BYTES {
+            plain_block::<B, O>(first, second, to, offset);
+            offset += B::Register::BYTES;
+        }
+        while bytes - offset >= V::Register::BYTES {
+            plain_block::<V, O>(first, second, to, offset);
+            offset += V::Register::BYTES;
+        }
+        if bytes > offset {
+            plain_first::<V, O>(first, second, to, offset, bytes - offset);
+        }
+    }
+}
+
+/// A block of [`plain`] at `offset`.
+///
+/// # Safety
+/// As [`plain`]; the block must lie within the pass.
+#[inline(always)]
+unsafe fn plain_block<B: Vector, O: Fold>(
+    first: *const u8,
+    second: Option<*const u8>,
+    to: *mut u8,
+    offset: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut lanes = B::unpack(B::Register::load(first.add(offset)));
+        if let Some(second) = second {
+            lanes = O::fold(lanes, B::unpack(B::Register::load(second.add(offset))));
+        }
+        lanes.pack().store(to.add(offset));
+    }
+}
+
+/// `bytes` bytes of [`plain`] at `offset`, less than a register's.
+///
+/// # Safety
+/// As [`plain`]; the bytes must lie within the pass.
+#[inline(always)]
+unsafe fn plain_first<V: Vector<Register: Ragged>, O: Fold>(
+    first: *const u8,
+    second: Option<*const u8>,
+    to: *mut u8,
+    offset: usize,
+    bytes: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut lanes = V::unpack(V::Register::load_first(first.add(offset), bytes));
+        if let Some(second) = second {
+            lanes = O::fold(lanes, V::unpack(V::Register::load_first(second.add(offset), bytes)));
+        }
+        lanes.pack().store_first(to.add(offset), bytes);
+    }
+}
+
 /// Reduces one block of memory at `offset`: all its sources are read before any destination is written.
 ///
 /// # Safety
@@ -349,7 +434,7 @@ unsafe fn block<B: Vector, O: Fold, const STREAM: bool>(
         for source in others {
             lanes = O::fold(lanes, B::unpack(B::Register::load(source.pointer().add(offset))));
         }
-        if let Some(divisor) = &pass.divide {
+        if let Some(divisor) = pass.divide {
             lanes = lanes.divide(divisor);
         }
         let packed = lanes.pack();
@@ -385,7 +470,7 @@ unsafe fn partial<V: Vector<Register: Ragged>, O: Fold>(
             let register = V::Register::load_first(source.pointer().add(offset), bytes);
             lane = O::fold(lane, V::unpack(register));
         }
-        if let Some(divisor) = &pass.divide {
+        if let Some(divisor) = pass.divide {
             lane = lane.divide(divisor);
         }
         let packed = lane.pack();

@@ -10,7 +10,7 @@ pub const LOOKED: u32 = 32;
 #[repr(u32)]
 pub enum MarkKind {
     /// A local rank called an operation. `bytes` are those of its tensor; `segment` is 0, or 1 and how many of [`LOOKED`] blocks of 256
-    /// elements of its input were zeros.
+    /// elements of its input were zeros; `channel` is 1 and the collective's code in descriptors, or 0 where that is not told.
     Called = 1,
     /// A segment of an operation begins here: its first step is executed. `bytes` are those of its part of a tensor.
     SegmentBegan = 2,
@@ -25,6 +25,11 @@ pub enum MarkKind {
     /// An operation that travelled in fewer bits has ended well, once for all local ranks. `bytes` are those that this participant sent
     /// less than an exact one sends, `segment` the error of the receipt as f64 bits; `channel` is 1 if chunks went exact.
     Coded = 7,
+    /// An operation that an aggregator was to sum has ended well, once for all local ranks. `segment` are the segments that hosts did in
+    /// its place.
+    Aggregated = 8,
+    /// A session with an aggregator was given up by this participant; of no operation.
+    GivenUp = 9,
 }
 
 impl MarkKind {
@@ -38,6 +43,8 @@ impl MarkKind {
             5 => Self::Ended,
             6 => Self::Failed,
             7 => Self::Coded,
+            8 => Self::Aggregated,
+            9 => Self::GivenUp,
             _ => return None,
         })
     }
@@ -52,11 +59,11 @@ shared! {
         pub communicator: u64,
         /// The operation's number on the communicator, from 0.
         pub operation: u64,
-        /// The segment's number on the communicator, from 0; 0 for `Failed`; see `Called`, `Ended` and `Coded`.
+        /// The segment's number on the communicator, from 0; 0 for `Failed`; see `Called`, `Ended`, `Coded` and `Aggregated`.
         pub segment: u64,
         /// Depends on the kind; else 0.
         pub bytes: u64,
-        /// The epoch that the segment runs by; 0 for `Called`, `Ended`, `Failed` and `Coded`.
+        /// The epoch that the segment runs by; 0 for `Called`, `Ended`, `Failed` and those after.
         pub epoch: u32,
         /// Which participant of the communicator this agent is.
         pub participant: u32,
@@ -66,7 +73,7 @@ shared! {
         pub peer: u32,
         /// A [`MarkKind`], by its number.
         pub kind: u32,
-        /// The channel that the segment runs on; 0 for `Called`, `Ended` and `Failed`; see `Coded`.
+        /// The channel that the segment runs on; 0 for `Ended`, `Failed` and those after; see `Called` and `Coded`.
         pub channel: u32,
     }
 }

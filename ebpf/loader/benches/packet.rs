@@ -33,13 +33,15 @@ fn main() {
         window: 1,
         payload: 0,
     };
-    // A datagram: any other packet that comes again and again is a repetition.
-    let transfer =
+    // A datagram: any other packet that comes again and again is a repetition, but for an acknowledgement, which is looked up.
+    let datagram =
         Transfer { opcode: 0x64, queue_pair: 1, sequence: 0, asks: false, extended: 0, payload: 1024 };
+    let acknowledgement = Transfer { opcode: 0x11, payload: 0, ..datagram };
     let packets = [
         ("TCP, IPv4", ip(four[0], four[1], 6, 2, &segment.bytes())),
         ("TCP, IPv6", ip(six[0], six[1], 6, 2, &segment.bytes())),
-        ("RoCE v2, IPv4", ip(four[0], four[1], 17, 2, &transfer.bytes(50_000))),
+        ("RoCE UD SEND", ip(four[0], four[1], 17, 2, &datagram.bytes(50_000))),
+        ("RoCE RC ACK", ip(four[0], four[1], 17, 2, &acknowledgement.bytes(50_000))),
         ("other", ip(four[0], four[1], 1, 0, &[0; 64])),
     ];
     println!("ns a packet, medians of {ROUNDS} interleaved rounds; what a run costs by itself is taken off");

@@ -8,6 +8,7 @@ use aya::programs::links::{Link, LinkOrder};
 use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions};
 use aya::programs::{ProgramError, TcAttachType};
 use harmonaize_events::{Direction, InterfaceTotals};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use std::os::fd::OwnedFd;
 
 /// How the programs are held on an interface.
@@ -16,7 +17,7 @@ pub enum Hook {
     /// Links that end with the process that holds them.
     Tcx,
     /// Filters of the clsact queueing discipline. They outlive a process that is killed, until the programs are attached
-    /// to the interface again, which removes those left behind.
+    /// to the interface again, which removes those left behind. One process at a time has them there.
     Clsact,
 }
 
@@ -30,6 +31,8 @@ pub(crate) struct Attachment {
     early: Option<OwnedFd>,
     /// The queueing discipline was not there before.
     discipline: bool,
+    /// With clsact: that nobody else has filters there, until it is dropped.
+    _sole: Option<OwnedFd>,
 }
 
 /// What happened to an interface.
@@ -126,7 +129,10 @@ impl Programs {
     fn hook(&mut self, name: &str, index: u32) -> Result<Attachment, Error> {
         let hook = if self.kernel.tcx && !self.clsact { Hook::Tcx } else { Hook::Clsact };
         let mut discipline = false;
+        let mut sole = None;
         if hook == Hook::Clsact {
+            // Whose filters are there already is not said by them: those of who lives would be taken for left behind.
+            sole = Some(claim(name, index)?);
             // Ours if it was not there; it may also be one that was left behind with our filters.
             discipline = tc::qdisc_add_clsact(name).is_ok();
             for direction in [Direction::Ingress, Direction::Egress] {
@@ -135,7 +141,7 @@ impl Programs {
             }
         }
         let early = if self.early { Some(self.hook_early(name, index)?) } else { None };
-        let mut attachment = Attachment { index, hook, links: Vec::new(), early, discipline };
+        let mut attachment = Attachment { index, hook, links: Vec::new(), early, discipline, _sole: sole };
         for direction in [Direction::Ingress, Direction::Egress] {
             if attachment.early.is_some() && direction == Direction::Ingress {
                 continue;
@@ -194,6 +200,21 @@ impl Drop for Programs {
             drop(self.detach(&name));
         }
     }
+}
+
+/// Claims an interface of this network namespace: a socket bound to a name that the kernel lets one process have, while it lives.
+fn claim(name: &str, index: u32) -> Result<OwnedFd, Error> {
+    let failed = |reason: String| Error::Attach { name: name.to_owned(), reason };
+    let call = |error: rustix::io::Errno| match error {
+        rustix::io::Errno::ADDRINUSE => failed("another process measures it, by clsact".to_owned()),
+        error => failed(format!("claiming it: {error}")),
+    };
+    let claimed = format!("harmonaize-telemetry/{index}");
+    let address = SocketAddrUnix::new_abstract_name(claimed.as_bytes()).map_err(call)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let socket = socket.map_err(call)?;
+    bind(&socket, &address).map_err(call)?;
+    Ok(socket)
 }
 
 fn side(direction: Direction) -> TcAttachType {

@@ -11,6 +11,8 @@ pub enum Capability {
     Bpf,
     /// CAP_NET_ADMIN: programs on interfaces.
     NetAdmin,
+    /// CAP_PERFMON: programs that reckon with pointers as compilers do, and those that read the kernel's own structures.
+    Perfmon,
 }
 
 impl Capability {
@@ -19,6 +21,7 @@ impl Capability {
         match self {
             Self::Bpf => 39,
             Self::NetAdmin => 12,
+            Self::Perfmon => 38,
         }
     }
 }
@@ -28,6 +31,7 @@ impl fmt::Display for Capability {
         f.write_str(match self {
             Self::Bpf => "CAP_BPF",
             Self::NetAdmin => "CAP_NET_ADMIN",
+            Self::Perfmon => "CAP_PERFMON",
         })
     }
 }
@@ -112,10 +116,10 @@ fn effective(status: &str) -> u64 {
 
 fn missing(effective: u64) -> Vec<Capability> {
     let has = |number: u32| effective & (1 << number) != 0;
-    let all = [Capability::Bpf, Capability::NetAdmin];
-    // The administrator's capability includes CAP_BPF, not the network's.
+    let all = [Capability::Bpf, Capability::NetAdmin, Capability::Perfmon];
+    // The administrator's capability includes the others, not the network's.
     let lacks = |capability: &Capability| {
-        !(has(capability.number()) || *capability == Capability::Bpf && has(SYS_ADMIN))
+        !(has(capability.number()) || *capability != Capability::NetAdmin && has(SYS_ADMIN))
     };
     all.into_iter().filter(lacks).collect()
 }
@@ -126,10 +130,12 @@ mod tests {
 
     #[test]
     fn capabilities_are_read_from_the_status() {
-        let status = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t0000008000001000\nCapBnd:\t0\n";
+        let status = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t000000c000001000\nCapBnd:\t0\n";
         assert_eq!(missing(effective(status)), []);
-        assert_eq!(missing(effective("CapEff:\t0000008000000000")), [Capability::NetAdmin]);
+        assert_eq!(missing(effective("CapEff:\t000000c000000000")), [Capability::NetAdmin]);
+        assert_eq!(missing(effective("CapEff:\t0000008000001000")), [Capability::Perfmon]);
         assert_eq!(missing(1 << SYS_ADMIN), [Capability::NetAdmin]);
-        assert_eq!(missing(effective("")), [Capability::Bpf, Capability::NetAdmin]);
+        let all = [Capability::Bpf, Capability::NetAdmin, Capability::Perfmon];
+        assert_eq!(missing(effective("")), all);
     }
 }

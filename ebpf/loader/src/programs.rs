@@ -46,7 +46,8 @@ pub struct Options {
     pub flows: u32,
     /// Bytes of the ring of events: a power of two, rounded up.
     pub ring: u32,
-    /// Have the kernel take the time of every run, of all its programs: see [`Programs::cost`]. Costs some 30 ns a run.
+    /// Have the kernel take the time of every run, of all its programs: see [`Programs::cost`]. Costs some 30 ns a run, and needs
+    /// CAP_SYS_ADMIN: without, [`Programs::missing`] says so.
     pub run_time: bool,
     /// Attach by the clsact queueing discipline even where tcx is there.
     pub clsact: bool,
@@ -174,9 +175,14 @@ impl Programs {
             program.load().map_err(|error| Error::loading(EARLY, error))?;
         }
         let diagnosis = options.diagnosis.then(|| Diagnosis::of(&mut ebpf)).transpose()?;
-        let run_time = options.run_time.then(|| aya::sys::enable_stats(aya::sys::Stats::RunTime));
-        let run_time = run_time.transpose().map_err(|error| Error::call(error.call, error.io_error))?;
         let mut missing = Vec::new();
+        let run_time = options.run_time.then(|| aya::sys::enable_stats(aya::sys::Stats::RunTime));
+        let run_time = run_time.and_then(|asked| {
+            let untimed = |error: &aya::sys::SyscallError| {
+                format!("the time of the programs' runs, which needs CAP_SYS_ADMIN: {}", error.io_error)
+            };
+            asked.inspect_err(|error| missing.push(untimed(error))).ok()
+        });
         let tracing = options.endpoints.as_ref().and_then(|options| {
             let opened = Tracing::open(options).inspect_err(|error| missing.push(error.to_string()));
             opened.ok()

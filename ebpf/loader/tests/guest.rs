@@ -2,6 +2,9 @@
 //! each is. `cargo xtask softroce test` runs this.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+#[path = "support/budget.rs"]
+mod budget;
+
 use harmonaize_events::{Direction, FlowKey, RoceCounters};
 use harmonaize_loader::{EndpointOptions, Endpoints, Flows, Hook, Options, Programs};
 use std::collections::BTreeMap;
@@ -187,29 +190,30 @@ fn judged(found: impl Iterator<Item = (bool, bool)>) -> (f64, f64) {
 /// Held by the test that has the hosts' links: on clsact a collector that is attached takes off what it finds of another.
 static LINKS: Mutex<()> = Mutex::new(());
 
-/// The collector on all hosts' links; none, loudly, elsewhere than in the guest.
-fn collector() -> Option<(Programs, MutexGuard<'static, ()>)> {
+/// The collector on all hosts' links, which is dropped before another test may have one; none, loudly, elsewhere than in the guest.
+fn collector() -> Option<(MutexGuard<'static, ()>, Programs)> {
     collector_with(Options { endpoints: Some(EndpointOptions::default()), ..Options::default() })
 }
 
 /// The same with other options.
-fn collector_with(options: Options) -> Option<(Programs, MutexGuard<'static, ()>)> {
+fn collector_with(options: Options) -> Option<(MutexGuard<'static, ()>, Programs)> {
     if std::env::var_os("HARMONAIZE_GUEST").is_none() {
         println!("SKIPPED: this test needs the guest of `cargo xtask softroce test`");
         return None;
     }
     let alone = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut collector = Programs::open(&options).unwrap();
+    budget::hold(&collector, options.diagnosis);
     println!("{}; missing: {:?}", collector.kernel(), collector.missing());
     for host in 0..HOSTS {
         collector.attach(&format!("h{host}")).unwrap();
     }
-    Some((collector, alone))
+    Some((alone, collector))
 }
 
 #[test]
 fn injected_loss_is_found_for_each_queue_pair_and_its_owner_is_known() {
-    let Some((mut collector, _alone)) = collector() else { return };
+    let Some((_alone, mut collector)) = collector() else { return };
     let hook = if collector.kernel().tcx { Hook::Tcx } else { Hook::Clsact };
     assert!(collector.attached().all(|(_, _, used)| used == hook));
     let tracing = collector.tracing().unwrap();
@@ -313,7 +317,7 @@ fn injected_loss_is_found_for_each_queue_pair_and_its_owner_is_known() {
 
 #[test]
 fn packets_are_counted_before_the_stack_sees_them() {
-    let Some((mut collector, _alone)) = collector_with(Options { early: true, ..Options::default() }) else {
+    let Some((_alone, mut collector)) = collector_with(Options { early: true, ..Options::default() }) else {
         return;
     };
     assert!(collector.cost().unwrap().programs.iter().any(|program| program.name == "count_early"));
@@ -332,7 +336,7 @@ fn packets_are_counted_before_the_stack_sees_them() {
 
 #[test]
 fn sockets_are_known_in_this_kernel_too() {
-    let Some((mut collector, _alone)) = collector() else { return };
+    let Some((_alone, mut collector)) = collector() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
     let mut near = TcpStream::connect(address).unwrap();
@@ -378,7 +382,7 @@ impl std::io::Write for Kept {
 fn programs_for_diagnosis_load_and_tell_why_a_packet_is_of_no_flow() {
     for early in [false, true] {
         let options = Options { diagnosis: true, early, ..Options::default() };
-        let Some((mut collector, _alone)) = collector_with(options) else { return };
+        let Some((_alone, mut collector)) = collector_with(options) else { return };
         let kept = Kept::default();
         let writer = kept.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());

@@ -76,7 +76,8 @@ fn promises_bind_others_and_outlive_control() {
     // Bad input: it is refused here or by control, and nothing changes.
     let low = Constraints::new().priority(Priority::Low).min_busbw(1_000_000);
     let refused = ours[0].client.propose("job", &low).unwrap();
-    assert!(matches!(refused, Negotiated::Refused { counter: None, .. }), "{refused:?}");
+    let Negotiated::Refused { reasons, counter: Some(counter) } = refused else { panic!("{refused:?}") };
+    assert!(reasons[0].clause == Clause::Priority && counter.priority == Priority::Normal, "{counter:?}");
     let nobody = ours[0].client.propose("jobs", &wanted).unwrap_err();
     assert!(matches!(&nobody, Error::Agreement(text) if text.contains("no communicator `jobs`")), "{nobody}");
     let knobs = Knobs { accumulate: (2, 1), checkpoint: None };

@@ -2,7 +2,7 @@
 
 use harmonaize_client::{
     AttachOptions, Checkpoint, Client, Collective, Communicator, Constraints, Dtype, Error, EventKind, Hints,
-    Knobs, Level, Negotiated, Rank, ReduceOp,
+    Knobs, Level, Negotiated, Priority, Rank, ReduceOp,
 };
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -64,7 +64,8 @@ fn choose(client: &Client, job: &Communicator, saved: Instant) -> Result<(u32, b
     let choice = client.tensor(Dtype::U64, 2)?;
     if job.rank() == Rank(0) {
         let (every, cost) = (Duration::from_secs(600), Duration::from_secs(5));
-        let checkpoint = Some(Checkpoint { every, cost, last: saved.elapsed() });
+        let importance = Priority::Normal;
+        let checkpoint = Some(Checkpoint { every, cost, last: saved.elapsed(), importance });
         let chosen = client.iteration("train", &Knobs { accumulate: (1, 8), checkpoint })?;
         choice.write(0, &[u64::from(chosen.accumulate), u64::from(chosen.checkpoint)])?;
     }

@@ -4,6 +4,7 @@
 use super::lab::{Lab, Measured};
 use super::part::{self, Outcome, Part};
 use super::row::{Better, Case, Row, median};
+use crate::deployment::Tenant;
 use crate::fabric::Faults;
 use crate::topology::{Topology, star_with_aggregator};
 use crate::workspace::Binaries;
@@ -16,6 +17,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 mod fairness;
+mod killed;
 mod tree;
 
 const MIB: u64 = 1 << 20;
@@ -58,7 +60,7 @@ const PARTS: &[Part<Suite>] = &[
     ("eight", eight),
     ("lossy", lossy),
     ("faults", faults),
-    ("killed", killed),
+    ("killed", killed::killed),
     ("small", small),
     ("fair", fairness::fair),
     ("hog", fairness::hog),
@@ -133,7 +135,7 @@ struct Star {
 const JUMBO: u32 = 9000;
 const PLAIN: u32 = 1500;
 /// Hosts' rates that are tried, Mbit/s, and what of the processors an operation may take at the one that counts.
-const RATES: [u64; 4] = [1000, 500, 250, 125];
+const RATES: [u64; 5] = [1000, 500, 250, 125, 62];
 const BUSY: f64 = 0.6;
 /// The budget of codes that add.
 const SHARED: &str = "shared 4";
@@ -202,16 +204,24 @@ fn codes(suite: &Suite) -> Result<Vec<Row>> {
 
 /// 8 hosts, a large operation, at the highest rate at which processors have time to spare.
 fn eight(suite: &Suite) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
     for rate in RATES {
         let star = Star { hosts: 8, rate, delay: "0us", mtu: JUMBO, faults: None };
-        let busy;
-        (rows, busy) = suite.against_hosts(star, &[(suite.effort.large, 1.6)])?;
+        let (rows, busy) = suite.against_hosts(star, &[(suite.effort.large, 1.6)])?;
         if busy < BUSY {
-            break;
+            return Ok(rows);
         }
     }
-    Ok(rows)
+    let case = Case {
+        suite: "aggregation",
+        case: "allreduce f32, 8 hosts, at the highest rate that leaves processors time: us".to_owned(),
+        size: suite.effort.large,
+        ranks: 8,
+        better: Better::Less,
+        bar: 1.0 / 1.6,
+    };
+    Ok(vec![
+        case.missing("the same by the hosts alone", "a rate at which processors are busy for less than 60%"),
+    ])
 }
 
 /// 8 hosts at 1 Gbit/s, half a millisecond on each host's link and none at the aggregator. Where the delay is made here each datagram
@@ -220,66 +230,53 @@ fn small(suite: &Suite) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for mtu in [JUMBO, PLAIN] {
         let star = Star { hosts: 8, rate: RATES[0], delay: "500us", mtu, faults: None };
-        rows.extend(suite.against_hosts(star, &[(24 << 10, 1.4), (4 << 10, 1.0)])?.0);
+        rows.extend(suite.against_ways(star, &[(24 << 10, 1.4), (4 << 10, 1.0)])?);
     }
     Ok(rows)
 }
+
+/// The ways that hosts have of their own, as operators choose them for a tenant, and in words.
+const WAYS: [(&str, &str, &str); 3] =
+    [("ring", "never", "the ring"), ("one", "one-shot", "one shot"), ("two", "two-shot", "two shots")];
 
 /// 4 hosts where each end loses one frame in a hundred, against the same where none is lost. So many frames that each goes by itself
 /// leave a machine of two cores time to spare at a quarter of the rate.
 fn lossy(suite: &Suite) -> Result<Vec<Row>> {
     let of_a_hundred = Faults { lost: 10_000, ..Faults::default() };
-    suite.against_none("1% of frames lost at each end", of_a_hundred, 1.0 / 0.7)
+    let size = suite.effort.large;
+    let [with, without] =
+        [of_a_hundred, Faults::default()].map(|faults| suite.with_faults(faults, size, true));
+    let case = with_faults("1% of frames lost at each end", size, 1.0 / 0.7);
+    Ok(vec![case.compare(&with?, &without?, "the same without")])
 }
 
-/// The same where each end loses one in twenty, has one in a hundred twice, and others overtake one in twenty. No bar stands on the
-/// time; that sums are right the tests see.
+/// Of a large operation so much is done where hosts alone are slow.
+const PART: u64 = 8;
+
+/// The same, smaller, where each end loses one in twenty, has one in a hundred twice, and others overtake one in twenty: against the same where
+/// nothing does, on which no bar stands, and by the hosts alone: were they faster, the aggregator would have to be left sooner.
 fn faults(suite: &Suite) -> Result<Vec<Row>> {
     let faults = Faults { lost: 50_000, twice: 10_000, late: 50_000 };
-    suite.against_none("5% of frames lost, 1% twice, 5% late at each end", faults, 100.0)
+    let (size, what) = (suite.effort.large / PART, "5% of frames lost, 1% twice, 5% late at each end");
+    let with = suite.with_faults(faults, size, true)?;
+    let without = suite.with_faults(Faults::default(), size, true)?;
+    let by_hosts = suite.with_faults(faults, size, false)?;
+    let case = |bar| with_faults(what, size, bar);
+    Ok(vec![
+        case(100.0).compare(&with, &without, "the same without"),
+        case(1.0).compare(&with, &by_hosts, "the same by the hosts alone"),
+    ])
 }
 
-/// For how long operations may go on longer than the hosts' own take if the aggregator dies in the middle of one, us.
-const TAKE_OVER: f64 = 200_000.0;
-
-/// 4 hosts and large operations, in one of which the aggregator is killed: how long that one takes, against the hosts' own and what a
-/// takeover may cost. `collective` checks every result.
-fn killed(suite: &Suite) -> Result<Vec<Row>> {
-    let star = Star { hosts: 4, rate: 250, delay: "0us", mtu: JUMBO, faults: None };
-    let topology = star_with_aggregator(4, 250, "0us");
-    let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
-    let by_hosts = suite.times(alone, star, &[(suite.effort.large, 1.0)], false)?.of(suite.effort.large)?;
-    let usual = median(&by_hosts).context("nothing was timed")?;
-    let (bytes, mut longest) = (suite.effort.large.to_string(), Vec::new());
-    for _ in 0..suite.effort.rounds {
-        let fabric = Topology { mtu: star.mtu, ..Topology::parse(&topology)? };
-        let mut lab = Lab::on(fabric, suite.binaries.clone(), Arc::clone(&suite.stop), |setup| setup)?;
-        let arguments =
-            ["--collective", "allreduce", "--bytes", &bytes, "--warmup", "1", "--iterations", "6", "--json"];
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let job = lab.start("collective", &[0, 1, 2, 3], &arguments)?;
-        // Sums are told now and then; by then the next operation is under way, and some are still to come.
-        lab.deployment().wait_until("the aggregator has summed nothing", |this| {
-            let told = this.ask(&["topology"])?;
-            Ok(summed(&told, 0).then_some(()))
-        })?;
-        let aggregator = lab.deployment().aggregator(0)?.id();
-        let mut kill = Command::new("kill");
-        ensure!(kill.args(["-9", &aggregator.to_string()]).status()?.success(), "it cannot be killed");
-        let measured: Vec<Measured> = lab.finish_without_check(job, LIMIT)?;
-        let times = measured.first().context("no figures")?.times_us.iter();
-        longest.push(times.copied().fold(0.0, f64::max));
-    }
-    let case = Case {
+fn with_faults(what: &str, size: u64, bar: f64) -> Case {
+    Case {
         suite: "aggregation",
-        case: "allreduce f32, 4 hosts, 250 Mbit/s, the aggregator killed in the middle: the longest of 6, us"
-            .to_owned(),
-        size: suite.effort.large,
+        case: format!("allreduce f32, 4 hosts, 250 Mbit/s, {what}: us"),
+        size,
         ranks: 4,
         better: Better::Less,
-        bar: 1.0,
-    };
-    Ok(vec![case.compare(&longest, &[usual + TAKE_OVER], "200 ms more than the hosts alone")])
+        bar,
+    }
 }
 
 /// Whether the aggregator that is `position`-th has told of sums.
@@ -290,16 +287,20 @@ fn summed(fabric: &Value, position: usize) -> bool {
     tenants.is_some_and(|tenants| tenants.iter().any(|tenant| sums(tenant) > 0))
 }
 
-/// Operations' times, and what of the processors they took at most.
+/// Operations' times, and what of the processors they took.
 struct Timed {
     measured: Vec<Measured>,
-    busy: f64,
 }
 
 impl Timed {
     fn of(&self, size: u64) -> Result<Vec<f64>> {
         let found = self.measured.iter().find(|measured| measured.bytes == size);
         found.map(|found| found.times_us.clone()).with_context(|| format!("no figure for {size} bytes"))
+    }
+
+    /// Of the size of which it is most.
+    fn busy(&self) -> f64 {
+        self.measured.iter().map(|measured| measured.busy).fold(0.0, f64::max)
     }
 }
 
@@ -324,9 +325,9 @@ impl Suite {
         let by_hosts = self.times(alone, star, sizes, false)?;
         let name = format!("{hosts} hosts, {rate} Mbit/s, {delay} a link, frames of {mtu}");
         eprintln!(
-            "{name}: processors busy for at most {:.0}% of the time by the aggregator, {:.0}% by the hosts",
-            100.0 * by_aggregator.busy,
-            100.0 * by_hosts.busy
+            "{name}: processors busy for {:.0}% of the time by the aggregator, {:.0}% by the hosts",
+            100.0 * by_aggregator.busy(),
+            100.0 * by_hosts.busy()
         );
         let mut rows = Vec::new();
         for (size, bar) in sizes {
@@ -346,27 +347,63 @@ impl Suite {
             );
             rows.push(row);
         }
-        Ok((rows, by_aggregator.busy))
+        Ok((rows, by_aggregator.busy()))
     }
 
-    /// Large operations of 4 hosts with these faults, against the same with none; at most so many times as long.
-    fn against_none(&self, what: &str, faults: Faults, bar: f64) -> Result<Vec<Row>> {
-        let sizes = [(self.effort.large, 1.0)];
+    /// Operations of these sizes by an aggregator, against the best of the ways that the same hosts have without, each of them measured.
+    fn against_ways(&self, star: Star, sizes: &[(u64, f64)]) -> Result<Vec<Row>> {
+        let Star { hosts, rate, delay, mtu, .. } = star;
+        let topology = star_with_aggregator(hosts, rate, delay);
+        let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
+        let by_aggregator = self.times(&topology, star, sizes, true)?;
+        let fabric = Topology { mtu, forwards: true, ..Topology::parse(alone)? };
+        let mut lab = Lab::on(fabric, self.binaries.clone(), Arc::clone(&self.stop), |mut setup| {
+            let chosen = WAYS.map(|(tenant, way, _)| format!("{tenant} = \"{way}\""));
+            setup.control += &format!("direct = {{ {} }}\n", chosen.join(", "));
+            let more = WAYS.iter().zip(3002..);
+            setup.tenants.extend(more.map(|((name, ..), user)| Tenant { name: (*name).to_owned(), user }));
+            setup
+        })?;
+        let (everyone, arguments) = self.arguments(star, sizes);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut by_hosts = Vec::new();
+        for (tenant, (_, _, way)) in (1..).zip(WAYS) {
+            by_hosts.push((way, Timed { measured: lab.ours_of(tenant, &everyone, &arguments)? }));
+        }
+        let mut rows = Vec::new();
+        for (size, bar) in sizes {
+            let case = Case {
+                suite: "aggregation",
+                case: format!(
+                    "allreduce f32, {hosts} hosts, {rate} Mbit/s, {delay} a link, frames of {mtu}: us"
+                ),
+                size: *size,
+                ranks: hosts,
+                better: Better::Less,
+                bar: 1.0 / bar,
+            };
+            let mut best: Option<(&str, Vec<f64>)> = None;
+            for (way, timed) in &by_hosts {
+                let times = timed.of(*size)?;
+                let middle = |times: &[f64]| median(times).unwrap_or(f64::MAX);
+                eprintln!("{size} bytes, frames of {mtu}, {way}: {:.0} us", middle(&times));
+                if best.as_ref().is_none_or(|(_, best)| middle(&times) < middle(best)) {
+                    best = Some((way, times));
+                }
+            }
+            let (way, theirs) = best.context("no way")?;
+            rows.push(case.compare(&by_aggregator.of(*size)?, &theirs, &format!("hosts alone, {way}")));
+        }
+        Ok(rows)
+    }
+
+    /// Operations of 4 hosts with these faults, by an aggregator or by the hosts alone.
+    fn with_faults(&self, faults: Faults, size: u64, aggregated: bool) -> Result<Vec<f64>> {
         let topology = star_with_aggregator(4, 250, "0us");
-        let times = |faults| {
-            let star = Star { hosts: 4, rate: 250, delay: "0us", mtu: JUMBO, faults: Some(faults) };
-            self.times(&topology, star, &sizes, true)?.of(self.effort.large)
-        };
-        let (with, without) = (times(faults)?, times(Faults::default())?);
-        let case = Case {
-            suite: "aggregation",
-            case: format!("allreduce f32, 4 hosts, 250 Mbit/s, {what}: us"),
-            size: self.effort.large,
-            ranks: 4,
-            better: Better::Less,
-            bar,
-        };
-        Ok(vec![case.compare(&with, &without, "the same without")])
+        let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
+        let star = Star { hosts: 4, rate: 250, delay: "0us", mtu: JUMBO, faults: Some(faults) };
+        let topology = if aggregated { &topology } else { alone };
+        self.times(topology, star, &[(size, 1.0)], aggregated)?.of(size)
     }
 
     /// Budgets in turn on a fabric; and the processors' time of the whole.
@@ -397,28 +434,9 @@ impl Suite {
         if let Some(faults) = star.faults {
             lab.fabric().set_faults(faults)?;
         }
-        let list = sizes.iter().map(|(size, _)| size.to_string()).collect::<Vec<_>>().join(",");
-        let (warmup, iterations) = (2, 4 * self.effort.rounds);
-        let counts = [warmup.to_string(), iterations.to_string()];
-        let everyone: Vec<usize> = (0..star.hosts).collect();
-        let arguments = [
-            "--collective",
-            "allreduce",
-            "--bytes",
-            &list,
-            "--warmup",
-            &counts[0],
-            "--iterations",
-            &counts[1],
-        ];
-        let before = busy()?;
+        let (everyone, arguments) = self.arguments(star, sizes);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let measured = lab.ours(&everyone, &arguments)?;
-        // With the tenants' beginning and end, over the operations' time alone: it was no more.
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
-        let each = (warmup + iterations) as f64;
-        let took =
-            measured.iter().map(|one| each * median(&one.times_us).unwrap_or_default() / 1e6).sum::<f64>();
-        let busy = (busy()? - before) / cores / took.max(f64::MIN_POSITIVE);
         if aggregated {
             let tenants = lab.deployment().wait_until("the aggregator has summed nothing", |this| {
                 let fabric = this.ask(&["topology"])?;
@@ -427,6 +445,15 @@ impl Suite {
             })?;
             eprintln!("the aggregator's counts: {tenants}");
         }
-        Ok(Timed { measured, busy })
+        Ok(Timed { measured })
+    }
+
+    /// All hosts, and what `collective` is told.
+    fn arguments(&self, star: Star, sizes: &[(u64, f64)]) -> (Vec<usize>, Vec<String>) {
+        let list = sizes.iter().map(|(size, _)| size.to_string()).collect::<Vec<_>>().join(",");
+        let iterations = (4 * self.effort.rounds).to_string();
+        let words =
+            ["--collective", "allreduce", "--bytes", &list, "--warmup", "2", "--iterations", &iterations];
+        ((0..star.hosts).collect(), words.iter().map(|word| (*word).to_owned()).collect())
     }
 }

@@ -20,7 +20,17 @@ struct Measured {
     memcpy: f64,
     encode: f64,
     decode: f64,
+    /// Of shared codes, adding them without decoding.
     decode_add: f64,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Effort {
+    /// So many times, for figures.
+    Rounds(usize),
+    /// Shows that everything runs, and measures nothing worth a figure.
+    Smoke,
 }
 
 /// The most that a codec may lose of a tensor.
@@ -30,6 +40,7 @@ const LOSSES: &[(&str, &str, f64)] = &[
     ("rotated 3", "heavy-tailed", 0.037),
     ("rotated 4", "heavy-tailed", 0.0105),
     ("int8", "heavy-tailed", 1e-3),
+    ("shared 4", "gaussian", 0.021),
 ];
 
 /// A speed of a line.
@@ -46,11 +57,21 @@ const SPEEDS: &[(&str, &str, f64, Speed)] = &[
     ("top 1/64", "encode", 0.5, |line| line.encode),
 ];
 
-/// Measures `rounds` times, prints what each codec did in the last round, draws it into `figures`, and returns the rows with bars.
-pub(super) fn run(rounds: usize, files: &[PathBuf], figures: Option<&Path>) -> Result<Vec<Row>> {
+/// Measures, prints what each codec did in the last round, draws it into `figures`, and returns the rows with bars.
+pub(super) fn run(effort: Effort, files: &[PathBuf], figures: Option<&Path>) -> Result<Vec<Row>> {
     let mut example = workspace::cargo();
-    example.args(["run", "--quiet", "--release", "--package", "harmonaize-codec", "--example", "measure"]);
-    example.arg("--").args(files.iter().map(|file| std::path::absolute(file).unwrap_or(file.clone())));
+    example.args(["run", "--quiet", "--package", "harmonaize-codec", "--example", "measure"]);
+    let rounds = match effort {
+        Effort::Rounds(rounds) => {
+            example.args(["--release", "--"]);
+            rounds
+        }
+        Effort::Smoke => {
+            example.args(["--", "--elements", "65536", "--passes", "2"]);
+            1
+        }
+    };
+    example.args(files.iter().map(|file| std::path::absolute(file).unwrap_or(file.clone())));
     let mut lines = Vec::new();
     let mut last = 0;
     for _ in 0..rounds {

@@ -16,6 +16,7 @@ use crate::plans::{self, Plan};
 use crate::topology::{Topology, racks_and_strangers};
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -43,13 +44,15 @@ pub struct Effort {
     pub learning: Duration,
     /// Parts alone: onset, order, stagger, drain, cut, planner; all if empty.
     pub only: Vec<String>,
+    /// Where pictures are drawn.
+    pub figures: Option<PathBuf>,
 }
 
 impl Effort {
     /// For figures.
     pub fn new(onsets: usize, only: &[String]) -> Self {
         let (span, learning) = (Duration::from_secs(2), Duration::from_secs(8));
-        Self { onsets, rounds: 5, span, learning, only: only.to_vec() }
+        Self { onsets, rounds: 5, span, learning, only: only.to_vec(), figures: None }
     }
 
     /// Shows that everything runs, and measures nothing worth a figure. The planner's part needs a build of its own.
@@ -57,7 +60,7 @@ impl Effort {
         let short = ["onset", "order", "stagger", "drain", "cut"].map(str::to_owned).to_vec();
         let only = if only.is_empty() { short } else { only.to_vec() };
         let (span, learning) = (Duration::from_millis(500), Duration::from_secs(2));
-        Self { onsets: 1, rounds: 1, span, learning, only }
+        Self { onsets: 1, rounds: 1, span, learning, only, figures: None }
     }
 }
 

@@ -14,6 +14,7 @@ use crate::job::printed;
 use crate::topology::{Topology, racks_and_strangers};
 use crate::workspace::{self, Binaries};
 use anyhow::{Context, Result, ensure};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -37,17 +38,19 @@ pub struct Effort {
     pub smoke: bool,
     /// Parts alone; all if empty.
     pub only: Vec<String>,
+    /// Where pictures are drawn.
+    pub figures: Option<PathBuf>,
 }
 
 impl Effort {
     /// For figures.
     pub fn new(rounds: usize, only: &[String]) -> Self {
-        Self { rounds, smoke: false, only: only.to_vec() }
+        Self { rounds, smoke: false, only: only.to_vec(), figures: None }
     }
 
     /// A short round.
     pub fn smoke(only: &[String]) -> Self {
-        Self { rounds: 1, smoke: true, only: only.to_vec() }
+        Self { rounds: 1, smoke: true, only: only.to_vec(), figures: None }
     }
 }
 

@@ -26,6 +26,9 @@ pub struct Measured {
     pub bytes: u64,
     /// Each timed operation, in microseconds.
     pub times_us: Vec<f64>,
+    /// What of all processors' time was spent meanwhile; 0 where nobody looked.
+    #[serde(default)]
+    pub busy: f64,
 }
 
 /// The fabric with its programs.
@@ -261,7 +264,10 @@ mod tests {
     #[test]
     fn printed_figures_are_read() {
         let text = "{\"bytes\":8,\"times_us\":[1.0,2.5],\"wrong\":0,\"wire_bytes\":3}\n";
-        assert_eq!(measured::<Measured>(text).unwrap(), [Measured { bytes: 8, times_us: vec![1.0, 2.5] }]);
+        assert_eq!(
+            measured::<Measured>(text).unwrap(),
+            [Measured { bytes: 8, times_us: vec![1.0, 2.5], busy: 0.0 }]
+        );
         assert!(measured::<Measured>("nothing\n").is_err() && measured::<Measured>("{\"bytes\":8}").is_err());
         assert_eq!(goodput("10.0.0.1:4\n{\"bytes_per_second\":119000000.5}\n").unwrap(), 119_000_000.5);
         assert!(goodput("10.0.0.1:4\n").is_err());

@@ -55,6 +55,9 @@ pub struct Row {
     pub spread: Option<f64>,
     /// How many runs of each, interleaved.
     pub runs: usize,
+    /// Smallest and largest ratio of the runs.
+    #[serde(skip)]
+    pub ends: Option<(f64, f64)>,
 }
 
 /// The middle of the values (the mean of the two middle ones), `None` of none.
@@ -100,6 +103,7 @@ impl Case {
             pass: false,
             spread: None,
             runs: 0,
+            ends: None,
         }
     }
 
@@ -115,8 +119,8 @@ impl Case {
         let pairs = ours.iter().zip(reference);
         let ratios: Vec<f64> =
             pairs.filter_map(|(ours, reference)| ratio(self.better, *ours, *reference)).collect();
-        let ends = ratios.iter().copied().reduce(f64::min).zip(ratios.iter().copied().reduce(f64::max));
-        if let (Some((least, most)), Some(middle)) = (ends, median(&ratios)) {
+        row.ends = ratios.iter().copied().reduce(f64::min).zip(ratios.iter().copied().reduce(f64::max));
+        if let (Some((least, most)), Some(middle)) = (row.ends, median(&ratios)) {
             row.spread = Some((most - least) / middle).filter(|spread| spread.is_finite());
         }
         row.pass = row.runs > 0 && row.ratio.is_some_and(|ratio| ratio >= row.bar);

@@ -1,17 +1,17 @@
 //! The demo's report: one HTML file with its plots, without any outside resource.
 
 use super::changes::Changes;
-use super::plot::{self, Chart, Series, escape};
 use super::timeline::Timeline;
 use super::verdict::{TOLERANCE, Verdict, WHY};
 use super::views::{View, Views};
+use crate::plot::{self, Chart, Series, escape};
 use std::fmt::Write;
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--paper:#fff;--ink:#1a1a1a;--soft:#555;--grid:#ddd;--good:#00704f;--bad:#b00020;
---s0:#0072b2;--s1:#d55e00;--s2:#009e73;--s3:#aa4499}
+--s0:#0072b2;--s1:#d55e00;--s2:#009e73;--s3:#aa4499;--s4:#3a7ca5}
 @media (prefers-color-scheme:dark){:root{--paper:#16181c;--ink:#e8e8e8;--soft:#aaa;--grid:#3a3d44;--good:#3ddc97;
---bad:#ff6b81;--s0:#56b4e9;--s1:#f0a35e;--s2:#2fd3a0;--s3:#e58fd6}}
+--bad:#ff6b81;--s0:#56b4e9;--s1:#f0a35e;--s2:#2fd3a0;--s3:#e58fd6;--s4:#f0e442}}
 body{background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid)}
 td.n{text-align:right;font-variant-numeric:tabular-nums}.good{color:var(--good)}.bad{color:var(--bad)}small{color:var(--soft)}";

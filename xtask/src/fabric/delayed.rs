@@ -62,6 +62,8 @@ impl Fabric {
                 format!("link set {end} up"),
                 format!("link add link {end} name t{end} type macvtap mode passthru"),
                 format!("link set t{end} txqueuelen 10000"),
+                // Or it takes in what is for groups that it has joined, and hosts' own never reach a switch, nor are reached.
+                format!("link set t{end} allmulticast on"),
                 format!("link set t{end} up"),
             ]
         });

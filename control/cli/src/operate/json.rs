@@ -152,6 +152,7 @@ fn plan(plan: &v1::PlanStatus) -> Value {
         "aggregator": plan.aggregator,
         "aggregation_reason": plan.aggregation_reason,
         "hints": plan.hints,
+        "turns": plan.turns,
     })
 }
 

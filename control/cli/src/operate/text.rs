@@ -193,6 +193,9 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
         let name = name(&plan.tenant, &plan.name);
         page += &format!("\n{name}: {by}: {}\n", sentence(&plan.aggregation_reason));
     }
+    for plan in plans.iter().filter(|plan| !plan.turns.is_empty()) {
+        page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sentence(&plan.turns));
+    }
     for plan in plans.iter().filter(|plan| !plan.hints.is_empty()) {
         page +=
             &format!("\n{}: its tenant expects {}\n", name(&plan.tenant, &plan.name), sentence(&plan.hints));

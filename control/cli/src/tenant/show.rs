@@ -1,8 +1,8 @@
 //! Agreements and events, for people and for programs.
 
 use harmonaize_client::{
-    Agreement, Budget, Clause, Constraints, Event, EventBatch, EventKind, Level, Priority, Rank, Reason,
-    Target,
+    Agreement, Budget, Clause, Collective, Constraints, Event, EventBatch, EventKind, Level, Priority, Rank,
+    Reason, Target,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -37,7 +37,10 @@ fn budget(budget: &Budget) -> String {
 /// As options that would propose it.
 fn options(wanted: &Constraints) -> String {
     let mut text = String::new();
-    let target = |Target { bytes, p99 }: &Target| format!("{bytes}B={}ns", p99.as_nanos());
+    let target = |Target { collective, bytes, p99 }: &Target| {
+        let time = format!("{bytes}B={}ns", p99.as_nanos());
+        if *collective == Collective::AllReduce { time } else { format!("{collective}={time}") }
+    };
     let mut add = |option: &str, value: String| {
         let gap = if text.is_empty() { "" } else { " " };
         let _ = write!(text, "{gap}--{option} {value}");
@@ -65,7 +68,7 @@ fn options(wanted: &Constraints) -> String {
 }
 
 fn constraints_json(wanted: &Constraints) -> Value {
-    let target = |target: &Target| json!({"bytes": target.bytes, "p99_ns": u64::try_from(target.p99.as_nanos()).unwrap_or(u64::MAX)});
+    let target = |target: &Target| json!({"collective": target.collective.name(), "bytes": target.bytes, "p99_ns": u64::try_from(target.p99.as_nanos()).unwrap_or(u64::MAX)});
     json!({
         "budget": wanted.budget.as_ref().map(budget),
         "p99": wanted.completions.iter().map(target).collect::<Vec<_>>(),
@@ -266,12 +269,13 @@ mod tests {
     fn a_counter_offer_can_be_typed() {
         let counter = Constraints::new()
             .p99(1 << 16, Duration::from_micros(1500))
+            .p99_of(Collective::Broadcast, 1 << 10, Duration::from_micros(20))
             .min_busbw(18_000_000)
             .priority(Priority::High)
             .aggregation(false);
         let reasons = [Reason { clause: Clause::Bandwidth, text: "too much".to_owned() }];
         let expected = "not agreed on\n  min-busbw: too much\ncould be had: --p99 65536B=1500000ns \
-            --min-busbw 18000000B/s --priority high --no-aggregation";
+            --p99 broadcast=1024B=20000ns --min-busbw 18000000B/s --priority high --no-aggregation";
         assert_eq!(refusal(&reasons, Some(&counter)), expected);
         assert_eq!(refusal_json(&reasons, None)["reasons"][0]["clause"], "min-busbw");
         assert_eq!(options(&Constraints::new()), "--none");

@@ -204,6 +204,8 @@ fn account(losses: Option<&TelemetryLosses>, cost: Option<&TelemetryCost>) -> St
             ("marks", lost.marks),
             ("records", lost.records),
             ("gaps", lost.gaps),
+            ("packets unlisted", lost.unlisted),
+            ("ends unplaced", lost.ends),
         ];
         let lost: Vec<String> = named
             .iter()
@@ -496,7 +498,8 @@ fn hosts_panel(hosts: &[HostTelemetry]) -> Panel {
             (true, _) => ("reports", Tone::Good),
         };
         let lost = host.losses.unwrap_or_default();
-        let lost = [lost.events, lost.evicted, lost.unplaced, lost.marks, lost.records, lost.gaps];
+        let (kernel, agent) = (lost.unlisted.saturating_add(lost.ends), lost.gaps);
+        let lost = [lost.events, lost.evicted, lost.unplaced, lost.marks, lost.records, kernel, agent];
         let cost = u64::from(host.cost.unwrap_or_default().thread_ppm);
         vec![
             plain(clean(&host.host)),

@@ -6,9 +6,12 @@ use proptest::prelude::*;
 const LINE: f64 = 1e9;
 
 /// The ring of n hosts: latency and bandwidth.
-fn ring(hosts: u32) -> impl Fn(u64, f64) -> f64 {
+fn ring(hosts: u32) -> impl Fn(Collective, u64, f64) -> f64 {
     let hosts = f64::from(hosts);
-    move |bytes, rate| 2.0 * (hosts - 1.0) * (50e-6 + bytes as f64 * 8.0 / hosts / rate.max(1.0))
+    move |collective, bytes, rate| {
+        let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
+        rounds * (hosts - 1.0) * (50e-6 + bytes as f64 * 8.0 / hosts / rate.max(1.0))
+    }
 }
 
 /// A provider that has `free` left.
@@ -57,7 +60,7 @@ fn what_is_promised_is_enough_and_as_much_as_a_step_more() {
     assert!((rate / (47e6 * 8.0 * RATE_MARGIN) - 1.0).abs() < 1e-9, "{rate}");
     let asked = Constraints::new().p99(4 << 20, Duration::from_millis(200));
     let Outcome::Promise { rate, .. } = outcome(&asked, LINE) else { panic!("refused") };
-    let time = ring(4)(4 << 20, rate);
+    let time = ring(4)(Collective::AllReduce, 4 << 20, rate);
     assert!(time * TIME_MARGIN <= 0.2 && time * TIME_MARGIN >= 0.2 / 1.35, "{time} s at {rate}");
 }
 
@@ -70,6 +73,22 @@ fn what_no_plan_can_reach_is_refused_with_what_one_can() {
     assert_eq!(counter.min_busbw, 100_000_000);
     assert!(counter.completions[0].p99 > Duration::from_millis(800), "{counter:?}");
     assert!(matches!(outcome(&counter, LINE), Outcome::Promise { .. }));
+}
+
+#[test]
+fn a_target_is_reckoned_by_its_collective() {
+    let time = Duration::from_millis(200);
+    let rate = |collective| match outcome(&Constraints::new().p99_of(collective, 4 << 20, time), LINE) {
+        Outcome::Promise { rate, .. } => rate,
+        refused => panic!("{refused:?}"),
+    };
+    assert!(rate(Collective::AllGather) < rate(Collective::AllReduce) * 0.6);
+    let asked = Constraints::new().p99_of(Collective::AllGather, 64 << 20, Duration::from_millis(1));
+    let Outcome::Refuse { reasons, counter: Some(counter) } = outcome(&asked, LINE) else {
+        panic!("promised")
+    };
+    assert!(reasons[0].text.starts_with("allgather of 67108864 B within 1ms"), "{reasons:?}");
+    assert_eq!(counter.completions[0].collective, Collective::AllGather);
 }
 
 #[test]
@@ -98,14 +117,28 @@ fn a_ceiling_buys_what_it_buys() {
 }
 
 #[test]
-fn what_makes_no_sense_has_no_counter_offer() {
+fn of_what_makes_no_sense_it_is_said_what_could_be_had() {
     let asked = Constraints::new().priority(Priority::Low).min_busbw(1_000_000);
-    let Outcome::Refuse { reasons, counter: None } = outcome(&asked, LINE) else { panic!("promised") };
-    assert_eq!(reasons.len(), 1);
+    let refused = outcome(&asked, LINE);
+    assert_eq!(clauses(&refused), [Clause::Priority]);
+    assert_eq!(counter(refused), Constraints::new().min_busbw(1_000_000));
+    // Contradictory, and more than there is.
+    let (ms, size) = (Duration::from_millis(1), 64 << 20);
+    let asked = Constraints::new().p99(size, ms).p99(1 << 10, ms * 900).weight(0).min_busbw(50_000_000);
+    let refused = outcome(&asked, LINE / 10.0);
+    assert_eq!(clauses(&refused)[..2], [Clause::Weight, Clause::Completion]);
+    assert!(clauses(&refused)[2..].contains(&Clause::Bandwidth));
+    let counter = counter(refused);
+    assert!(counter.completions[0].p99 == ms * 900 && counter.completions[1].p99 > ms * 900, "{counter:?}");
+    assert!(matches!(outcome(&counter, LINE / 10.0), Outcome::Promise { .. }));
+}
+
+fn collectives() -> proptest::sample::Select<Collective> {
+    proptest::sample::select(Collective::ALL)
 }
 
 fn constraints() -> impl Strategy<Value = Constraints> {
-    let target = (1_u64..1 << 26, 20_u64..5_000_000);
+    let target = (collectives(), 1_u64..1 << 26, 20_u64..5_000_000);
     let priorities = prop_oneof![Just(Priority::Normal), Just(Priority::High)];
     (
         proptest::collection::vec(target.clone(), 0..3),
@@ -117,17 +150,68 @@ fn constraints() -> impl Strategy<Value = Constraints> {
     )
         .prop_map(|(targets, iteration, priority, weight, busbw, ceiling)| {
             let mut wanted = Constraints::new().priority(priority).weight(weight).min_busbw(busbw);
-            for (bytes, micros) in targets {
-                wanted = wanted.p99(bytes, Duration::from_micros(micros));
+            for (collective, bytes, micros) in targets {
+                wanted = wanted.p99_of(collective, bytes, Duration::from_micros(micros));
             }
-            wanted.iteration =
-                iteration.map(|(bytes, micros)| Target { bytes, p99: Duration::from_micros(micros) });
+            wanted.iteration = iteration.map(|(collective, bytes, micros)| Target {
+                collective,
+                bytes,
+                p99: Duration::from_micros(micros),
+            });
             wanted.price_ceiling = ceiling;
             wanted
         })
 }
 
+/// Anything that can be said at all.
+fn anything() -> impl Strategy<Value = Constraints> {
+    let number = || prop_oneof![Just(0), Just(u64::MAX), 1_u64..1 << 30, any::<u64>()];
+    let target = (collectives(), number(), number()).prop_map(|(collective, bytes, nanos)| Target {
+        collective,
+        bytes,
+        p99: Duration::from_nanos(nanos),
+    });
+    let priorities = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
+    let targets = proptest::collection::vec(target.clone(), 0..8);
+    let ceiling = proptest::option::of(number());
+    (targets, proptest::option::of(target), priorities, any::<u32>(), number(), ceiling).prop_map(
+        |(completions, iteration, priority, weight, min_busbw, price_ceiling)| {
+            let weight = if weight % 2 == 0 { weight / 2 % 70 } else { weight };
+            Constraints {
+                completions,
+                iteration,
+                priority,
+                weight,
+                min_busbw,
+                price_ceiling,
+                ..Constraints::new()
+            }
+        },
+    )
+}
+
 proptest! {
+    /// However little sense it makes: what is refused is refused with a reason and an offer, and the offer is good.
+    #[test]
+    fn what_is_offered_is_given_whatever_was_asked(
+        asked in anything(),
+        hosts in 2_u32..9,
+        free in prop_oneof![Just(0.0), 1e4..1.2e9_f64],
+    ) {
+        let tariff = Tariff { gbit_hour: 500_000, share_hour: 100_000 };
+        prop_assert_eq!(asked.mended().check(), Ok(()));
+        match with(&asked, hosts, free, tariff) {
+            Outcome::Promise { .. } => prop_assert_eq!(asked.check(), Ok(())),
+            Outcome::Refuse { reasons, counter } => {
+                prop_assert!(!reasons.is_empty());
+                let counter = *counter.expect("an offer");
+                prop_assert_eq!(counter.check(), Ok(()));
+                let taken = with(&counter, hosts, free, tariff);
+                prop_assert!(matches!(taken, Outcome::Promise { .. }), "{:?}: {:?}", counter, taken);
+            }
+        }
+    }
+
     /// Taking each counter-offer ends in an agreement in the second round, that fits what is free and costs no more than said.
     #[test]
     fn negotiation_ends_and_never_promises_more_than_there_is(
@@ -136,7 +220,6 @@ proptest! {
         free in prop_oneof![Just(0.0), 1e4..1.2e9_f64],
     ) {
         let tariff = Tariff { gbit_hour: 500_000, share_hour: 100_000 };
-        let sensible = asked.check().is_ok();
         let mut wanted = asked;
         for round in 0.. {
             prop_assert!(round < 2, "a counter-offer was refused: {wanted:?}");
@@ -145,16 +228,13 @@ proptest! {
                     prop_assert!(rate <= free.min(LINE));
                     prop_assert!(wanted.price_ceiling.is_none_or(|ceiling| price <= ceiling));
                     for target in wanted.completions.iter().chain(&wanted.iteration) {
-                        prop_assert!(ring(hosts)(target.bytes, rate) <= target.p99.as_secs_f64());
+                        prop_assert!(ring(hosts)(target.collective, target.bytes, rate) <= target.p99.as_secs_f64());
                     }
                     break;
                 }
-                Outcome::Refuse { counter: None, .. } => {
-                    prop_assert!(!sensible);
-                    break;
-                }
+                Outcome::Refuse { counter: None, .. } => return Err(TestCaseError::fail("no offer")),
                 Outcome::Refuse { counter: Some(counter), reasons } => {
-                    prop_assert!(sensible && !reasons.is_empty());
+                    prop_assert!(!reasons.is_empty());
                     wanted = *counter;
                 }
             }

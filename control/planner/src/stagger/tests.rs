@@ -1,7 +1,7 @@
 //! Turns on a shared link: known cases, and a fluid simulation that shows what a hold is worth.
 
 use super::*;
-use crate::plan::{Policy, Request, Routes, plan};
+use crate::plan::{Plan, Policy, Request, Routes, plan};
 use crate::units::{Bytes, Rate};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -34,6 +34,7 @@ fn pair(index: usize, alone: u64, period: u64, busy: u64, began: u64) -> Job {
         busy: Nanos(busy * MS),
         bytes: lasting(alone),
         began: Nanos(began * MS),
+        ..Rhythm::default()
     };
     Job {
         communicator: index as u64,
@@ -50,10 +51,11 @@ fn pair(index: usize, alone: u64, period: u64, busy: u64, began: u64) -> Job {
 }
 
 fn holds(jobs: &[Job]) -> Vec<(u64, f64)> {
-    holds_of(jobs, None)
+    holds_of(jobs, &jobs.iter().map(|job| job.communicator).collect())
 }
 
-fn holds_of(jobs: &[Job], only: Option<&BTreeSet<u64>>) -> Vec<(u64, f64)> {
+/// The jobs' fabric, on which nothing is wrong, and their plan.
+fn planned(jobs: &[Job]) -> (Topology, Conditions, Plan) {
     let topology = dumbbell(jobs.len());
     let conditions = Conditions::clear(&topology);
     let request = Request {
@@ -64,6 +66,47 @@ fn holds_of(jobs: &[Job], only: Option<&BTreeSet<u64>>) -> Vec<(u64, f64)> {
         policy: Policy::default(),
     };
     let plan = plan(&request);
+    (topology, conditions, plan)
+}
+
+/// Who should take turns with whom, where these do already.
+fn turns_of(jobs: &[Job], taking: &[u64]) -> Vec<(u64, u64, Vec<u64>)> {
+    let (topology, conditions, plan) = planned(jobs);
+    let taking = taking.iter().copied().collect();
+    let turns = turns(&topology, &conditions, jobs, &plan.assignments, &taking);
+    turns
+        .into_iter()
+        .map(|turn| (turn.communicator, turn.busy.0 / MS, turn.beside.into_iter().collect()))
+        .collect()
+}
+
+#[test]
+fn turns_are_given_where_they_pay_and_as_long_as_they_do() {
+    let colliding = [pair(0, 40, 140, 80, 1000), pair(1, 40, 140, 80, 1000)];
+    assert_eq!(turns_of(&colliding, &[]), [(0, 40, vec![1]), (1, 40, vec![0])]);
+    // They are apart: nothing is gained yet; but once they take turns, that is why.
+    let apart = [pair(0, 40, 100, 40, 1000), pair(1, 40, 100, 40, 1050)];
+    assert!(turns_of(&apart, &[]).is_empty() && turns_of(&apart, &[0]).is_empty());
+    assert_eq!(turns_of(&apart, &[0, 1]).len(), 2);
+    // Three whose busy parts fill the period, and a third that comes to two.
+    let three = [0, 1, 2].map(|index| pair(index, 40, 200, 120, 1000));
+    assert_eq!(turns_of(&three, &[0, 1])[2], (2, 40, vec![0, 1]));
+}
+
+#[test]
+fn no_turns_where_nothing_is_gained() {
+    // Always busy; periods that do not fit; no rhythm; a hundredth each.
+    for taking in [&[][..], &[0, 1]] {
+        assert!(turns_of(&[pair(0, 100, 200, 200, 0), pair(1, 100, 200, 200, 0)], taking).is_empty());
+        assert!(turns_of(&[pair(0, 40, 140, 80, 0), pair(1, 40, 171, 80, 0)], taking).is_empty());
+        let quiet = Job { rhythm: None, ..pair(1, 40, 140, 80, 0) };
+        assert!(turns_of(&[pair(0, 40, 140, 80, 0), quiet], taking).is_empty());
+        assert!(turns_of(&[pair(0, 2, 102, 4, 0), pair(1, 2, 102, 4, 0)], taking).is_empty());
+    }
+}
+
+fn holds_of(jobs: &[Job], only: &BTreeSet<u64>) -> Vec<(u64, f64)> {
+    let (topology, conditions, plan) = planned(jobs);
     let holds = stagger(&topology, &conditions, jobs, &plan.assignments, only);
     holds.into_iter().map(|hold| (hold.communicator, hold.hold.0 as f64 / MS as f64)).collect()
 }
@@ -90,10 +133,10 @@ fn whoever_needs_the_shorter_hold_is_held() {
 fn who_may_not_be_held_is_not() {
     // The first would need the shorter hold.
     let jobs = [pair(0, 50, 145, 95, 1005), pair(1, 50, 145, 95, 1000)];
-    let found = holds_of(&jobs, Some(&BTreeSet::from([1])));
+    let found = holds_of(&jobs, &BTreeSet::from([1]));
     let [(1, hold)] = found.as_slice() else { panic!("{found:?}") };
     assert!((50.0..=58.0).contains(hold), "{found:?}");
-    assert!(holds_of(&jobs, Some(&BTreeSet::new())).is_empty());
+    assert!(holds_of(&jobs, &BTreeSet::new()).is_empty());
 }
 
 #[test]
@@ -103,7 +146,7 @@ fn what_a_tenant_says_of_its_job_alone_is_enough() {
     if let Some(rhythm) = &mut said.rhythm {
         rhythm.busy = Nanos(0);
     }
-    let found = holds_of(&[pair(0, 40, 140, 80, 1000), said], Some(&BTreeSet::from([1])));
+    let found = holds_of(&[pair(0, 40, 140, 80, 1000), said], &BTreeSet::from([1]));
     assert!(found.len() == 1 && found[0].0 == 1 && (40.0..=60.0).contains(&found[0].1), "{found:?}");
     let topology = dumbbell(1);
     assert_eq!(alone(&topology, &[HostId(0), HostId(1)], lasting(40)), Nanos(40 * MS));
@@ -200,6 +243,7 @@ fn a_hold_shortens_iterations_as_predicted() {
                     busy: Nanos((busy * MS as f64) as u64),
                     bytes: lasting(communicates as u64),
                     began: Nanos((began * MS as f64) as u64),
+                    ..Rhythm::default()
                 };
                 Job { rhythm: Some(rhythm), ..pair(index, 1, 1, 1, 1) }
             })
@@ -238,7 +282,7 @@ fn rates_of_others_are_left_room() {
         conditions
             .set_available(DirectedLink { link: crate::topology::LinkId(0), forward }, Rate(500_000_000));
     }
-    let holds = stagger(&topology, &conditions, &jobs, &plan.assignments, None);
+    let holds = stagger(&topology, &conditions, &jobs, &plan.assignments, &BTreeSet::from([0, 1]));
     assert_eq!(holds.len(), 1);
     assert!((40 * MS..45 * MS).contains(&holds[0].hold.0), "{holds:?}");
     assert!(holds[0].reason.starts_with("2 periodic jobs meet on "), "{holds:?}");

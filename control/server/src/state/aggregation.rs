@@ -23,9 +23,11 @@ use std::time::Duration;
 mod codes;
 mod datagrams;
 mod grant;
+mod refused;
 
 use codes::Shape;
 pub(super) use grant::Chosen;
+pub(super) use refused::Refusals;
 
 /// How long an epoch's grant outlives it.
 const LINGER: Duration = Duration::from_secs(5);
@@ -85,11 +87,29 @@ struct There {
 #[derive(Debug, Default)]
 struct Granted {
     /// Each as it was told; none where an earlier control told it. Not all are known where control has restarted.
-    at: BTreeMap<AggregatorId, Option<v1::GrantAggregation>>,
+    at: BTreeMap<AggregatorId, Option<Told>>,
     /// The communicator; none while no agent has named it since control restarted.
     of: Option<u64>,
     /// When it is withdrawn.
     until: Option<Duration>,
+    /// Agents alone have named it since control restarted: when it is void, if no aggregator has by then.
+    unclaimed: Option<Duration>,
+}
+
+/// A grant as an aggregator was told, and where workers were told that this one is.
+#[derive(Debug)]
+struct Told {
+    grant: v1::GrantAggregation,
+    address: SocketAddr,
+    /// Where workers reach it over RDMA, if they do.
+    datagrams: Option<v1::DatagramPort>,
+}
+
+impl Told {
+    /// Whether workers find it where it is.
+    fn is_at(&self, there: &There) -> bool {
+        self.address == there.address && (self.datagrams.is_none() || self.datagrams == there.datagrams)
+    }
 }
 
 /// All aggregators and their grants.
@@ -155,7 +175,6 @@ impl State {
             datagrams: told.datagrams.clone().filter(datagrams::is_sound),
             report: None,
         };
-        self.aggregators.there.insert(id, there);
         self.aggregators.sessions.insert(from, id);
         let welcome = v1::Welcome {
             protocol_version: PROTOCOL_VERSION,
@@ -170,21 +189,38 @@ impl State {
             let unknown = || Granted { until: Some(until), ..Granted::default() };
             let granted = self.aggregators.grants.entry(*number).or_insert_with(unknown);
             granted.at.entry(id).or_insert(None);
+            granted.unclaimed = None;
         }
         let served: BTreeSet<u64> = told.granted.iter().copied().collect();
+        let (mut again, mut void) = (Vec::new(), Vec::new());
         let live = self.aggregators.grants.iter().filter(|(_, granted)| granted.until.is_none());
-        let missing = live.filter(|(number, _)| !served.contains(number));
-        let missing: Vec<v1::GrantAggregation> =
-            missing.filter_map(|(_, granted)| granted.at.get(&id)?.clone()).collect();
-        for grant in missing {
+        for (number, granted) in live {
+            let Some(told) = granted.at.get(&id) else { continue };
+            let serves = served.contains(number);
+            match told {
+                Some(told) if !told.is_at(&there) => void.push((*number, serves)),
+                Some(told) if !serves => again.push(told.grant.clone()),
+                // Its secret went with the control that drew it.
+                None if !serves => void.push((*number, serves)),
+                _ => {}
+            }
+        }
+        self.aggregators.there.insert(id, there);
+        for grant in again {
             self.send(from, to_agent::Message::GrantAggregation(grant));
         }
+        // Their communicators get another epoch, with another grant.
+        for (number, serves) in void {
+            self.revoke_aggregation(number, (!serves).then_some(id));
+        }
+        self.communicators.values_mut().for_each(|known| known.refused.forget(id));
         self.want_plan(Trigger::Aggregators);
     }
 
     /// A message of an aggregator. An error is a breach of protocol.
     pub(super) fn aggregator_message(
         &mut self,
+        now: Duration,
         from: SessionId,
         message: from_agent::Message,
     ) -> Result<(), &'static str> {
@@ -205,7 +241,7 @@ impl State {
                 let name = self.aggregator_name(id);
                 let reason = format!("{name} refused: {why}");
                 if let Some(known) = of.and_then(|of| self.communicators.get_mut(&of)) {
-                    known.refused.insert(id);
+                    known.refused.refuse(now, id, &reason);
                     let pending = known.pending.as_mut().map(|pending| &mut pending.aggregation);
                     for chosen in std::iter::once(&mut known.aggregation).chain(pending) {
                         if chosen.grant == Some(answer.communicator) {
@@ -214,6 +250,8 @@ impl State {
                     }
                 }
                 self.fact(Fact::GrantRefused { name, communicator: of.unwrap_or_default(), why });
+                // Who runs by it is told that there is none.
+                self.want_plan(Trigger::Aggregators);
             }
             from_agent::Message::Aggregator(mut report) => {
                 report.tenants.truncate(MOST_TENANTS);
@@ -279,7 +317,7 @@ impl State {
         }
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
         let trees = self.all_can(known, |abilities| abilities.aggregated_trees);
-        let there = self.aggregators.there.iter().filter(|(at, _)| !known.refused.contains(at));
+        let there = self.aggregators.there.iter().filter(|(at, _)| !known.refused.holds(**at));
         let offers: Vec<Offer> = there
             .filter(|(at, there)| self.free_units(**at, there) >= 2)
             .flat_map(|(at, there)| {
@@ -310,7 +348,8 @@ impl State {
         let told = self.rhythms.get(&id).map_or(0, super::rhythms::Operations::bytes);
         let decided =
             aggregation(topology, &conditions, &hosts, (ring, Rate(coding.speed)), Bytes(told), &offers);
-        Weighed { best: decided.chosen, reason: decided.reason }
+        let refused = known.refused.reason().filter(|_| decided.chosen.is_none());
+        Weighed { best: decided.chosen, reason: refused.unwrap_or(decided.reason) }
     }
 
     /// Whether the agents of all of a communicator's hosts are there and can.
@@ -328,7 +367,9 @@ impl State {
 
     fn guaranteed(&self, id: AggregatorId) -> u32 {
         let grants = self.aggregators.grants.values().filter_map(|granted| granted.at.get(&id));
-        let units = grants.map(|grant| grant.as_ref().map_or(2, |grant| grant.guaranteed));
+        // Of what an earlier control granted: what it must have granted.
+        let part = self.aggregators.there.get(&id).map_or(2, |there| (there.units / PARTS).max(2));
+        let units = grants.map(|told| told.as_ref().map_or(part, |told| told.grant.guaranteed));
         units.fold(0, u32::saturating_add)
     }
 
@@ -351,23 +392,35 @@ impl State {
     }
 
     /// An agent says, after a restart of control, that its communicator has this grant.
-    pub(super) fn recover_aggregation(&mut self, id: u64, chosen: &Chosen) {
+    pub(super) fn recover_aggregation(&mut self, now: Duration, id: u64, chosen: &Chosen) {
         let Some(number) = chosen.grant else { return };
-        let granted = self.aggregators.grants.entry(number).or_default();
+        let unclaimed = Some(now.saturating_add(self.settings.recovery_timeout));
+        let unknown = || Granted { unclaimed, ..Granted::default() };
+        let granted = self.aggregators.grants.entry(number).or_insert_with(unknown);
         (granted.of, granted.until) = (Some(id), None);
     }
 
-    /// When the next grant is to be withdrawn.
+    /// When the next grant is to be withdrawn, or an aggregator that has refused may be asked again.
     pub(super) fn aggregation_deadline(&self) -> Option<Duration> {
-        self.aggregators.grants.values().filter_map(|granted| granted.until).min()
+        let grants = self.aggregators.grants.values();
+        let over = grants.flat_map(|granted| granted.until.into_iter().chain(granted.unclaimed));
+        over.chain(self.communicators.values().filter_map(|known| known.refused.due())).min()
     }
 
-    /// Withdraws what is due.
+    /// Withdraws what is due, and lets those be asked again that refused.
     pub(super) fn expire_aggregations(&mut self, now: Duration) {
-        let due = |granted: &Granted| granted.until.is_some_and(|until| until <= now);
+        let past = |at: Option<Duration>| at.is_some_and(|at| at <= now);
+        let due = |granted: &Granted| past(granted.until) || past(granted.unclaimed);
         let grants = self.aggregators.grants.iter();
         let over: Vec<u64> = grants.filter(|(_, granted)| due(granted)).map(|(number, _)| *number).collect();
+        let mut moved = !over.is_empty();
         over.into_iter().for_each(|number| self.revoke_aggregation(number, None));
+        for known in self.communicators.values_mut() {
+            moved |= known.refused.expire(now);
+        }
+        if moved {
+            self.want_plan(Trigger::Aggregators);
+        }
     }
 
     /// Has nobody serve this grant any more; who refused it needs no word.
@@ -382,21 +435,22 @@ impl State {
     }
 
     /// Has communicators that have no aggregator, and do better by one that is there now, go on by another epoch with the links that
-    /// they have.
+    /// they have; and those whose grant is void, with another or with none.
     pub(super) fn aggregate(&mut self, now: Duration, number: u64, changes: &mut Vec<Changed>) {
-        if self.aggregators.there.is_empty() {
+        if self.settings.topology.aggregators().is_empty() {
             return;
         }
         let mut found = Vec::new();
         for (id, known) in &self.communicators {
             let still = known.phase() == v1::Phase::Running && known.held_off.is_none();
-            if !still
-                || known.aggregation.grant.is_some_and(|grant| self.aggregators.grants.contains_key(&grant))
-            {
+            let grant = known.aggregation.grant;
+            if !still || grant.is_some_and(|grant| self.aggregators.grants.contains_key(&grant)) {
                 continue;
             }
             let weighed = self.weigh_aggregation(known, *id, &known.coding.current, known.plan.as_ref());
-            found.extend(weighed.best.map(|_| (*id, weighed.reason)));
+            if weighed.best.is_some() || grant.is_some() {
+                found.push((*id, weighed.reason));
+            }
         }
         for (id, reason) in found {
             let epoch = self.propose_same(now, id, Some(number));

@@ -4,15 +4,16 @@
 //! An agreement is of one communicator, and ends with it, or goes over to the one that goes on from it if it can be kept there. Any process of the tenant may propose: what its agent says of whose process
 //! it is is believed, as with joins.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, EndCause};
 use super::decisions::Trigger;
 use super::lately::Lately;
 use super::{Fact, SessionId, State};
+use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
-use harmonaize_api::v1::{self, to_agent};
+use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
-use harmonaize_disclose::{Fact as Told, House, Outcome, Watch, choose, negotiate, quarters};
-use harmonaize_planner::{Hose, HostId, Nanos, Promised, Rate, Reach, farthest, line_rate};
+use harmonaize_disclose::{Call, Fact as Told, House, Outcome, Watch, choose, negotiate, quarters};
+use harmonaize_planner::{Bytes, Hose, HostId, Nanos, Promised, Rate, Reach, farthest, line_rate};
 use harmonaize_store::{Agreement as Stored, Change};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,10 +76,27 @@ pub(super) struct Left {
 /// What agents have told of one operation.
 #[derive(Debug, Default)]
 struct Gathered {
-    agents: usize,
+    collective: Option<Collective>,
     bytes: u64,
     called: u64,
     ended: u64,
+    /// Participants whose ranks have all called it and where it has not ended, as far as they have told, and those where it has.
+    open: BTreeSet<u32>,
+    over: BTreeSet<u32>,
+}
+
+impl Gathered {
+    fn called(&mut self, told: &v1::Operation) {
+        let called = told.ranks.iter().map(|rank| rank.called_ns).max();
+        self.called = self.called.max(called.unwrap_or(0));
+        self.bytes = told.bytes;
+        // Agents that cannot say are of a time when nearly all were.
+        self.collective = told.collective.map_or(Some(Collective::AllReduce), harmonaize_api::collective);
+    }
+
+    fn call(&self, number: u64) -> Call {
+        Call { number, collective: self.collective, bytes: self.bytes }
+    }
 }
 
 impl Agreements {
@@ -181,14 +199,27 @@ impl State {
             let why = "communicators do not go on by themselves without ranks that are lost; they end, and their processes regroup";
             return Some(Err(why.to_owned()));
         }
-        let wanted = Constraints::from(propose);
-        let refused = |reasons, counter| Some(Ok(Negotiated::Refused { reasons, counter }));
-        if let Some(Err(error)) = wanted.budget.as_ref().map(Budget::try_from) {
-            return refused(vec![Reason { clause: Clause::Budget, text: error.to_string() }], None);
+        if let Some(code) = propose.unknown() {
+            return Some(Err(format!("the provider does not know collective {code} yet")));
         }
-        match self.consider_proposal(id, &wanted) {
-            Outcome::Refuse { reasons, counter } => refused(reasons, counter.map(|counter| *counter)),
-            Outcome::Promise { rate, price } => {
+        let mut wanted = Constraints::from(propose);
+        let budget = wanted.budget.as_ref().and_then(|said| Budget::try_from(said).err());
+        if budget.is_some() {
+            // What could be had is the rest.
+            wanted.budget = None;
+        }
+        let budget = budget.map(|error| Reason { clause: Clause::Budget, text: error.to_string() });
+        match (self.consider_proposal(id, &wanted), budget) {
+            (Outcome::Refuse { mut reasons, counter }, budget) => {
+                reasons.extend(budget);
+                let counter = counter.map(|counter| *counter);
+                Some(Ok(Negotiated::Refused { reasons, counter }))
+            }
+            (Outcome::Promise { .. }, Some(reason)) => {
+                let (reasons, counter) = (vec![reason], Some(wanted));
+                Some(Ok(Negotiated::Refused { reasons, counter }))
+            }
+            (Outcome::Promise { rate, price }, None) => {
                 let before = self.agreements.kept.get(&id).map(|kept| (kept.number, kept.watch.clone()));
                 let to = Some((from, asked.request));
                 self.store_agreement(now, to, id, wanted, (Rate(rate.ceil() as u64), price), before);
@@ -209,11 +240,18 @@ impl State {
         let topology = &self.settings.topology;
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
         let chunk = known.tuning.chunk;
-        let time = |bytes: u64, rate: f64| {
+        let on_one = known.members.iter().map(|member| member.ranks.len() as u64).max().unwrap_or(1);
+        let time = |collective: Collective, bytes: u64, rate: f64| {
             let rate = Rate(rate as u64);
             let reach =
                 Reach { hosts: hosts.len() as u32, delay, hop: delay, direct: rate, ring: rate, chunk };
-            reach.fastest(harmonaize_planner::Bytes(bytes))
+            match collective {
+                Collective::AllReduce => reach.fastest(Bytes(bytes)),
+                Collective::AllGather | Collective::ReduceScatter => reach.gather(Bytes(bytes)),
+                Collective::AllToAll => reach.exchange(Bytes(bytes.saturating_mul(on_one))),
+                Collective::Broadcast => reach.chain(Bytes(bytes)),
+                Collective::Barrier => reach.barrier(),
+            }
         };
         let house = House {
             ranks: known.ranks,
@@ -386,23 +424,61 @@ impl State {
         let id = told.communicator;
         let Some(agents) = self.communicators.get(&id).map(|known| known.members.len()) else { return };
         let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
-        let called = told.ranks.iter().map(|rank| rank.called_ns);
-        let ended = told.ranks.iter().map(|rank| rank.ended_ns);
+        let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
+        // One that failed is counted as its communicator ends, by why that is.
         if told.ranks.iter().any(|rank| rank.failed || rank.called_ns == 0 || rank.ended_ns == 0) {
             return;
         }
         let gathered = kept.gathered.entry(told.operation).or_default();
-        gathered.agents += 1;
-        gathered.bytes = told.bytes;
-        gathered.called = gathered.called.max(called.max().unwrap_or(0));
-        gathered.ended = gathered.ended.max(ended.max().unwrap_or(0));
-        if gathered.agents >= agents {
-            let (bytes, took) = (gathered.bytes, gathered.ended.saturating_sub(gathered.called));
+        gathered.called(told);
+        gathered.over.insert(told.participant);
+        gathered.ended = gathered.ended.max(ended.unwrap_or(0));
+        if gathered.over.len() >= agents {
+            let call = gathered.call(told.operation);
+            let took = gathered.ended.saturating_sub(gathered.called);
             kept.gathered.remove(&told.operation);
-            kept.watch.operation(now, bytes, Duration::from_nanos(took));
+            kept.watch.operation(now, call, Duration::from_nanos(took));
             self.judge_agreement(now, id);
         } else if kept.gathered.len() > MOST_GATHERED {
             kept.gathered.pop_first();
+        }
+    }
+
+    /// An agent told at `at_ns` of an operation that has not ended there: once all ranks are known to have called it, it is known what it
+    /// has taken so far.
+    pub(super) fn watch_open(&mut self, now: Duration, at_ns: u64, told: &v1::Operation) {
+        let id = told.communicator;
+        let Some(known) = self.communicators.get(&id) else { return };
+        let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
+        let has_called = |rank: &u32| told.ranks.iter().any(|one| one.rank == *rank && one.called_ns > 0);
+        let member = known.members.get(told.participant as usize);
+        if !member.is_some_and(|member| member.ranks.iter().all(has_called)) {
+            return;
+        }
+        let gathered = kept.gathered.entry(told.operation).or_default();
+        gathered.called(told);
+        gathered.open.insert(told.participant);
+        if gathered.open.union(&gathered.over).count() >= known.members.len() {
+            let call = gathered.call(told.operation);
+            let so_far = at_ns.saturating_sub(gathered.called);
+            kept.watch.open(now, call, Duration::from_nanos(so_far));
+            self.judge_agreement(now, id);
+        } else if kept.gathered.len() > MOST_GATHERED {
+            kept.gathered.pop_first();
+        }
+    }
+
+    /// A communicator is about to end with an error.
+    pub(super) fn watch_end(&mut self, now: Duration, id: u64, cause: &EndCause) {
+        let providers = match cause.kind {
+            // Those that never called; without any the data did not move.
+            FailureKind::Timeout => cause.ranks.is_empty(),
+            FailureKind::Prepare | FailureKind::Internal | FailureKind::Unspecified => true,
+            FailureKind::Mismatch | FailureKind::RanksLost | FailureKind::Operator => false,
+        };
+        if let Some(kept) = self.agreements.kept.get_mut(&id).filter(|_| providers) {
+            kept.watch.failed();
+            self.judge_agreement(now, id);
         }
     }
 

@@ -222,7 +222,9 @@ impl State {
             self.ports.release(&mut pending.ports);
             self.decisions.given_up(pending.decision, id, &why);
             communicator.coding.given_up(&pending.coding);
-            communicator.refused.extend(pending.aggregation.aggregators());
+            for at in pending.aggregation.aggregators() {
+                communicator.refused.refuse(now, at, &communicator.last_change);
+            }
             self.end_aggregation(now, &pending.aggregation);
             self.hold_off(now, id);
         }

@@ -41,6 +41,8 @@ pub(super) struct Chosen {
     exchanges: bool,
     /// Whether chunks say what encoders measured.
     measured: bool,
+    /// The codec of chunks that lose too much by the other.
+    finer: Option<Codec>,
     /// What it was chosen by, where there was something to choose.
     outlook: Option<Outlook>,
     /// How much of a tensor is summed by it in a second, bits; 0 where it is exact, or not known.
@@ -56,6 +58,7 @@ impl Chosen {
             reason: String::new(),
             exchanges: false,
             measured: false,
+            finer: None,
             outlook: None,
             speed: 0,
         }
@@ -74,6 +77,7 @@ impl Chosen {
             most: self.budget.most_by(self.codec),
             exchanges: self.exchanges,
             measured: self.measured,
+            finer: self.finer.map(|codec| codec.name().to_owned()),
         })
     }
 
@@ -92,6 +96,7 @@ impl Chosen {
             reason: "as before control restarted".to_owned(),
             exchanges: recipe.coding.as_ref().is_some_and(|coding| coding.exchanges),
             measured: recipe.coding.as_ref().is_some_and(|coding| coding.measured),
+            finer: recipe.coding.as_ref().and_then(|coding| Codec::named(coding.finer.as_deref()?)),
             outlook: None,
             speed: 0,
         }
@@ -274,9 +279,13 @@ impl State {
             codec != Codec::EXACT && agents.all(|agent| agent.is_some_and(|agent| can(&agent.abilities)))
         };
         let (exchanges, measured) = (all(|can| can.coded_exchanges), all(|can| can.coded_measured));
+        let finer = chosen.as_ref().and_then(|(outlook, _)| {
+            let levels = self.common_levels(known);
+            controller.finer(&budget, codec, &levels, outlook).filter(|_| all(|can| can.coded_finer))
+        });
         let (outlook, speed) = chosen.unzip();
         let speed = speed.filter(|_| codec != Codec::EXACT).unwrap_or(0);
-        Chosen { codec, budget, reason, exchanges, measured, outlook, speed }
+        Chosen { codec, budget, reason, exchanges, measured, finer, outlook, speed }
     }
 
     fn fastest(
@@ -312,12 +321,12 @@ impl State {
             decoded: (2.0 * hosts - 1.0) / hosts * bytes,
             rate,
             coded_rate: direct,
-            hidden: 0.0,
+            hidden: self.hidden(id, bytes).as_secs_f64(),
             chunks: bytes / known.tuning.chunk.0.max(1) as f64,
         };
         let current = coding.current.codec;
         let choice = coding.controller.choose(now, &coding.agreed, current, &levels, &outlook);
-        let speed = (8.0 * bytes / choice.time.max(1e-9)) as u64;
+        let speed = (8.0 * bytes / (choice.time + outlook.hidden).max(1e-9)) as u64;
         (choice.codec, words(choice, bytes), Some((outlook, speed)))
     }
 
@@ -493,6 +502,7 @@ fn words(choice: Choice, bytes: f64) -> String {
     let Choice { codec, time, exact } = choice;
     let (time, exact, bytes) = (time * 1e3, exact * 1e3, bytes / f64::from(1 << 20));
     match codec {
+        Codec::EXACT if exact <= 0.0 => "operations end before the tenant waits for them".to_owned(),
         Codec::EXACT => format!("nothing within the budget is faster than {exact:.3} ms for {bytes:.1} MiB"),
         _ => format!("{time:.3} ms for {bytes:.1} MiB, which take {exact:.3} ms exact"),
     }

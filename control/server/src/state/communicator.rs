@@ -9,7 +9,7 @@ use super::replan::{MOST_RECENT, Planned};
 use super::status::Ended;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
-use harmonaize_planner::{AggregatorId, HostId, Tuning};
+use harmonaize_planner::{HostId, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -61,8 +61,8 @@ pub(super) struct Communicator {
     pub coding: Coding,
     /// How its large operations are summed in the epoch in use.
     pub aggregation: aggregation::Chosen,
-    /// Aggregators that refused to serve it.
-    pub refused: BTreeSet<AggregatorId>,
+    /// Aggregators that it does without for a while.
+    pub refused: aggregation::Refusals,
     /// Where it goes on from another: by rank, one more than the rank there, and 0 for newcomers.
     pub before: Vec<u32>,
     /// Which it goes on from, until its own first epoch is in use.
@@ -242,6 +242,7 @@ impl State {
         if cause.kind == FailureKind::RanksLost {
             self.note_lost(now, id, &cause.ranks);
         }
+        self.watch_end(now, id, &cause);
         let agreement = self.agreements.left(id);
         let Some(communicator) = self.remove(now, id) else { return };
         self.regroups.ended(id, &communicator, &cause, agreement);
@@ -291,6 +292,7 @@ impl State {
             self.decisions.ended(pending.decision, id);
         }
         self.rhythms.remove(&id);
+        self.forget_turns(now, id);
         self.active_changed();
         self.want_plan(Trigger::Communicators);
         Some(communicator)

@@ -27,7 +27,7 @@ pub enum Trigger {
     Faded,
     /// A communicator formed or ended.
     Communicators,
-    /// An aggregator is there.
+    /// An aggregator is there, may be asked again, or serves no more what it was granted.
     Aggregators,
     /// A drain or maintenance began or ended.
     Withdrawn,
@@ -72,7 +72,7 @@ impl std::fmt::Display for Trigger {
             Self::Paths { what } => f.write_str(what),
             Self::Faded => f.write_str("nothing has spoken for an estimate for long"),
             Self::Communicators => f.write_str("a communicator formed or ended"),
-            Self::Aggregators => f.write_str("an aggregator is there"),
+            Self::Aggregators => f.write_str("an aggregator has come, or what it was granted has changed"),
             Self::Agreement => f.write_str("something was promised for a communicator"),
             Self::Hints => f.write_str("a tenant put its tasks in order"),
             Self::Losses => f.write_str("coded operations lose or send otherwise than was thought"),

@@ -87,10 +87,9 @@ impl State {
             self.send_events(session, refused(request, "too many processes wait for events; try again"));
             return Ok(());
         }
-        let from = match from {
-            Some(v1::EventCursor { feed, next }) => EventCursor { feed, next },
-            None => self.feed(&tenant).end(),
-        };
+        // There is one for whoever asks, also with a cursor from before control began.
+        let end = self.feed(&tenant).end();
+        let from = from.map_or(end, |v1::EventCursor { feed, next }| EventCursor { feed, next });
         let wait = Duration::from_nanos(wait_ns).min(LONGEST);
         let reader = Reader { tenant, from, until: now.saturating_add(wait) };
         // Its own answer alone: of many who read on after a tick each would else look for all.

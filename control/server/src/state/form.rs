@@ -99,7 +99,7 @@ impl State {
             failures: 0,
             coding: Coding::new(group.budget.clone()),
             aggregation: aggregation::Chosen::default(),
-            refused: BTreeSet::new(),
+            refused: aggregation::Refusals::default(),
             before: group.before.clone(),
             succeeds: group.succeeds,
         };

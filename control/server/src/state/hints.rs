@@ -2,7 +2,8 @@
 //!
 //! Nothing of it enters a plan that others are part of: it is used for the communicator it is about, after all others have been planned for.
 //! A task's priority divides anew what its tenant's communicators have together; a period lets control hold the communicator itself
-//! back, once, so that it takes turns with others sooner; sizes say of which operation a time is predicted, and whether codes pay.
+//! back, once, so that it takes turns with others sooner; sizes say of which operation a time is predicted, and whether codes pay, and
+//! so does what no iteration waits for.
 //! So a lie costs who tells it. What measurements contradict is dropped.
 
 use super::decisions::Trigger;
@@ -110,6 +111,19 @@ fn as_all_reduce(sequence: &[Expected]) -> u64 {
     total(sequence, reduced).saturating_add(total(sequence, others) / 2)
 }
 
+/// For how long an AllReduce of so many bytes is hidden behind computing: where the iteration waits for none, all share what the rest of the
+/// iteration leaves of its period, by their bytes. `alone`: how long so many bytes take alone.
+fn hidden(hints: &Hints, bytes: f64, alone: impl Fn(Bytes) -> Nanos) -> Duration {
+    let reduces = || hints.sequence.iter().filter(|expected| expected.collective == Collective::AllReduce);
+    let reduced = total(&hints.sequence, |expected| expected.collective == Collective::AllReduce);
+    let (Some(period), true) = (hints.period, reduced > 0) else { return Duration::ZERO };
+    if reduces().any(|expected| expected.critical) {
+        return Duration::ZERO;
+    }
+    let left = period.saturating_sub(alone(Bytes(as_all_reduce(&hints.sequence))).into());
+    left.mul_f64((bytes / reduced as f64).clamp(0.0, 1.0))
+}
+
 fn alike(one: u64, other: u64) -> bool {
     one.abs_diff(other) as f64 <= ALIKE * one.max(other) as f64
 }
@@ -133,10 +147,12 @@ impl State {
         hints.check().map_err(|error| error.to_string())?;
         let before = self.hints.said.get(&id);
         let held = before.is_some_and(|said| said.held);
-        if before.map_or(0, |said| said.hints.task_priority) != hints.task_priority {
+        let order = before.map_or(0, |said| said.hints.task_priority) != hints.task_priority;
+        let waited = self.hidden(id, f64::INFINITY);
+        self.hints.said.insert(id, Said { hints, became: Became::Believed, held });
+        if order || waited != self.hidden(id, f64::INFINITY) {
             self.want_plan(Trigger::Hints);
         }
-        self.hints.said.insert(id, Said { hints, became: Became::Believed, held });
         if let Some(known) = self.communicators.get(&id) {
             let (tenant, name) = (known.tenant.clone(), known.name.clone());
             self.fact(Fact::Hinted { communicator: id, tenant, name, hints: self.hints.words(id) });
@@ -188,6 +204,18 @@ impl State {
         (!fits).then(|| format!("iterations take {}, not {}", measured.period, Nanos(said)))
     }
 
+    /// For how long an AllReduce of so many bytes goes on before its tenant waits for it, by hints that nothing contradicts.
+    pub(super) fn hidden(&self, id: u64, bytes: f64) -> Duration {
+        let (Some(said), Some(known)) = (self.hints.said.get(&id), self.communicators.get(&id)) else {
+            return Duration::ZERO;
+        };
+        if matches!(said.became, Became::Dropped(_)) {
+            return Duration::ZERO;
+        }
+        let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+        hidden(&said.hints, bytes, |critical| alone(&self.settings.topology, &hosts, critical))
+    }
+
     /// Puts tenants' tasks in the order that each wants, within what it has.
     pub(super) fn prefer_tasks(&self, conditions: &Conditions, jobs: &[Job], assignments: &mut [Assignment]) {
         if self.hints.said.values().all(|said| said.hints.task_priority == 0) {
@@ -213,7 +241,7 @@ impl State {
         let known = self.rhythms.get(&id)?;
         let usable = !said.held && bytes.0 > 0 && known.rhythm().is_none();
         let began = known.iteration_began(hints.sequence.len(), at).filter(|_| usable)?;
-        Some(Rhythm { period, busy: Nanos(0), bytes, began })
+        Some(Rhythm { period, bytes, began, ..Rhythm::default() })
     }
 
     /// Whether any communicator's turns can begin before its rhythm is measured.
@@ -244,7 +272,7 @@ impl State {
                 job.rhythm = own.get(&job.communicator).copied().or(job.rhythm);
             }
             let only: BTreeSet<u64> = own.into_keys().collect();
-            holds.extend(stagger(&self.settings.topology, conditions, &jobs, assignments, Some(&only)));
+            holds.extend(stagger(&self.settings.topology, conditions, &jobs, assignments, &only));
         }
         for asked in holds {
             let (id, hold) = (asked.communicator, Duration::from(asked.hold).min(LONGEST));

@@ -101,7 +101,7 @@ impl State {
             self.end_aggregation(now, &before);
         }
         if let Some(told) = self.communicators.get(&id).map(|known| known.aggregation.clone()) {
-            self.recover_aggregation(id, &told);
+            self.recover_aggregation(now, id, &told);
         }
         self.take_up_plan(now, id);
         self.take_up_agreement(id);
@@ -164,7 +164,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         failures: 0,
         coding: Coding::recovered(recipe),
         aggregation: aggregation::Chosen::told(recipe),
-        refused: BTreeSet::new(),
+        refused: aggregation::Refusals::default(),
         before: Vec::new(),
         succeeds: None,
     }

@@ -1,8 +1,8 @@
-//! When communicators communicate, from what agents tell of their operations; and holds, so that those who share a link take turns.
+//! When communicators communicate, from what agents tell of their operations; and who, by that, should take turns.
 
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{Bytes, Hold, Job, Nanos, Operation, Rhythm, stagger};
+use harmonaize_planner::{Bytes, Job, Nanos, Operation, Rhythm};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -12,17 +12,10 @@ const MOST_OPERATIONS: usize = 64;
 /// Least time between two looks at who may take turns.
 const BETWEEN: Duration = Duration::from_secs(1);
 
-/// Periods that pass at least before the same communicator is held back again: twice as many after each hold of the last minute.
-const PERIODS: u32 = 10;
-
-/// How long a hold makes the next one rarer, and most doublings.
-const RECENT: Duration = Duration::from_secs(60);
-const MOST_RECENT: usize = 6;
-
 /// Whoever has begun nothing for so many nanoseconds longer than others does not run.
 const SILENT: u64 = 3_000_000_000;
 
-/// The longest hold.
+/// Longest that an operation is held back, or waits for its turn.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
 /// One communicator's operations.
@@ -31,8 +24,6 @@ pub(super) struct Operations {
     /// Number and times, oldest first, by the clock of one participant's agent.
     kept: VecDeque<(u64, Operation)>,
     heard: Duration,
-    /// The latest holds, oldest first.
-    holds: VecDeque<Duration>,
     /// Until then what is told may be of before a hold.
     stale: Duration,
 }
@@ -105,14 +96,6 @@ impl Operations {
         }
     }
 
-    /// Whether it is too early for another hold.
-    fn rests(&self, now: Duration, period: Nanos) -> bool {
-        let recent = self.holds.iter().filter(|at| **at + RECENT > now).count();
-        let periods = PERIODS << recent.saturating_sub(1).min(MOST_RECENT);
-        let pause = Duration::from(period).saturating_mul(periods);
-        self.holds.back().is_some_and(|at| at.saturating_add(pause) > now)
-    }
-
     /// Forgets what was before a change of the rhythm, and what is told of it until `stale`.
     pub(super) fn forget(&mut self, stale: Duration) {
         self.kept.clear();
@@ -155,14 +138,15 @@ impl State {
         interval.is_zero() || heard.is_none_or(|at| at + interval * 3 > now)
     }
 
-    /// Holds communicators back that can take turns with others on a link they share.
+    /// Has communicators take turns that share a link and gain by it, and holds those back, once, that are only said to.
     pub(super) fn take_turns(&mut self, now: Duration) {
-        if !self.settings.replan || now < self.staggered + BETWEEN || self.rhythms.len() < 2 {
+        if !self.settings.replan || now < self.staggered + BETWEEN {
             return;
         }
         self.staggered = now;
         let mut jobs = self.jobs(now);
-        if jobs.iter().filter(|job| job.rhythm.is_some()).count() < 2 && !self.any_said() {
+        let rhythms = jobs.iter().filter(|job| job.rhythm.is_some()).count();
+        if rhythms < 2 && !self.any_said() && self.turns.is_empty() {
             return;
         }
         // Who was heard last tells of later iterations, which say nothing of where the others were then: all are laid together
@@ -180,42 +164,15 @@ impl State {
         let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
         let Some(plan) = self.fit_plan(&jobs, &conditions) else { return };
         self.take_said_turns(now, at, &conditions, &jobs, &plan.assignments);
-        for hold in stagger(&self.settings.topology, &conditions, &jobs, &plan.assignments, None) {
-            let periods = jobs.iter().filter(|job| hold.together.contains(&job.communicator));
-            let periods = periods.filter_map(|job| job.rhythm).map(|rhythm| rhythm.period);
-            self.hold(now, &hold, periods.max().unwrap_or_default());
-        }
-    }
-
-    fn hold(&mut self, now: Duration, asked: &Hold, period: Nanos) {
-        let id = asked.communicator;
-        if self.rhythms.get(&id).is_none_or(|rhythm| rhythm.rests(now, period)) {
-            return;
-        }
-        let hold = Duration::from(asked.hold).min(LONGEST);
-        if !self.send_hold(id, hold, asked.reason.clone()) {
-            return;
-        }
-        // An agent's next report may still be of before; what it does then takes the hold and an iteration or two.
-        let stale = now + self.settings.telemetry_interval + hold + Duration::from(period) * 2;
-        for other in &asked.together {
-            if let Some(rhythm) = self.rhythms.get_mut(other) {
-                rhythm.forget(stale);
-            }
-        }
-        if let Some(rhythm) = self.rhythms.get_mut(&id) {
-            if rhythm.holds.len() > MOST_RECENT {
-                rhythm.holds.pop_front();
-            }
-            rhythm.holds.push_back(now);
+        if self.settings.turns {
+            self.group_turns(now, &conditions, jobs, &plan.assignments);
         }
     }
 
     /// Has a communicator's next operation held back, where its agent can. Whether it is.
     pub(super) fn send_hold(&mut self, id: u64, hold: Duration, reason: String) -> bool {
         let Some(known) = self.communicators.get(&id) else { return false };
-        // The lowest live participant leads.
-        let leader = known.members.iter().find(|member| !member.closed).and_then(|member| member.session);
+        let leader = self.leader(id);
         let able =
             leader.and_then(|leader| self.sessions.get(&leader)).is_some_and(|leader| leader.abilities.hold);
         let (true, Some(leader), false) = (able, leader, hold.is_zero()) else { return false };

@@ -46,6 +46,29 @@ struct Heard {
     stragglers: Vec<v1::Straggler>,
     changes: VecDeque<(Duration, Verdict)>,
     allowance: Option<Allowance>,
+    measuring: Measuring,
+}
+
+/// What outlives a session: which run of the agent's telemetry was heard of last, and the gaps that it and those before it had.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measuring {
+    begun_ns: u64,
+    /// Of the runs before, with one for the beginning of each that followed.
+    before: u64,
+    /// Of this one.
+    gaps: u64,
+}
+
+impl Measuring {
+    fn take(&mut self, report: &v1::TelemetryReport) {
+        if report.begun_ns != 0 && report.begun_ns != self.begun_ns {
+            if self.begun_ns != 0 {
+                self.before = self.before.saturating_add(self.gaps).saturating_add(1);
+            }
+            self.begun_ns = report.begun_ns;
+        }
+        self.gaps = report.losses.map_or(0, |losses| losses.gaps);
+    }
 }
 
 /// How many more reports are taken: one each half of the interval, and a few at once.
@@ -129,7 +152,7 @@ impl State {
 
     /// Whether it tells of the agent's own part alone. What control knows nothing of (any more) is no fault.
     fn belongs(&self, from: SessionId, report: &v1::TelemetryReport) -> Result<(), String> {
-        for operation in &report.operations {
+        for operation in report.operations.iter().chain(&report.open) {
             let Some(known) = self.communicators.get(&operation.communicator) else { continue };
             check::part(operation, from, &known.members)?;
         }
@@ -146,6 +169,7 @@ impl State {
     fn keep(&mut self, now: Duration, host: HostId, from: SessionId, report: v1::TelemetryReport) {
         let Some(heard) = self.telemetry.hosts.get_mut(&host) else { return };
         heard.reports += 1;
+        heard.measuring.take(&report);
         (heard.at, heard.sequence) = (now, report.sequence);
         (heard.links, heard.flows_known) = (report.links, report.flows_known);
         (heard.losses, heard.cost) = (report.losses, report.cost);
@@ -155,10 +179,11 @@ impl State {
         heard.stragglers(now, report.stragglers);
         let known = &self.communicators;
         self.telemetry.communicators.retain(|id, _| known.contains_key(id));
-        for operation in report.operations {
+        for mut operation in report.operations {
             self.operation_told(now, from, &operation);
+            operation.whole &= !self.turns.delayed(&operation);
             let Some(communicator) = self.communicators.get(&operation.communicator) else { continue };
-            let id = operation.communicator;
+            let (id, number) = (operation.communicator, operation.operation);
             let merging = self.telemetry.communicators.entry(id).or_insert_with(|| Merging::new(id));
             let (judged, took) = merging.take(operation, from, &communicator.members);
             for mut found in judged {
@@ -166,15 +191,22 @@ impl State {
                 remember(&mut self.telemetry.changes, now, Verdict::Straggler(found));
             }
             if let Some((bytes, took)) = took {
-                self.operation_took(now, id, bytes, took);
+                // What it waited for its turn is nobody's slowness.
+                let waited = super::verdicts::nanos(self.turns.waited(id, number)).0;
+                self.operation_took(now, id, bytes, took.saturating_sub(waited));
             }
+        }
+        for operation in &report.open {
+            self.watch_open(now, report.time_ns, operation);
         }
         self.take_turns(now);
     }
 
-    /// A new session of a host begins anew.
+    /// A new session of a host begins anew; that measuring did, too, is known by its first report.
     pub(super) fn forget_telemetry(&mut self, host: HostId) {
-        self.telemetry.hosts.remove(&host);
+        if let Some(heard) = self.telemetry.hosts.get_mut(&host) {
+            *heard = Heard { measuring: heard.measuring, ..Heard::default() };
+        }
     }
 
     pub(super) fn host_telemetry(&self, now: Duration, host: HostId) -> v1::HostTelemetry {
@@ -193,6 +225,9 @@ impl State {
             told.links.clone_from(&heard.links);
             told.flows_known = heard.flows_known;
             (told.losses, told.cost) = (heard.losses, heard.cost);
+            if let Some(losses) = &mut told.losses {
+                losses.gaps = losses.gaps.saturating_add(heard.measuring.before);
+            }
         }
         told
     }

@@ -20,4 +20,5 @@ mod scenarios;
 mod targets;
 mod telemetry;
 mod turns;
+mod watched;
 mod world;

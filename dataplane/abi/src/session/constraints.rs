@@ -1,9 +1,11 @@
 //! Constraints: what a tenant wants of one of its communicators; and agreements: what of it the provider has promised.
 
 use super::Budget;
+use crate::Collective;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
@@ -21,12 +23,24 @@ pub const BUSBW: (u64, u64) = (1_000, 1_000_000_000_000);
 pub const BULK_BYTES: u64 = 1 << 20;
 
 /// So many bytes are through within so long, in 99 of 100 cases.
+///
+/// A target for single operations is for those of its collective. Of an iteration all operations count; its time is predicted as if they were of
+/// this collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
-    /// At most so many: of each rank's tensor.
+    /// Of what.
+    pub collective: Collective,
+    /// At most so many: of each rank's tensor, of the larger where input and output differ.
     pub bytes: u64,
     /// From when the last rank has called until the last has its result.
     pub p99: Duration,
+}
+
+impl core::fmt::Display for Target {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { collective, bytes, p99 } = self;
+        write!(f, "{collective} of {bytes} B within {p99:?}")
+    }
 }
 
 /// How much a communicator matters beside others, of whoever's.
@@ -55,7 +69,7 @@ pub enum Priority {
 pub struct Constraints {
     /// What may be lost of its tensors; what its ranks said when they joined, if left out.
     pub budget: Option<Budget>,
-    /// Targets for single operations, of ascending sizes.
+    /// Targets for single operations, by collective, and of ascending sizes.
     pub completions: Vec<Target>,
     /// A target for all operations of one iteration together: their times are added.
     pub iteration: Option<Target>,
@@ -64,7 +78,7 @@ pub struct Constraints {
     /// Its share of what it shares with others, relative to theirs; 1 to [`MAX_WEIGHT`].
     pub weight: u32,
     /// Least bus bandwidth of operations of [`BULK_BYTES`] and more, bytes a second; 0 for none. Bus bandwidth is as NCCL's tests
-    /// reckon it: an AllReduce's bytes over its time, times 2(n-1)/n for n ranks.
+    /// reckon it ([`Collective::bus_factor`]).
     pub min_busbw: u64,
     /// Whether its operations may be summed on the way.
     pub aggregation: bool,
@@ -157,7 +171,7 @@ pub enum Negotiated {
     Refused {
         /// Why; at least one.
         reasons: Vec<Reason>,
-        /// What could be had instead; none where the proposal makes no sense. To take it, propose it.
+        /// What could be had instead; none where that could not be asked. To take it, propose it.
         counter: Option<Constraints>,
     },
 }
@@ -175,18 +189,24 @@ impl Constraints {
         self
     }
 
-    /// Wants operations of up to so many bytes to end within `p99`, in 99 of 100 cases.
+    /// Wants AllReduces of up to so many bytes to end within `p99`, in 99 of 100 cases.
     #[must_use]
-    pub fn p99(mut self, bytes: u64, p99: Duration) -> Self {
-        self.completions.push(Target { bytes, p99 });
-        self.completions.sort_by_key(|completion| completion.bytes);
+    pub fn p99(self, bytes: u64, p99: Duration) -> Self {
+        self.p99_of(Collective::AllReduce, bytes, p99)
+    }
+
+    /// Wants operations of a collective of up to so many bytes to end within `p99`, in 99 of 100 cases. A Barrier has none: 1 will do.
+    #[must_use]
+    pub fn p99_of(mut self, collective: Collective, bytes: u64, p99: Duration) -> Self {
+        self.completions.push(Target { collective, bytes, p99 });
+        self.completions.sort_by_key(|completion| (completion.collective, completion.bytes));
         self
     }
 
     /// Wants the operations of an iteration, of so many bytes together, to take at most `p99` together.
     #[must_use]
     pub fn iteration(mut self, bytes: u64, p99: Duration) -> Self {
-        self.iteration = Some(Target { bytes, p99 });
+        self.iteration = Some(Target { collective: Collective::AllReduce, bytes, p99 });
         self
     }
 
@@ -230,6 +250,44 @@ impl Constraints {
         self.min_busbw > 0 || self.iteration.is_some() || !self.completions.is_empty()
     }
 
+    /// The nearest that makes sense, of all but a budget: values brought into range; of times that contradict each other, the longer one; of
+    /// too many targets those for the smallest operations; beside a guarantee, the usual priority for the low one. [`Constraints::check`] passes it.
+    #[must_use]
+    pub fn mended(&self) -> Self {
+        let within = |target: Target| Target {
+            collective: target.collective,
+            bytes: target.bytes.clamp(1, MAX_TARGET_BYTES),
+            p99: target.p99.clamp(TARGETS.0, TARGETS.1),
+        };
+        let mut mended = self.clone();
+        mended.weight = self.weight.clamp(1, MAX_WEIGHT);
+        if self.min_busbw > 0 {
+            mended.min_busbw = self.min_busbw.clamp(BUSBW.0, BUSBW.1);
+        }
+        mended.iteration = self.iteration.map(within);
+        let targets = &mut mended.completions;
+        targets.iter_mut().for_each(|target| *target = within(*target));
+        targets.sort_by_key(|target| (target.collective, target.bytes, Reverse(target.p99)));
+        targets.dedup_by_key(|target| (target.collective, target.bytes));
+        targets.truncate(MAX_COMPLETIONS);
+        mended.order_times();
+        if self.priority == Priority::Low && mended.wants_guarantee() {
+            mended.priority = Priority::Normal;
+        }
+        mended
+    }
+
+    /// Has no larger operation of a collective end sooner than a smaller one.
+    pub fn order_times(&mut self) {
+        let mut before: Option<Target> = None;
+        for target in &mut self.completions {
+            if let Some(before) = before.filter(|before| before.collective == target.collective) {
+                target.p99 = target.p99.max(before.p99);
+            }
+            before = Some(*target);
+        }
+    }
+
     /// Whether it makes sense, whoever the provider is: values in range, and nothing that contradicts itself. A budget has a check of
     /// its own.
     ///
@@ -255,7 +313,7 @@ impl Constraints {
         }
         let targets = self.completions.iter().map(|target| (Clause::Completion, target));
         for (clause, target) in targets.chain(self.iteration.iter().map(|it| (Clause::Iteration, it))) {
-            let Target { bytes, p99 } = *target;
+            let Target { bytes, p99, .. } = *target;
             if bytes == 0 || bytes > MAX_TARGET_BYTES {
                 wrong(clause, format!("a target for {bytes} B; it is for 1 to {MAX_TARGET_BYTES} B"));
             }
@@ -267,10 +325,10 @@ impl Constraints {
             }
         }
         for (smaller, larger) in self.completions.iter().zip(self.completions.iter().skip(1)) {
-            if larger.bytes <= smaller.bytes || larger.p99 < smaller.p99 {
+            let ascend = (smaller.collective, smaller.bytes) < (larger.collective, larger.bytes);
+            if !ascend || (larger.collective == smaller.collective && larger.p99 < smaller.p99) {
                 let text = format!(
-                    "{} B within {:?} and {} B within {:?} contradict each other: larger operations take longer, and each size has one target",
-                    smaller.bytes, smaller.p99, larger.bytes, larger.p99
+                    "{smaller} and {larger} contradict each other: larger operations take longer, and each size has one target"
                 );
                 wrong(Clause::Completion, text);
             }
@@ -342,10 +400,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_mended_makes_sense_and_is_near() {
+        let ms = Duration::from_millis(1);
+        let sensible = Constraints::new().p99(1, ms).p99(2, ms).weight(3).priority(Priority::High);
+        assert_eq!(sensible.mended(), sensible);
+        let low = Constraints::new().priority(Priority::Low);
+        assert_eq!(low.mended(), low);
+        assert_eq!(low.weight(99).min_busbw(7).mended(), Constraints::new().weight(64).min_busbw(BUSBW.0));
+        let crossed = Constraints::new().p99(4, ms).p99(2, ms * 3).p99(2, ms * 2).p99(0, Duration::ZERO);
+        let expected = Constraints::new().p99(1, TARGETS.0).p99(2, ms * 3).p99(4, ms * 3);
+        assert_eq!(crossed.mended(), expected);
+        let many =
+            (1..9).fold(Constraints::new().iteration(u64::MAX, Duration::MAX), |all, size| all.p99(size, ms));
+        let first = (1..5)
+            .fold(Constraints::new().iteration(MAX_TARGET_BYTES, TARGETS.1), |all, size| all.p99(size, ms));
+        assert_eq!(many.mended(), first);
+        assert_eq!(clauses(&crossed.mended()), []);
+    }
+
+    #[test]
     fn contradictions_are_named() {
         let ms = Duration::from_millis(1);
         assert_eq!(clauses(&Constraints::new().p99(1 << 20, ms).p99(1 << 10, ms * 2)), [Clause::Completion]);
         assert_eq!(clauses(&Constraints::new().p99(1 << 20, ms).p99(1 << 20, ms)), [Clause::Completion]);
+        // Not between collectives, whichever order they come in.
+        let gather = |all: Constraints| all.p99_of(Collective::AllGather, 1 << 20, ms / 2);
+        assert_eq!(clauses(&gather(Constraints::new()).p99(1 << 20, ms)), []);
+        let mut crossed = gather(gather(Constraints::new()).p99(1 << 20, ms)).p99(1 << 10, ms);
+        let text = crossed.check().unwrap_err().remove(0).text;
+        assert!(text.starts_with("allgather of 1048576 B within 500µs and allgather of"), "{text}");
+        crossed = crossed.mended();
+        assert_eq!((clauses(&crossed), crossed.completions.len()), (Vec::new(), 3));
+        crossed.completions.reverse();
+        assert_eq!(clauses(&crossed), [Clause::Completion; 2]);
         let low = Constraints::new().priority(Priority::Low);
         assert_eq!(clauses(&low), []);
         assert_eq!(clauses(&low.clone().min_busbw(1_000_000)), [Clause::Priority]);

@@ -1,5 +1,6 @@
 //! Knobs: what a tenant leaves to the provider from one iteration to the next, and what the provider chose.
 
+use super::Priority;
 use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,8 @@ pub struct Checkpoint {
     pub cost: Duration,
     /// How long ago it last did.
     pub last: Duration,
+    /// How much it matters that little is lost: the higher, the sooner it saves early where a moment is cheap.
+    pub importance: Priority,
 }
 
 /// What a tenant leaves to the provider for its next iteration.
@@ -119,7 +122,8 @@ mod tests {
             assert_eq!(of(least, most).check(), Err(KnobsError::Accumulate(least, most)));
         }
         let (every, cost, last) = (Duration::from_secs(1), Duration::from_secs(1), Duration::ZERO);
-        let knobs = Knobs { checkpoint: Some(Checkpoint { every, cost, last }), ..of(1, 1) };
+        let importance = Priority::Normal;
+        let knobs = Knobs { checkpoint: Some(Checkpoint { every, cost, last, importance }), ..of(1, 1) };
         assert_eq!(knobs.check(), Err(KnobsError::Checkpoint(every, cost)));
     }
 
@@ -128,7 +132,12 @@ mod tests {
         let second = Duration::from_secs(1);
         let last = |last| Knobs {
             accumulate: (2, 8),
-            checkpoint: Some(Checkpoint { every: second * 60, cost: second, last }),
+            checkpoint: Some(Checkpoint {
+                every: second * 60,
+                cost: second,
+                last,
+                importance: Priority::High,
+            }),
         };
         let choice = last(second * 59).alone();
         assert_eq!((choice.accumulate, choice.checkpoint, choice.because), (2, false, Because::Unknown));

@@ -4,7 +4,6 @@ use super::grant::Told;
 use super::metrics::{Reading, add};
 use super::routes::{Asker, Routes};
 use anyhow::Context;
-use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_aggregator::{Aggregator, Counters, GrantError, PoolError, To};
 use harmonaize_transport::datagram::{Address, DatagramCounters, Endpoint};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -14,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// Commands that wait.
 const COMMANDS: usize = 256;
@@ -136,11 +135,13 @@ impl Server {
         }
     }
 
-    fn run(mut self, commands: &Receiver<Command>, signals: &Signals) {
+    fn run(mut self, mut commands: mpsc::Receiver<Command>, signals: &Signals) {
         let mut ticked = Instant::now();
         let mut busy = Instant::now();
         while !signals.over.load(Ordering::Relaxed) {
-            commands.try_iter().for_each(|command| self.command(command));
+            while let Ok(command) = commands.try_recv() {
+                self.command(command);
+            }
             let now = Instant::now();
             if now.duration_since(ticked) >= TICK {
                 ticked = now;
@@ -321,21 +322,39 @@ impl Signals {
 /// A way to ask the thread.
 #[derive(Clone)]
 pub(super) struct Commands {
-    commands: Sender<Command>,
+    commands: mpsc::Sender<Command>,
     signals: Arc<Signals>,
 }
 
 impl Commands {
-    /// Who asks a thread that has ended, or does not keep up, gets no answer.
-    fn send(&self, command: Command) {
-        drop(self.commands.try_send(command));
+    fn new() -> std::io::Result<(Self, mpsc::Receiver<Command>)> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let signals = Arc::new(Signals { bell, over: AtomicBool::new(false) });
+        let (commands, queue) = mpsc::channel(COMMANDS);
+        Ok((Self { commands, signals }, queue))
+    }
+
+    /// Waits while too many wait: what control says must not be lost. Who asks a thread that has ended gets no answer.
+    async fn send(&self, command: Command) {
+        drop(self.commands.send(command).await);
         self.signals.ring();
     }
 
-    /// What was done; none once the thread has ended.
+    async fn grant(&self, told: Told) -> Result<(), String> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::Grant(Box::new(told), answer)).await;
+        answered.await.unwrap_or_else(|_| Err("the aggregator's thread has ended".to_owned()))
+    }
+
+    async fn revoke(&self, communicator: u64) {
+        self.send(Command::Revoke(communicator)).await;
+    }
+
+    /// What was done; none where the thread has ended or does not keep up.
     pub(super) async fn read(&self) -> Option<Reading> {
         let (answer, answered) = oneshot::channel();
-        self.send(Command::Read(answer));
+        drop(self.commands.try_send(Command::Read(answer)));
+        self.signals.ring();
         answered.await.ok()
     }
 }
@@ -346,14 +365,12 @@ impl Thread {
     /// # Errors
     /// If the system gives no thread or descriptor.
     pub(super) fn start(server: Server) -> std::io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let signals = Arc::new(Signals { bell, over: AtomicBool::new(false) });
-        let (commands, queue) = bounded(COMMANDS);
-        let rung = Arc::clone(&signals);
+        let (asker, queue) = Commands::new()?;
+        let rung = Arc::clone(&asker.signals);
         let thread = std::thread::Builder::new()
             .name("aggregator".to_owned())
-            .spawn(move || server.run(&queue, &rung))?;
-        Ok(Self { asker: Commands { commands, signals }, thread })
+            .spawn(move || server.run(queue, &rung))?;
+        Ok(Self { asker, thread })
     }
 
     pub(super) fn asker(&self) -> Commands {
@@ -361,13 +378,11 @@ impl Thread {
     }
 
     pub(super) async fn grant(&self, told: Told) -> Result<(), String> {
-        let (answer, answered) = oneshot::channel();
-        self.asker.send(Command::Grant(Box::new(told), answer));
-        answered.await.unwrap_or_else(|_| Err("the aggregator's thread does not keep up".to_owned()))
+        self.asker.grant(told).await
     }
 
-    pub(super) fn revoke(&self, communicator: u64) {
-        self.asker.send(Command::Revoke(communicator));
+    pub(super) async fn revoke(&self, communicator: u64) {
+        self.asker.revoke(communicator).await;
     }
 
     /// Has it end.

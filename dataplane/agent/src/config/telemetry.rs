@@ -45,6 +45,8 @@ pub struct Telemetry {
     pub kernel: bool,
     /// The log says why packets are of no flow, or found no place: the programs are those built for that.
     pub diagnosis: bool,
+    /// What comes in is counted on XDP, before the stack, in place of traffic control.
+    pub xdp: bool,
 }
 
 impl Default for Telemetry {
@@ -62,6 +64,7 @@ impl Default for Telemetry {
             run_time: false,
             kernel: true,
             diagnosis: false,
+            xdp: false,
         }
     }
 }
@@ -86,6 +89,8 @@ pub(super) struct FileTelemetry {
     kernel: Option<bool>,
     #[serde(default)]
     diagnosis: bool,
+    #[serde(default)]
+    xdp: bool,
 }
 
 impl FileTelemetry {
@@ -132,6 +137,7 @@ impl FileTelemetry {
             run_time: self.run_time,
             kernel: self.kernel.unwrap_or(usual.kernel),
             diagnosis: self.diagnosis,
+            xdp: self.xdp,
         })
     }
 }

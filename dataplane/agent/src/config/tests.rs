@@ -162,7 +162,7 @@ fn a_table_asks_for_telemetry() {
     let full = "[telemetry]\ninterfaces = [\"eth0\", \"eth1\"]\nsocket = \"/run/t.sock\"\nuids = [7]\n\
         metrics = \"127.0.0.1:9477\"\nidle_gap = \"1ms\"\nflows = 1000\ninterval = \"2ms\"\n\
         rate = { eth1 = \"25Gbit/s\" }\nrecord = \"x.trace\"\nrun_time = true\nkernel = false\n\
-        diagnosis = true\n";
+        diagnosis = true\nxdp = true\n";
     let wanted = Telemetry {
         interfaces: vec!["eth0".into(), "eth1".into()],
         socket: Some("/run/t.sock".into()),
@@ -176,6 +176,7 @@ fn a_table_asks_for_telemetry() {
         run_time: true,
         kernel: false,
         diagnosis: true,
+        xdp: true,
     };
     assert_eq!(parse(full).unwrap().telemetry, Some(wanted));
     for (line, said) in [

@@ -140,7 +140,9 @@ impl Ledger {
             | Message::Telemetry(_)
             | Message::PathCongestion(_)
             | Message::PathsTraced(_)
-            | Message::PathProbed(_) => {}
+            | Message::PathProbed(_)
+            | Message::TurnWanted(_)
+            | Message::TurnDone(_) => {}
         }
         self.away.is_none().then_some(message)
     }
@@ -182,6 +184,8 @@ impl Ledger {
             Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
             Message::Hold(hold) => Some(Event::Hold(hold)),
+            Message::Turns(turns) => Some(Event::Turns(turns)),
+            Message::TurnGiven(given) => Some(Event::TurnGiven(given)),
             Message::EventsRead(answer) => Some(Event::Answered(Answered::Events(answer))),
             Message::Negotiated(answer) => Some(Event::Answered(Answered::Negotiated(answer))),
             Message::IterationChoice(answer) => Some(Event::Answered(Answered::Iteration(answer))),

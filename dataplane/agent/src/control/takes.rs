@@ -14,6 +14,8 @@ pub(super) struct Takes {
     events: bool,
     agreements: bool,
     hints: bool,
+    /// It gives turns.
+    turns: bool,
 }
 
 impl Takes {
@@ -29,6 +31,7 @@ impl Takes {
 
     /// Control has asked something.
     pub(super) fn asked(&mut self, message: &to_agent::Message) {
+        self.turns |= matches!(message, to_agent::Message::Turns(_));
         self.paths |= matches!(message, to_agent::Message::TracePaths(_) | to_agent::Message::ProbePath(_));
     }
 
@@ -42,7 +45,23 @@ impl Takes {
             from_agent::Message::ReadEvents(_) => self.events,
             from_agent::Message::Negotiate(_) | from_agent::Message::BeginIteration(_) => self.agreements,
             from_agent::Message::Hint(_) => self.hints,
+            from_agent::Message::TurnWanted(_) | from_agent::Message::TurnDone(_) => self.turns,
             _ => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_asked_of_who_gives_them() {
+        let mut takes = Takes::default();
+        let wanted = from_agent::Message::TurnWanted(v1::TurnWanted { communicator: 1, turn: 0 });
+        takes.welcome(&v1::Welcome::default());
+        assert!(!takes.takes(&wanted), "an older control would end the session");
+        takes.asked(&to_agent::Message::Turns(v1::Turns { communicator: 1, ..v1::Turns::default() }));
+        assert!(takes.takes(&wanted));
     }
 }

@@ -8,6 +8,7 @@ use harmonaize_analysis::marks::{Moved, Operation};
 use harmonaize_analysis::phases::Phase;
 use harmonaize_analysis::straggler::{Kind, Subject};
 use harmonaize_events::{Direction, Totals};
+use harmonaize_loader::ProgramCost;
 use serde_json::{Value, json};
 
 pub(super) struct Lines;
@@ -52,14 +53,22 @@ impl Printer for Lines {
         });
         let gaps = now.gaps;
         let thread = now.thread.saturating_sub(before.thread).as_nanos() as u64;
+        let timed = now.cost.as_ref().filter(|cost| cost.timed);
+        let cost = timed.map(|cost| {
+            let one = |one: &ProgramCost| {
+                let time_ns = u64::try_from(one.time.as_nanos()).unwrap_or(u64::MAX);
+                json!({"program": one.name, "runs": one.runs, "time_ns": time_ns})
+            };
+            cost.programs.iter().map(one).collect::<Vec<_>>()
+        });
         line(&json!({
             "kind": "standing", "time_ns": time(now.time_ns), "interval_ns": interval_ns,
             "links": links.collect::<Vec<_>>(), "flows": now.flows_known,
             "lost": {
                 "events": gaps.events, "flows": gaps.flows, "ambiguous": gaps.ambiguous,
-                "records": gaps.records, "gaps": gaps.count,
+                "records": gaps.records, "gaps": gaps.count, "unlisted": gaps.unlisted, "ends": gaps.ends,
             },
-            "thread_ns": thread, "missing": now.missing,
+            "thread_ns": thread, "cost": cost, "missing": now.missing,
         }))
     }
 

@@ -34,6 +34,12 @@ impl Printer for Text {
             let name = &link.measured.name;
             let _ = writeln!(text, "{time}  {name}: in {inward}, out {outward}, {flows} flows");
         }
+        for one in now.cost.iter().filter(|cost| cost.timed).flat_map(|cost| &cost.programs) {
+            let each = one.time.as_nanos().checked_div(u128::from(one.runs));
+            if let Some(each) = each {
+                let _ = writeln!(text, "{time}  {}: {} runs so far, {each} ns each", one.name, one.runs);
+            }
+        }
         for missing in &now.missing {
             let _ = writeln!(text, "{time}  {missing}");
         }

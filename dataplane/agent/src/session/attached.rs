@@ -177,17 +177,19 @@ impl Attached {
                 } else if !is_name(&communicator) {
                     Some(Err(NO_NAME.to_owned()))
                 } else {
-                    let refused = || Ok(Negotiated::Refused { reasons: senseless.clone(), counter: None });
-                    (!senseless.is_empty()).then(refused)
+                    None
                 };
                 if let Some(outcome) = refused {
-                    let outcome = outcome.map(Bounded::bounded);
                     return Ok(Some(Answer::Negotiated { id, outcome }));
                 }
                 let (reply, answer) = oneshot::channel::<Result<Negotiated, String>>();
                 self.negotiating = true;
                 self.pending.spawn(async move {
-                    let outcome = answer.await.unwrap_or_else(|_| Err(AWAY.to_owned()));
+                    let alone = |_| match senseless.is_empty() {
+                        true => Err(AWAY.to_owned()),
+                        false => Ok(Negotiated::Refused { reasons: senseless, counter: None }),
+                    };
+                    let outcome = answer.await.unwrap_or_else(alone);
                     let outcome = outcome.map(Bounded::bounded).map_err(Bounded::bounded);
                     Answer::Negotiated { id, outcome }
                 });

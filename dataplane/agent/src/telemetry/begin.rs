@@ -1,7 +1,7 @@
 //! Telemetry of an agent, from its configuration; without it the agent runs on.
 
 use crate::config::Telemetry;
-use crate::telemetry::metrics::{Labels, text};
+use crate::telemetry::metrics::text;
 use crate::telemetry::socket::Socket;
 use crate::telemetry::{Finding, Found, Handle, Setup, http, report, service, start};
 use anyhow::{Context, anyhow};
@@ -9,7 +9,6 @@ use harmonaize_api::v1::from_agent;
 use harmonaize_engine::MarkReader;
 use harmonaize_loader::{Collector, EndpointOptions, Options, Programs, interface_with, own_namespace};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -69,10 +68,10 @@ impl Running {
             match TcpListener::bind(address).await {
                 Ok(listener) => {
                     self.metrics = listener.local_addr().ok();
-                    let (handle, labels) = (self.handle(), Arc::new(Labels::default()));
+                    let handle = self.handle();
                     let scrape = move || {
-                        let (handle, labels) = (handle.clone(), Arc::clone(&labels));
-                        async move { text(handle.read(false).await?, &labels).ok() }
+                        let handle = handle.clone();
+                        async move { text(handle.read(false).await?).ok() }
                     };
                     self.servers.spawn(http::serve(scrape, listener, self.closing.subscribe()));
                 }
@@ -129,6 +128,7 @@ fn try_begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) ->
         flows: asked.flows,
         run_time: asked.run_time,
         diagnosis: asked.diagnosis,
+        early: asked.xdp,
         endpoints: asked.kernel.then(own_endpoints),
         ..Options::default()
     };

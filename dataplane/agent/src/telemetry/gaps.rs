@@ -17,6 +17,10 @@ pub struct Gaps {
     pub records: u64,
     /// Times that measuring began anew somewhere.
     pub count: u64,
+    /// Buffers that crossed an interface before the programs there were told of it, or after.
+    pub unlisted: u64,
+    /// Sockets and queue pairs that found no room, when the flows' ends were last read.
+    pub ends: u64,
 }
 
 impl Gaps {
@@ -40,6 +44,8 @@ impl Gaps {
             }
         }
         self.ambiguous = self.ambiguous.max(now.ambiguous);
+        self.unlisted = self.unlisted.max(now.unlisted);
+        self.ends = self.ends.max(now.ends);
     }
 }
 
@@ -50,7 +56,7 @@ mod tests {
     #[test]
     fn only_what_is_new_is_told() {
         let (mut gaps, mut records) = (Gaps::default(), Vec::new());
-        let now = Gaps { events: 3, marks: 1, ambiguous: 2, ..Gaps::default() };
+        let now = Gaps { events: 3, marks: 1, ambiguous: 2, unlisted: 6, ends: 7, ..Gaps::default() };
         gaps.note(5, now, &mut records);
         gaps.note(6, now, &mut records);
         gaps.note(7, Gaps { events: 4, ..now }, &mut records);
@@ -62,6 +68,7 @@ mod tests {
             })
             .collect();
         assert_eq!(told, [(5, LostKind::Events, 3), (5, LostKind::Marks, 1), (7, LostKind::Events, 1)]);
-        assert_eq!((gaps.events, gaps.ambiguous), (4, 2));
+        gaps.note(8, Gaps::default(), &mut records);
+        assert_eq!((gaps.events, gaps.ambiguous, gaps.unlisted, gaps.ends), (4, 2, 6, 7));
     }
 }

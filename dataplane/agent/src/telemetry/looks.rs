@@ -16,10 +16,9 @@ const MOST: usize = 256;
 /// A flow that was silent for so long rests.
 const SILENT_NS: u64 = 100_000_000;
 
-/// A flow that moved so many bytes since all under way were looked at moves much.
+/// A flow that moved so many bytes in 20 ms, since all under way were looked at, moves much.
 const MUCH: u64 = 16 << 10;
-/// All under way are looked at this often, the others at each look.
-const WHOLE_NS: u64 = 20_000_000;
+const MUCH_NS: u64 = 20_000_000;
 
 /// A flow under way.
 #[derive(Clone, Copy, Debug)]
@@ -89,15 +88,17 @@ impl Looks {
         self.read_ns
     }
 
-    /// Looks at the flows under way that move much, now and then at all of them, and appends those that have changed.
+    /// Looks at the flows under way that move much, or at the `whole` of them, and appends those that have changed.
     pub(crate) fn look(
         &mut self,
         source: &dyn Collector,
         now_ns: u64,
+        whole: bool,
         into: &mut Vec<Record>,
     ) -> Result<(), Failed> {
         let mut failed = Ok(());
-        let whole = now_ns.saturating_sub(self.whole_ns) >= WHOLE_NS;
+        let passed_ns = now_ns.saturating_sub(self.whole_ns).max(MUCH_NS);
+        let much = u128::from(MUCH) * u128::from(passed_ns) / u128::from(MUCH_NS);
         self.whole_ns = if whole { now_ns } else { self.whole_ns };
         self.awake.retain(|key, awake| {
             if !whole && !awake.much {
@@ -112,7 +113,7 @@ impl Looks {
                     }
                     if whole {
                         let bytes = bytes(&counters);
-                        awake.much = bytes.saturating_sub(awake.bytes) >= MUCH;
+                        awake.much = u128::from(bytes.saturating_sub(awake.bytes)) >= much;
                         awake.bytes = bytes;
                     }
                     now_ns.saturating_sub(last_ns) < SILENT_NS
@@ -215,24 +216,24 @@ mod tests {
         pass(&fake, 2, 100);
         looks.read_all(&mut fake, 200, &mut records).unwrap();
         assert_eq!(told(&mut records), [1, 2]);
-        looks.look(&fake, 300, &mut records).unwrap();
+        looks.look(&fake, 300, true, &mut records).unwrap();
         assert_eq!(told(&mut records), [0; 0], "nothing passed");
         pass(&fake, 2, 350);
-        looks.look(&fake, 400, &mut records).unwrap();
+        looks.look(&fake, 400, true, &mut records).unwrap();
         assert_eq!(told(&mut records), [2]);
         looks.read_all(&mut fake, 500, &mut records).unwrap();
         assert_eq!(told(&mut records), [0; 0], "it was told when it was looked at");
         // Both have rested; a packet of one passes, which an event tells.
-        looks.look(&fake, 350 + SILENT_NS, &mut records).unwrap();
+        looks.look(&fake, 350 + SILENT_NS, true, &mut records).unwrap();
         assert!(!looks.any_awake());
         pass(&fake, 1, 400 + SILENT_NS);
         let packet = FlowKey { direction: Direction::Egress as u8, ..tcp(1) };
         assert_eq!([looks.wake(&packet), looks.wake(&packet)], [true, false]);
-        looks.look(&fake, 410 + SILENT_NS, &mut records).unwrap();
+        looks.look(&fake, 410 + SILENT_NS, true, &mut records).unwrap();
         assert_eq!(told(&mut records), [1]);
         // One that is gone is not looked at any more.
         fake.scene().flows.tcp.clear();
-        looks.look(&fake, 420 + SILENT_NS, &mut records).unwrap();
+        looks.look(&fake, 420 + SILENT_NS, true, &mut records).unwrap();
         assert!(!looks.any_awake());
     }
 
@@ -249,13 +250,13 @@ mod tests {
         let (mut looks, mut records) = (Looks::default(), Vec::new());
         let mut looked = [0, 0];
         for step in 1..=100 {
-            let now_ns = step * WHOLE_NS / 10;
+            let now_ns = step * MUCH_NS / 10;
             pass(&fake, 1, now_ns, step * MUCH);
             pass(&fake, 2, now_ns, step * 66);
             if step == 1 {
                 looks.read_all(&mut fake, now_ns, &mut records).unwrap();
             } else {
-                looks.look(&fake, now_ns, &mut records).unwrap();
+                looks.look(&fake, now_ns, step.is_multiple_of(10), &mut records).unwrap();
             }
             let told = told(&mut records);
             looked = [looked[0] + usize::from(told.contains(&1)), looked[1] + usize::from(told.contains(&2))];
@@ -283,7 +284,7 @@ mod tests {
         looks.read_all(&mut fake, 20, &mut records).unwrap();
         assert_eq!(told(&mut records), (0..many).collect::<Vec<_>>());
         fake.scene().flows.roce.iter_mut().for_each(|(_, counters)| counters.traffic.last_ns = 30);
-        looks.look(&fake, 40, &mut records).unwrap();
+        looks.look(&fake, 40, true, &mut records).unwrap();
         assert_eq!(told(&mut records).len(), MOST);
         looks.read_all(&mut fake, 50, &mut records).unwrap();
         assert_eq!(told(&mut records).len(), 50, "the rest");

@@ -1,6 +1,7 @@
 //! Metrics for Prometheus: few series, however many flows and communicators there are.
 
 use crate::telemetry::reading::{LinkReading, Reading};
+use crate::telemetry::series::Told;
 use harmonaize_analysis::congestion::{Congestion, Path, State};
 use harmonaize_events::{Direction, Totals};
 use prometheus_client::collector::Collector;
@@ -10,61 +11,13 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Communicators that have series of their own, over all time; others are summed up in `other`.
-const COMMUNICATORS: usize = 50;
-/// Longest label from a tenant's words.
-const LABEL: usize = 64;
-/// The label of what is summed up.
-const OTHER: &str = "other";
-
-/// Which communicators have series of their own: those that came first.
-#[derive(Debug, Default)]
-pub(crate) struct Labels(Mutex<Vec<String>>);
-
-impl Labels {
-    fn of(&self, tenant: &str, name: &str) -> String {
-        let clean = |text: &str| -> String {
-            text.chars()
-                .map(|c| if c.is_ascii_graphic() && c != '"' && c != '\\' { c } else { '_' })
-                .take(LABEL)
-                .collect()
-        };
-        let label = format!("{}/{}", clean(tenant), clean(name));
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.contains(&label) {
-            return label;
-        }
-        if known.len() < COMMUNICATORS {
-            known.push(label.clone());
-            return label;
-        }
-        OTHER.to_owned()
-    }
-}
+use std::sync::Arc;
 
 /// A reading as metrics, in the text format of OpenMetrics.
-pub(crate) fn text(reading: Arc<Reading>, labels: &Labels) -> Result<String, std::fmt::Error> {
+pub(crate) fn text(reading: Arc<Reading>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("harmonaize");
-    let mut communicators: BTreeMap<String, Sums> = BTreeMap::new();
-    for traffic in reading.communicators.values() {
-        let sums = communicators.entry(labels.of(&traffic.tenant, &traffic.name)).or_default();
-        let values = [
-            traffic.operations,
-            traffic.failed,
-            traffic.sent_bytes,
-            traffic.received_bytes,
-            traffic.median_ns(),
-            traffic.coded,
-            traffic.refused,
-            traffic.saved_bytes,
-        ];
-        for (sum, value) in sums.iter_mut().zip(values) {
-            *sum = sum.saturating_add(value);
-        }
-    }
-    registry.register_collector(Box::new(Told { reading, communicators }));
+    let communicators = reading.series.told(reading.communicators.values());
+    registry.register_collector(Box::new(Answer { reading, communicators }));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -72,13 +25,10 @@ pub(crate) fn text(reading: Arc<Reading>, labels: &Labels) -> Result<String, std
 
 /// What one answer tells.
 #[derive(Debug)]
-struct Told {
+struct Answer {
     reading: Arc<Reading>,
-    communicators: BTreeMap<String, Sums>,
+    communicators: BTreeMap<String, Told>,
 }
-
-/// What a communicator's series tell, in their order.
-type Sums = [u64; 8];
 
 type Series = Vec<(Vec<(&'static str, String)>, u64)>;
 
@@ -117,7 +67,7 @@ fn one(encoder: MetricEncoder<'_>, kind: &Kind, value: u64) -> Result<(), std::f
     }
 }
 
-impl Collector for Told {
+impl Collector for Answer {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         self.links(&mut encoder)?;
         self.verdicts(&mut encoder)?;
@@ -126,7 +76,7 @@ impl Collector for Told {
     }
 }
 
-impl Told {
+impl Answer {
     fn links(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let both = |of: fn(&Totals) -> u64| -> Series {
             let one = |link: &LinkReading, way: &str, totals: &Totals| {
@@ -192,26 +142,28 @@ impl Told {
     }
 
     fn own(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let told = [
-            (Kind::Counter, "operations", "Operations that ended for all local ranks"),
-            (Kind::Counter, "operations_failed", "Of those, the ones that failed"),
-            (Kind::Counter, "tensor_bytes_sent", "Tensor bytes handed to the transport"),
-            (Kind::Counter, "tensor_bytes_received", "Tensor bytes that arrived"),
-            (
-                Kind::Gauge,
-                "operation_median_nanoseconds",
-                "Median of the last 64 operations' durations; summed in other",
-            ),
-            (Kind::Counter, "operations_coded", "Operations that travelled in fewer bits"),
-            (Kind::Counter, "operations_coded_refused", "Of those, the ones of which chunks went exact"),
-            (Kind::Counter, "tensor_bytes_saved", "Tensor bytes that those sent less than exact ones would"),
+        let counters = [
+            ("operations", "Operations that ended for all local ranks"),
+            ("operations_failed", "Of those, the ones that failed"),
+            ("tensor_bytes_sent", "Tensor bytes handed to the transport"),
+            ("tensor_bytes_received", "Tensor bytes that arrived"),
+            ("operations_coded", "Operations that travelled in fewer bits"),
+            ("operations_coded_refused", "Of those, the ones of which chunks went exact"),
+            ("tensor_bytes_saved", "Tensor bytes that those sent less than exact ones would"),
+            ("operations_aggregated", "Operations that an aggregator was to sum"),
+            ("operations_fallback", "Of those, the ones of which hosts did some"),
+            ("aggregation_given_up", "Sessions with an aggregator that were given up here"),
         ];
-        for (at, (kind, name, help)) in told.iter().enumerate() {
-            let one = |(label, sums): (&String, &Sums)| {
-                (vec![("communicator", label.clone())], sums.get(at).copied().unwrap_or(0))
-            };
-            family(encoder, kind, name, help, &self.communicators.iter().map(one).collect())?;
+        let labels = |label: &String| vec![("communicator", label.clone())];
+        for (at, (name, help)) in counters.iter().enumerate() {
+            let one =
+                |(label, told): (&String, &Told)| (labels(label), told.sums.get(at).copied().unwrap_or(0));
+            family(encoder, &Kind::Counter, name, help, &self.communicators.iter().map(one).collect())?;
         }
+        let living = self.communicators.iter();
+        let medians = living.filter_map(|(label, told)| Some((labels(label), told.median_ns?))).collect();
+        let help = "Median of the last 64 operations' durations; summed in other";
+        family(encoder, &Kind::Gauge, "operation_median_nanoseconds", help, &medians)?;
         let count = vec![(Vec::new(), self.reading.communicators.len() as u64)];
         family(encoder, &Kind::Gauge, "communicators", "Communicators of this agent", &count)
     }
@@ -226,6 +178,8 @@ impl Told {
             ("marks", gaps.marks),
             ("records", gaps.records),
             ("gaps", gaps.count),
+            ("unlisted", gaps.unlisted),
+            ("ends", gaps.ends),
         ];
         let lost = lost.map(|(what, count)| (vec![("what", what.to_owned())], count)).to_vec();
         family(encoder, &Kind::Counter, "telemetry_lost", "What was lost on the way, by what", &lost)?;
@@ -251,52 +205,92 @@ impl Told {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::own::Traffic;
+    use crate::telemetry::own::{Formed, Own};
+    use crate::telemetry::series::COMMUNICATORS;
+    use harmonaize_events::{Mark, MarkKind};
+
+    /// A communicator with this number comes, and codes an operation that saves five bytes.
+    fn come(own: &mut Own, communicator: u64) {
+        let formed = Formed {
+            communicator,
+            tenant: "a".into(),
+            name: format!("job \"{communicator}\"\n"),
+            ranks: vec![0],
+            epoch: 1,
+            participant: 0,
+            flows: Vec::new(),
+        };
+        own.formed(&formed, 1, &[], &mut Vec::new());
+        let kind = MarkKind::Coded as u32;
+        own.mark(&Mark { communicator, kind, bytes: 5, ..Mark::default() });
+        for (kind, segment) in [
+            (MarkKind::Aggregated, 0),
+            (MarkKind::Aggregated, 1),
+            (MarkKind::Aggregated, 2),
+            (MarkKind::GivenUp, 0),
+        ] {
+            own.mark(&Mark { communicator, kind: kind as u32, segment, ..Mark::default() });
+        }
+    }
+
+    fn scrape(own: &Own) -> String {
+        let (communicators, series) = (own.communicators().clone(), own.series());
+        text(Arc::new(Reading { communicators, series, ..Reading::default() })).unwrap()
+    }
+
+    fn series(text: &str, name: &str) -> BTreeMap<String, u64> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(&format!("harmonaize_{name}{{")));
+        lines
+            .map(|line| line.rsplit_once(' ').unwrap())
+            .map(|(l, v)| (l.into(), v.parse().unwrap()))
+            .collect()
+    }
 
     #[test]
     fn series_are_few_however_many_communicators_come_and_go() {
-        let labels = Labels::default();
-        let scrape = |names: std::ops::Range<u64>| {
-            let traffic = |name: u64| Traffic {
-                tenant: "a".into(),
-                name: format!("job \"{name}\"\n"),
-                operations: 1,
-                coded: 1,
-                saved_bytes: 5,
-                ..Traffic::default()
-            };
-            let communicators = names.map(|name| (name, traffic(name))).collect();
-            text(Arc::new(Reading { communicators, ..Reading::default() }), &labels).unwrap()
-        };
-        let operations = |text: &str| -> Vec<String> {
-            let lines = text.lines().filter(|line| line.starts_with("harmonaize_operations_total{"));
-            lines.map(str::to_owned).collect()
-        };
-        let other = |series: &str| format!("\nharmonaize_{series}{{communicator=\"other\"}} ");
-        let told = scrape(0..60);
-        for (series, sum) in [
+        let mut own = Own::default();
+        (0..60).for_each(|number| come(&mut own, number));
+        let told = scrape(&own);
+        for (name, sum) in [
             ("operations_coded_total", 10),
             ("operations_coded_refused_total", 0),
             ("tensor_bytes_saved_total", 50),
+            ("operations_aggregated_total", 30),
+            ("operations_fallback_total", 20),
+            ("aggregation_given_up_total", 10),
         ] {
-            assert!(told.contains(&format!("{}{sum}\n", other(series))), "{series}: {told}");
+            let told = series(&told, name);
+            assert_eq!(told.len(), COMMUNICATORS + 1, "{told:?}");
+            assert_eq!(told["communicator=\"other\"}"], sum, "{name}");
         }
-        let first = operations(&scrape(0..60));
-        assert_eq!(first.len(), COMMUNICATORS + 1, "{first:?}");
-        assert!(
-            first.contains(&"harmonaize_operations_total{communicator=\"other\"} 10".to_owned()),
-            "{first:?}"
-        );
-        assert!(
-            first.contains(&"harmonaize_operations_total{communicator=\"a/job__7__\"} 1".to_owned()),
-            "{first:?}"
-        );
-        // The first keep their names; whoever comes later has none.
-        let later = operations(&scrape(49..1_049));
-        assert_eq!(later.len(), 2, "{later:?}");
-        assert!(
-            later.contains(&"harmonaize_operations_total{communicator=\"other\"} 999".to_owned()),
-            "{later:?}"
-        );
+        let first = series(&told, "tensor_bytes_saved_total");
+        assert_eq!(first["communicator=\"a/job__7__\"}"], 5, "{first:?}");
+        // The first keep their names, and what they came to; whoever comes later has none.
+        (0..49).for_each(|number| own.ended(number, 2, &[], &mut Vec::new()));
+        (60..1_049).for_each(|number| come(&mut own, number));
+        let told = scrape(&own);
+        let later = series(&told, "tensor_bytes_saved_total");
+        assert_eq!(later.len(), COMMUNICATORS + 1, "{later:?}");
+        assert_eq!(later["communicator=\"other\"}"], 999 * 5, "{later:?}");
+        // Medians are of those that live.
+        assert_eq!(series(&told, "operation_median_nanoseconds").len(), 2);
+    }
+
+    #[test]
+    fn counters_never_fall() {
+        let mut own = Own::default();
+        let mut before = BTreeMap::new();
+        for round in 0_u64..200 {
+            come(&mut own, round % 120);
+            if round % 3 > 0 {
+                own.ended(round * 7 % 120, 2, &[], &mut Vec::new());
+            }
+            let now = series(&scrape(&own), "tensor_bytes_saved_total");
+            for (label, value) in &before {
+                assert!(now.get(label) >= Some(value), "round {round}: {label} {value}: {now:?}");
+            }
+            assert_eq!(now.values().sum::<u64>(), (round + 1) * 5);
+            before = now;
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Own communicators: which flows carry them, and what their marks add up to.
 
+use crate::telemetry::series::Series;
 use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Label, Owner, Record};
@@ -7,6 +8,7 @@ use harmonaize_events::{Direction, FlowKey, Mark, MarkKind, Protocol};
 use harmonaize_transport::Flow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// Operations that the median is taken over.
 const LATELY: usize = 64;
@@ -55,6 +57,12 @@ pub struct Traffic {
     pub refused: u64,
     /// What they sent less than exact ones would have.
     pub saved_bytes: u64,
+    /// Operations that an aggregator was to sum.
+    pub aggregated: u64,
+    /// Of those, the ones of which hosts did some.
+    pub fallback: u64,
+    /// Sessions with an aggregator that this agent gave up.
+    pub given_up: u64,
     /// How long each of the last operations took.
     pub lately_ns: VecDeque<u64>,
 }
@@ -74,6 +82,8 @@ pub(crate) struct Own {
     communicators: BTreeMap<u64, Traffic>,
     /// By the flow's key with interface 0: it is the same on each.
     owners: HashMap<FlowKey, Owner>,
+    /// What metrics tell of communicators that are over, too.
+    series: Arc<Series>,
 }
 
 impl Own {
@@ -83,6 +93,10 @@ impl Own {
 
     pub(crate) fn owners(&self) -> &HashMap<FlowKey, Owner> {
         &self.owners
+    }
+
+    pub(crate) fn series(&self) -> Arc<Series> {
+        Arc::clone(&self.series)
     }
 
     /// Whose connection takes a path; none where it is nobody's any more.
@@ -107,6 +121,7 @@ impl Own {
         interfaces: &[u32],
         into: &mut Vec<Record>,
     ) {
+        Arc::make_mut(&mut self.series).begun(&formed.tenant, &formed.name);
         let traffic = self.communicators.entry(formed.communicator).or_default();
         traffic.tenant.clone_from(&formed.tenant);
         traffic.name.clone_from(&formed.name);
@@ -143,7 +158,9 @@ impl Own {
         interfaces: &[u32],
         into: &mut Vec<Record>,
     ) {
-        self.communicators.remove(&communicator);
+        if let Some(traffic) = self.communicators.remove(&communicator) {
+            Arc::make_mut(&mut self.series).ended(&traffic);
+        }
         self.drop_where(now_ns, interfaces, into, |owner| owner.communicator == communicator);
     }
 
@@ -162,6 +179,11 @@ impl Own {
                 traffic.refused += u64::from(mark.channel != 0);
                 traffic.saved_bytes += mark.bytes;
             }
+            Some(MarkKind::Aggregated) => {
+                traffic.aggregated += 1;
+                traffic.fallback += u64::from(mark.segment != 0);
+            }
+            Some(MarkKind::GivenUp) => traffic.given_up += 1,
             _ => {}
         }
     }
@@ -322,6 +344,11 @@ mod tests {
         }
         let traffic = &own.communicators()[&7];
         assert_eq!((traffic.coded, traffic.refused, traffic.saved_bytes), (3, 1, 33));
+        for (kind, segment) in [(8, 0), (8, 5), (8, 0), (9, 0)] {
+            own.mark(&Mark { communicator: 7, kind, segment, ..Mark::default() });
+        }
+        let traffic = &own.communicators()[&7];
+        assert_eq!((traffic.aggregated, traffic.fallback, traffic.given_up), (3, 1, 1));
         assert_eq!(own.communicators().len(), 1);
     }
 }

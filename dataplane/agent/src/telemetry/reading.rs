@@ -5,6 +5,7 @@ use crate::telemetry::finding::Late;
 use crate::telemetry::gaps::Gaps;
 use crate::telemetry::links::Measured;
 use crate::telemetry::own::Traffic;
+use crate::telemetry::series::Series;
 use harmonaize_analysis::congestion::Congestion;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::Job;
@@ -38,6 +39,8 @@ pub struct Reading {
     pub owners: Arc<HashMap<FlowKey, Owner>>,
     /// Own communicators.
     pub communicators: BTreeMap<u64, Traffic>,
+    /// What metrics tell of communicators, those that ended too.
+    pub series: Arc<Series>,
     /// Own operations that have begun and not ended, oldest first.
     pub operations: Vec<Operation>,
     /// How links stand that something crossed lately.

@@ -1,4 +1,4 @@
-//! The same analysis on a recorded trace.
+//! The same analysis on recorded traces: of one host, or of several together.
 
 use crate::telemetry::analysis::Analysis;
 use crate::telemetry::finding::Finding;
@@ -9,25 +9,60 @@ use harmonaize_analysis::trace::{self, Record, Replayed};
 ///
 /// # Errors
 /// The bytes are no trace, or end within a record.
-pub fn replay(bytes: &[u8], mut with: impl FnMut(&Finding, &Names)) -> Result<Replayed, trace::Error> {
-    let (mut analysis, mut names) = (Analysis::default(), Names::default());
-    let (mut offset_ns, mut now_ns) = (0, 0);
-    let mut tell = |analysis: &mut Analysis, names: &Names, time_ns, offset_ns| {
-        for found in analysis.found() {
-            with(&Finding { time_ns, offset_ns, found }, names);
-        }
-    };
-    let replayed = trace::replay(bytes, |record| {
-        if let Record::Observer(observer) = record {
-            offset_ns = observer.realtime_offset_ns;
-        }
-        names.take(record);
-        now_ns = record.time_ns().max(now_ns);
-        analysis.take(record);
-        analysis.advance(now_ns);
-        tell(&mut analysis, &names, now_ns, offset_ns);
-    })?;
-    analysis.finish();
-    tell(&mut analysis, &names, now_ns, offset_ns);
+pub fn replay(bytes: &[u8], with: impl FnMut(&Finding, &Names)) -> Result<Replayed, trace::Error> {
+    let mut replay = Replay::new(with);
+    let replayed = trace::replay(bytes, |record| replay.take(record))?;
+    replay.end();
     Ok(replayed)
+}
+
+/// The same of several hosts' records, made one by [`trace::merge`]: foreign jobs as all the hosts together show them, each host's
+/// operations, and the congestion of the host that speaks first.
+pub fn replay_merged(records: &[Record], with: impl FnMut(&Finding, &Names)) {
+    let mut replay = Replay::new(with);
+    records.iter().for_each(|record| replay.take(record));
+    replay.end();
+}
+
+struct Replay<F> {
+    with: F,
+    analysis: Analysis,
+    names: Names,
+    /// The host that spoke first: indices of interfaces are its own.
+    host: Option<u64>,
+    named: bool,
+    offset_ns: i64,
+    now_ns: u64,
+}
+
+impl<F: FnMut(&Finding, &Names)> Replay<F> {
+    fn new(with: F) -> Self {
+        let (analysis, names) = (Analysis::default(), Names::default());
+        Self { with, analysis, names, host: None, named: true, offset_ns: 0, now_ns: 0 }
+    }
+
+    fn take(&mut self, record: &Record) {
+        if let Record::Observer(observer) = record {
+            self.offset_ns = observer.realtime_offset_ns;
+            self.named = *self.host.get_or_insert(observer.host) == observer.host;
+        }
+        if self.named {
+            self.names.take(record);
+        }
+        self.now_ns = record.time_ns().max(self.now_ns);
+        self.analysis.take(record);
+        self.analysis.advance(self.now_ns);
+        self.tell();
+    }
+
+    fn end(mut self) {
+        self.analysis.finish();
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        for found in self.analysis.found() {
+            (self.with)(&Finding { time_ns: self.now_ns, offset_ns: self.offset_ns, found }, &self.names);
+        }
+    }
 }

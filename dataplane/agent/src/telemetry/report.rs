@@ -7,10 +7,10 @@ use crate::telemetry::reading::Reading;
 use crate::telemetry::words::{self, Clock};
 use crate::telemetry::{Handle, view};
 use harmonaize_analysis::congestion::State;
-use harmonaize_analysis::marks::Operation;
+use harmonaize_analysis::marks::{Operation, RankCall};
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
@@ -25,6 +25,7 @@ const STRAGGLERS: usize = 64;
 const OPERATIONS: usize = 256;
 const ENDS: usize = 1024;
 const OF_ONE: usize = 64;
+const OPEN: usize = 64;
 /// How often what was found is gathered: who is woken for each operation takes more time than it is worth.
 const GATHERED: Duration = Duration::from_millis(50);
 /// Operations that are remembered until the next report.
@@ -145,6 +146,21 @@ fn tellable(operation: &Operation) -> bool {
     operation.whole && ended && operation.ranks.len() <= ENDS && operation.edges.len() <= ENDS
 }
 
+/// Of each communicator the operation that has run longest, if its ranks here had all called it by `before_ns` and not all have ended it. Oldest
+/// first.
+fn open(now: &Reading, before_ns: u64) -> Vec<v1::Operation> {
+    let mut communicators = BTreeSet::new();
+    let stands = |one: &&Operation| {
+        let called = |rank: &RankCall| rank.called_ns.is_some_and(|at| at <= before_ns);
+        let runs = one.ranks.iter().any(|rank| rank.ended_ns.is_none());
+        one.whole && runs && one.ranks.len() <= ENDS && one.ranks.iter().all(called)
+    };
+    let open = now.operations.iter().filter(stands);
+    let open = open.filter(|one| communicators.insert(one.communicator)).take(OPEN);
+    let told = |one| v1::Operation { edges: Vec::new(), ..words::operation(one, Clock(now.offset_ns)) };
+    open.map(told).collect()
+}
+
 /// Of a communicator's operations at most so many, evenly by number: those that the least sufficient power of two divides.
 fn chosen(operations: &[Arc<Finding>], most: usize) -> Vec<&Operation> {
     let all: Vec<&Operation> = operations
@@ -167,6 +183,23 @@ fn chosen(operations: &[Arc<Finding>], most: usize) -> Vec<&Operation> {
     all.into_iter().take(most).collect()
 }
 
+/// The operations of each communicator, and how many of them are told: of what is left as much as of those that come after it, so that
+/// nobody's go untold because others are busy. Where there are more communicators than are told of, others are left out in
+/// another `second`, the same by all agents' clocks.
+fn shares(operations: &BTreeMap<u64, Vec<Arc<Finding>>>, second: u64) -> Vec<(&[Arc<Finding>], usize)> {
+    let count = operations.len();
+    let first = usize::try_from(second % count.max(1) as u64).unwrap_or(0);
+    let mut left = OPERATIONS;
+    let turned = operations.values().cycle().skip(first).take(count).enumerate();
+    turned
+        .map(|(place, of_one)| {
+            let room = (left / (count - place)).max(1).min(left).min(OF_ONE);
+            left -= room.min(of_one.len());
+            (of_one.as_slice(), room)
+        })
+        .collect()
+}
+
 impl Reports {
     fn next(&mut self, now: Arc<Reading>, names: &Names) -> v1::TelemetryReport {
         self.sequence += 1;
@@ -182,10 +215,9 @@ impl Reports {
             Found::Congestion(found) => Some(words::congestion(found, names, Clock(finding.offset_ns))),
             _ => None,
         });
-        let mut operations = Vec::new();
-        let mut left_out = pending.left_out;
-        for of_one in pending.operations.values() {
-            let room = OF_ONE.min(OPERATIONS - operations.len());
+        let (mut operations, mut left_out) = (Vec::new(), pending.left_out);
+        let second = realtime_ns(now.time_ns, now.offset_ns) / 1_000_000_000;
+        for (of_one, room) in shares(&pending.operations, second) {
             let kept = chosen(of_one, room);
             left_out += (of_one.len() - kept.len()) as u64;
             operations.extend(kept.into_iter().map(|one| words::operation(one, Clock(now.offset_ns))));
@@ -201,10 +233,12 @@ impl Reports {
             changes: changes.collect(),
             stragglers,
             operations,
+            open: open(&now, self.before.time_ns),
             flows_known: now.flows_known,
             losses: Some(view::losses(&now)),
             cost: Some(view::cost(&self.before, &now)),
             operations_left_out: left_out,
+            begun_ns: now.time_ns.saturating_sub(now.uptime_ns),
         };
         self.before = now;
         report
@@ -216,7 +250,7 @@ mod tests {
     use super::*;
 
     fn finding(operation: u64) -> Arc<Finding> {
-        let ranks = vec![harmonaize_analysis::marks::RankCall {
+        let ranks = vec![RankCall {
             rank: 0,
             called_ns: Some(5),
             ended_ns: Some(9),
@@ -229,6 +263,7 @@ mod tests {
             communicator: 7,
             operation,
             participant: 0,
+            collective: Some(4),
             epochs: (1, 1),
             began_ns: 5,
             ended_ns: 9,
@@ -251,6 +286,58 @@ mod tests {
         assert_eq!(numbers(0..64), (0..64).collect::<Vec<_>>());
         assert_eq!(numbers(0..1_000), (0..1_000).step_by(16).collect::<Vec<_>>());
         assert_eq!(numbers(3..1_003), (16..1_003).step_by(16).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn each_communicator_is_told_of_however_busy_others_are() {
+        let told = |communicators: u64, each: u64, second| -> Vec<usize> {
+            let of = |_| (0..each).map(finding).collect::<Vec<_>>();
+            let operations = (0..communicators).map(|id| (id, of(id))).collect();
+            shares(&operations, second).into_iter().map(|(of_one, room)| chosen(of_one, room).len()).collect()
+        };
+        for second in [0, 1, 12_345] {
+            assert_eq!(told(1, 1_000, second), [64 - 1]);
+            assert!(told(6, 1_000, second).iter().all(|count| (16..=64).contains(count)));
+            assert_eq!(told(256, 1_000, second), [1; 256]);
+            let many = told(300, 1_000, second);
+            assert_eq!(
+                (many.iter().sum::<usize>(), many.iter().filter(|count| **count == 0).count()),
+                (256, 44)
+            );
+        }
+        // Who has little to tell leaves its room to those that come after it.
+        let mut operations: BTreeMap<u64, Vec<Arc<Finding>>> =
+            (0..7).map(|id| (id, vec![finding(id)])).collect();
+        operations.insert(7, (0..1_000).map(finding).collect());
+        assert_eq!(shares(&operations, 0).last().map(|(_, room)| *room), Some(OF_ONE));
+        assert!(shares(&BTreeMap::new(), 7).is_empty());
+    }
+
+    #[test]
+    fn what_has_run_longest_is_told_before_it_ends() {
+        let open = |communicator, operation, called_ns, ended_ns| {
+            let found = finding(operation);
+            let Found::Operation(found) = &found.found else { panic!("{found:?}") };
+            let mut found = found.clone();
+            let second = RankCall { rank: 1, called_ns: Some(called_ns), ended_ns, ..found.ranks[0] };
+            found.ranks.push(second);
+            Operation { communicator, whole: operation != 9, ..found }
+        };
+        let mut now = Reading { time_ns: 3_000, offset_ns: 1_000, ..Reading::default() };
+        now.operations = vec![
+            open(7, 1, 900, Some(950)), // ended, and about to be told
+            open(7, 9, 901, None),      // something of it was lost
+            open(7, 2, 910, None),
+            open(7, 3, 920, None),   // after one that was open longer
+            open(8, 0, 1_001, None), // called after the last report
+        ];
+        let told = super::open(&now, 1_000);
+        assert_eq!(told.len(), 1);
+        assert_eq!((told[0].communicator, told[0].operation, told[0].collective), (7, 2, Some(4)));
+        let times: Vec<_> = told[0].ranks.iter().map(|rank| (rank.called_ns, rank.ended_ns)).collect();
+        assert_eq!(times, [(1_005, 1_009), (1_910, 0)]);
+        now.operations = (0..100).map(|number| open(number, 0, 900, None)).collect();
+        assert_eq!(super::open(&now, 1_000).len(), OPEN);
     }
 
     #[test]

@@ -86,8 +86,13 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Makes the file, in place of one that is there.
+    /// Makes the file. One that is there, of the agent before, is kept under its name with `.1` behind it, in place of the one before.
     pub(crate) fn begin(path: &Path) -> anyhow::Result<(Self, Tap)> {
+        if std::fs::metadata(path).is_ok_and(|known| known.is_file() && known.len() > 0) {
+            let mut kept = path.as_os_str().to_owned();
+            kept.push(".1");
+            std::fs::rename(path, &kept).with_context(|| format!("cannot keep {}", path.display()))?;
+        }
         let file = File::create(path).with_context(|| format!("cannot write to {}", path.display()))?;
         let (to, from) = parts();
         let thread = std::thread::Builder::new()
@@ -153,6 +158,30 @@ mod tests {
         assert_eq!(read[written as usize..], [Record::Lost(lost), event(written + 100)]);
         drop(from);
         assert!(!tap.flush());
+    }
+
+    #[test]
+    fn a_restart_keeps_the_trace_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.trace");
+        for time in 1..=3 {
+            let (recording, mut tap) = Recording::begin(&path).unwrap();
+            assert_eq!(tap.write(&event(time)), 0);
+            assert!(tap.flush());
+            drop(tap);
+            recording.end();
+        }
+        let times = |name: &str| {
+            let mut times = Vec::new();
+            let bytes = std::fs::read(folder.path().join(name)).unwrap();
+            replay(&bytes, |record| times.push(record.time_ns())).unwrap();
+            times
+        };
+        assert_eq!((times("run.trace"), times("run.trace.1")), (vec![3], vec![2]));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+        // What is no file stays.
+        drop(Recording::begin(Path::new("/dev/null")).unwrap());
+        assert!(!Path::new("/dev/null.1").exists());
     }
 
     #[test]

@@ -37,15 +37,16 @@ const COMMANDS: usize = 256;
 /// Events, and marks, that are taken in a row.
 const EVENTS: usize = 4096;
 const MARKS: usize = 16384;
-/// Shares of a core, as one part of so many, that the kinds of work may take: looking at flows under way, reading all
-/// flows, waking for events (the rest of whose cost nobody can choose), and looking closely. Together 0.85%: what this
-/// thread takes, operations wait for, where all cores are busy.
-const LOOKS: u32 = 333;
+/// Shares of a core, as one part of so many, that the kinds of work may take: looking at flows under way that move much, at all under way,
+/// reading all flows, waking for events, and looking closely. Together 1.25%: what this thread takes, operations wait for, where all cores
+/// are busy. Beside it, where they are not, what marks and events cost to be taken in, which nobody can choose.
+const LOOKS: u32 = 166;
+const WHOLES: u32 = 1000;
 const READINGS: u32 = 1000;
 const WAKES: u32 = 400;
 const CLOSE_LOOKS: u32 = 500;
-/// Where processors have no time to spare, looking takes one part in so many of its share, none of it closely, and events
-/// gather so many times longer.
+/// Where processors have no time to spare, looking takes one part in so many of its share, at the few that move much the square of it, none of it
+/// closely, and events gather so many times longer.
 const THRIFT: u32 = 2;
 /// Processor time that waking for events may save up, and owe: so long events are acted on at once.
 const SAVED: Duration = Duration::from_micros(500);
@@ -62,7 +63,8 @@ const QUIET_NS: u64 = 200_000_000;
 const ROUND: Duration = Duration::from_secs(1);
 /// How often it is looked at, while awake, whether processors have time to spare.
 const SPARE: Duration = Duration::from_millis(200);
-/// How often all flows are read, at most and at least.
+/// How often all flows under way are looked at, at most and at least; and all flows read.
+const WHOLE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 const READ_ALL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Without a record, analysis hears of the time so often.
 const TICK_NS: u64 = 1_000_000;
@@ -138,6 +140,7 @@ struct Thread {
     own: Own,
     gaps: Gaps,
     look: Pace,
+    whole: Pace,
     read_all: Pace,
     round_ns: u64,
     wakes: Credit,
@@ -205,6 +208,7 @@ impl Thread {
             own: Own::default(),
             gaps: Gaps::default(),
             look: Pace::new(LOOKS, setup.interval, longest),
+            whole: Pace::new(WHOLES, WHOLE.0, WHOLE.1),
             read_all: Pace::new(READINGS, READ_ALL.0, READ_ALL.1),
             round_ns: 0,
             wakes: Credit::new(WAKES, SAVED),
@@ -292,18 +296,22 @@ impl Thread {
     /// Takes in what has come and hands it on, then looks at what is due.
     fn turn(&mut self) {
         let now_ns = monotonic_ns();
+        let mut woke = self.spent();
         self.gather();
         self.merge();
         self.take_in();
+        // What has come costs as much to take in however often that is done: it makes no look dearer, but where all cores are busy.
+        let took = self.spent();
         let looks = self.is_busy(now_ns) && now_ns >= self.look_ns(now_ns);
         if looks {
-            // What came meanwhile is taken in at the looks' expense: nothing else would bound how often that is.
+            // To have woken is at the look's expense: nothing else would bound how often that is.
             self.wakes.used(now_ns, Duration::ZERO);
-            self.look_around(now_ns);
+            woke += if self.scarce { took } else { Duration::ZERO };
+            self.look_around(now_ns, woke);
         } else {
             self.conclude(now_ns);
             let spent = self.spent();
-            self.wakes.used(now_ns, spent);
+            self.wakes.used(now_ns, woke + took + spent);
         }
         if self.is_busy(now_ns) {
             self.read_if_due(now_ns);
@@ -371,16 +379,20 @@ impl Thread {
         }
     }
 
-    /// Looks at flows under way. What analysis takes for them counts, too.
-    fn look_around(&mut self, now_ns: u64) {
-        let close = !self.look.is_due(now_ns);
-        if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, &mut self.records) {
+    /// Looks at flows under way, for which it `woke`. What analysis takes for them counts, too.
+    fn look_around(&mut self, now_ns: u64, woke: Duration) {
+        let (close, whole) = (!self.look.is_due(now_ns), self.whole.is_due(now_ns));
+        if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, whole, &mut self.records) {
             failed("looking at flows", &error);
         }
         self.read_totals(now_ns);
         self.hand_on(now_ns);
-        let spent = self.spent();
+        let mut spent = woke + self.spent();
         self.looked_ns = now_ns;
+        if whole {
+            // Else a look at all would put off those at the few that move much.
+            self.whole.done(now_ns, std::mem::take(&mut spent));
+        }
         if close {
             self.close.used(now_ns, spent);
         } else {
@@ -415,7 +427,8 @@ impl Thread {
     fn save(&mut self, now_ns: u64) {
         self.scarce = self.spare.is_scarce();
         let thrift = if self.scarce { THRIFT } else { 1 };
-        self.look.save(thrift);
+        self.look.save(thrift * thrift);
+        self.whole.save(thrift);
         self.read_all.save(thrift);
         self.spare_ns = now_ns.saturating_add(nanoseconds(SPARE));
     }
@@ -434,6 +447,7 @@ impl Thread {
                     events: losses.events,
                     flows: self.looks.flows().evicted,
                     ambiguous: losses.ambiguous,
+                    unlisted: losses.unlisted,
                     marks: self.marks.as_ref().map_or(0, MarkReader::lost),
                     ..Gaps::default()
                 };

@@ -227,6 +227,8 @@ pub(crate) fn losses(now: &Reading) -> v1::TelemetryLosses {
         marks: now.gaps.marks,
         records: now.gaps.records,
         gaps: now.gaps.count,
+        unlisted: now.gaps.unlisted,
+        ends: now.gaps.ends,
     }
 }
 

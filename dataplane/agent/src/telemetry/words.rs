@@ -55,6 +55,7 @@ pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
         ranks: ranks.collect(),
         edges: operation.edges.iter().map(edge).collect(),
         participant: operation.participant,
+        collective: operation.collective,
         first_epoch: operation.epochs.0.into(),
         last_epoch: operation.epochs.1.into(),
         segments: operation.segments,

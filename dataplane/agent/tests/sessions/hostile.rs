@@ -123,6 +123,31 @@ fn requests_about_strangers_communicators_go_nowhere() {
     assert!(!stub.knobs.log.lock().unwrap().iter().any(|line| line.contains("left")));
 }
 
+/// Answers that nobody reads hold up the connection that they are for, and nobody else.
+#[test]
+fn who_asks_and_never_reads_is_held_up_alone() {
+    let stub = Stub::start();
+    let client = good(&stub);
+    let (mut stream, _descriptors) = attach(&stub, Access::Mapped);
+    stream.set_nonblocking(true).unwrap();
+    let requests = encode(&Request::Detail { id: 1, communicator: 2 }).unwrap().repeat(1000);
+    let (mut written, mut held_up) = (0, 0);
+    while held_up < 20 {
+        match stream.write(&requests[written % requests.len()..]) {
+            Ok(bytes) => (written, held_up) = (written + bytes, 0),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                held_up += 1;
+                works(&client);
+            }
+            Err(error) => panic!("after {written} bytes: {error}"),
+        }
+        assert!(written < 64 << 20, "the agent takes requests whose answers nobody reads");
+    }
+    drop(stream);
+    stub.knobs.expect("detached 2");
+    works(&client);
+}
+
 #[test]
 fn a_corrupt_ring_ends_its_attachment_alone() {
     let stub = Stub::start();

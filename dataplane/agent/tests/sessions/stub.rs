@@ -314,7 +314,8 @@ impl Engine {
             // Who only asks finds nobody to ask.
             Question::Negotiate { communicator, propose, reply } => {
                 self.knobs.say(format!("negotiates for {communicator}"));
-                if let Some(constraints) = propose {
+                // What makes no sense finds nobody either.
+                if let Some(constraints) = propose.filter(|propose| propose.weight == 2) {
                     let agreement = Agreement { number: 3, constraints, ..Agreement::default() };
                     let _ = reply.send(Ok(Negotiated::Agreed(agreement)));
                 }

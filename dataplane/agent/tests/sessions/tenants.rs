@@ -401,7 +401,7 @@ fn budgets_are_looked_at_before_anybody_hears_of_them() {
 }
 
 #[test]
-fn constraints_are_looked_at_before_anybody_hears_of_them() {
+fn constraints_that_make_no_sense_are_refused_also_while_nobody_can_be_asked() {
     let stub = Stub::start();
     let (client, _comm) = attach(&stub, Access::Mapped);
     let clauses = |constraints: &Constraints| -> Vec<Clause> {

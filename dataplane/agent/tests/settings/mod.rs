@@ -20,6 +20,7 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         most_communicators: 8,
         telemetry_interval: Duration::from_secs(1),
         replan: true,
+        turns: true,
         compression: true,
         direct: Default::default(),
         terms: Default::default(),

@@ -88,10 +88,12 @@ fn what_happens_is_in_the_trace_with_what_was_lost() {
     pass(&fake, key(7, 2), 100);
     wait("both flows are known", || read(&handle).flows_known == 2);
     fake.scene().losses.events = 5;
+    fake.scene().losses.unlisted = 4;
+    fake.scene().endpoints.losses.sockets_unplaced = 2;
     fake.scene().flows.evicted = 3;
     wait("losses are counted", || {
         let gaps = read(&handle).gaps;
-        (gaps.events, gaps.flows) == (5, 3)
+        (gaps.events, gaps.flows, gaps.unlisted, gaps.ends) == (5, 3, 4, 2)
     });
     // Replaced by another of its name, then gone, then back.
     fake.scene().interfaces.insert("made0".into(), 9);

@@ -2,13 +2,17 @@
 
 use crate::own::namespaces;
 use crate::whole::LIMIT;
+use harmonaize_analysis::trace::{self, Record};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
+use xtask::bench::telemetry::found::{held, period_error};
+use xtask::bench::telemetry::truth::{Injection, Span, Truth};
 use xtask::namespace::Namespace;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_harmonaize-agent");
@@ -126,15 +130,82 @@ fn foreign_traffic_is_observed_while_an_interface_goes_and_comes_back() {
     // Nothing is left on the interface: the same can begin again.
     let again = Observing::begin(&near, &["--duration", "200ms"]);
     again.line("all that are up are observed", |line| line["links"][0]["interface"] == "wire");
+    drop(again);
+    let early = Observing::begin(&near, &["--xdp", "--run-time"]);
+    early.line("it has begun", |line| line["links"][0]["interface"] == "wire");
+    let shown = near.enter(|| Command::new("ip").args(["-o", "link", "show", "wire"]).output());
+    assert!(String::from_utf8(shown.unwrap().unwrap().stdout).unwrap().contains("xdp"));
+    send(&near, &far, 1_000_000);
+    let answered = |line: &Value| line["links"][0]["ingress"]["tcp_packets"].as_u64() > Some(2);
+    let line = early.line("answers are counted before the stack", answered);
+    let ran = |program: &Value| program["program"] == "count_early" && program["runs"].as_u64() > Some(2);
+    assert!(line["cost"].as_array().is_some_and(|programs| programs.iter().any(ran)), "{line}");
+    early.interrupt();
 
     let replayed = Command::new(PROGRAM).args(["observe", "--json", "--replay", record]).output().unwrap();
     assert!(replayed.status.success(), "{replayed:?}");
     let said = String::from_utf8(replayed.stderr).unwrap();
     assert!(said.contains("replayed") && !said.contains("ends within"), "{said}");
-    for line in String::from_utf8(replayed.stdout).unwrap().lines() {
-        let finding: Value = serde_json::from_str(line).unwrap();
-        assert!(finding["kind"] == "congestion" || finding["kind"] == "phase", "{finding}");
+    // What passed is no training: the only thing that may be found of it is how congested the link is.
+    for finding in lines(&replayed.stdout) {
+        assert_eq!(finding["kind"], "congestion", "{finding}");
     }
+}
+
+fn lines(printed: &[u8]) -> Vec<Value> {
+    let text = std::str::from_utf8(printed).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// What is found in the recorded traces of a run's hosts together, with the truth about it and what its times are ahead.
+fn replayed(run: &str) -> (Vec<Value>, Truth, u64) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces").join(run);
+    let truth = Truth::read(&folder.join("truth.json")).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["observe", "--json"]);
+    for host in 0..truth.places.len() {
+        command.arg("--replay").arg(folder.join(format!("h{host}.trace")));
+    }
+    let printed = command.output().unwrap();
+    assert!(printed.status.success(), "{printed:?}");
+    let mut offset_ns = None;
+    let first = std::fs::read(folder.join("h0.trace")).unwrap();
+    trace::replay(&first, |record| {
+        if let Record::Observer(observer) = record {
+            offset_ns.get_or_insert(observer.realtime_offset_ns);
+        }
+    })
+    .unwrap();
+    (lines(&printed.stdout), truth, offset_ns.unwrap().try_into().unwrap())
+}
+
+/// The program as it ships finds a foreign training's iterations in the traces of its hosts.
+#[test]
+fn phases_of_a_recorded_training_are_those_of_its_log() {
+    let (found, truth, offset_ns) = replayed("gloo-long");
+    let phases: Vec<&Value> = found.iter().filter(|line| line["kind"] == "phase").collect();
+    assert!(phases.len() >= 100, "{} phases", phases.len());
+    let at = |line: &Value, field: &str| line[field].as_u64().unwrap() - offset_ns;
+    let spans: Vec<Span> = phases
+        .iter()
+        .map(|line| Span { began_ns: at(line, "began_ns"), ended_ns: at(line, "ended_ns") })
+        .collect();
+    let agreement = held(&truth, &spans, 10);
+    assert_eq!((agreement.logged, agreement.matched, agreement.extra), (100, 100, 0), "{agreement:?}");
+    let period = period_error(&truth, &spans, 10).unwrap();
+    assert!(period.abs() < 0.3, "the period is {period}% off");
+    assert!(!found.iter().any(|line| line["kind"] == "straggler"), "{found:?}");
+}
+
+#[test]
+fn the_slow_worker_of_a_recorded_training_is_named() {
+    let (found, truth, _) = replayed("gloo-slow-worker");
+    let [Injection::Compute { rank, by_ns, .. }] = truth.injections[..] else { panic!("{truth:?}") };
+    let late: Vec<&Value> = found.iter().filter(|line| line["kind"] == "straggler").collect();
+    let [late] = late[..] else { panic!("{late:?}") };
+    assert_eq!((&late["why"], &late["ended_ns"]), (&"compute".into(), &Value::Null), "{late}");
+    assert_eq!(late["host"], truth.places[rank].address.to_string());
+    assert!(late["by_ns"].as_u64().unwrap().abs_diff(by_ns) * 10 <= by_ns * 3, "{late}");
 }
 
 #[test]

@@ -95,6 +95,8 @@ pub(crate) struct Node {
     pub(crate) entered: u64,
     /// The earliest timer that is set.
     pub(crate) timer: Option<Duration>,
+    /// Its worker asks whether the aggregator is back.
+    pub(crate) knocks: bool,
 }
 
 pub(crate) fn worker(scenario: &Scenario, worker: u16, key: Key, group: Option<Key>) -> Worker {

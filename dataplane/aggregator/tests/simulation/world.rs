@@ -40,6 +40,8 @@ pub(crate) struct Statistics {
     pub(crate) by_aggregator: u64,
     pub(crate) by_hosts: u64,
     pub(crate) sessions: u64,
+    /// Packets with wrong tags.
+    pub(crate) tag: u64,
     pub(crate) hostile: u64,
     pub(crate) partial: u64,
     pub(crate) again: u64,
@@ -119,6 +121,7 @@ impl World {
             next: 0,
             entered: 0,
             timer: None,
+            knocks: false,
         });
         let mut world = Self {
             nodes: nodes.collect(),
@@ -173,8 +176,10 @@ impl World {
                     self.turn(index);
                 }
                 What::LeaderTimer => {
-                    if let Some((audience, message)) = self.leader.poll(self.now) {
-                        self.tell(audience, message);
+                    if let Some(session) = self.leader.poll(self.now) {
+                        self.nodes[0].worker.begin(self.now, session);
+                        self.nodes[0].knocks = true;
+                        self.turn(0);
                     }
                 }
                 What::Message { from, to, alive, message } => {
@@ -365,11 +370,17 @@ impl World {
                     self.whole(index);
                     self.submit(index);
                 }
+                Event::Ended(_) if std::mem::take(&mut node.knocks) => self.knocked(false),
                 Event::Ended(_) => {
                     let session = node.session;
                     self.message_to(index, 0, Agreement::Ask { session });
                 }
             }
+        }
+        let node = &mut self.nodes[index];
+        if node.knocks && node.worker.is_answered() {
+            node.knocks = false;
+            self.knocked(true);
         }
         let node = &mut self.nodes[index];
         if let Some(due) = node.worker.poll_timeout() {
@@ -378,6 +389,20 @@ impl World {
                 node.timer = Some(due);
                 self.at(due, What::Timer(index));
             }
+        }
+    }
+
+    /// The leader is told whether the aggregator is there.
+    fn knocked(&mut self, there: bool) {
+        match self.leader.knocked(self.now, there) {
+            Some((audience, message)) => self.tell(audience, message),
+            None => self.arm_leader(),
+        }
+    }
+
+    fn arm_leader(&mut self) {
+        if let Some(due) = self.leader.poll_timeout() {
+            self.at(due.max(self.now), What::LeaderTimer);
         }
     }
 
@@ -457,7 +482,7 @@ impl World {
     fn restart(&mut self, index: usize) {
         let worker = new_worker(&self.scenario, index);
         let node = &mut self.nodes[index];
-        node.incarnation += 1;
+        (node.incarnation, node.knocks) = (node.incarnation + 1, false);
         (node.worker, node.session, node.way, node.whole, node.settled, node.next) =
             (worker, 0, None, 0, 0, 0);
         node.memory.written.clear();
@@ -475,9 +500,7 @@ impl World {
             Audience::All => (0..self.nodes.len()).for_each(|index| self.message_to(0, index, message)),
             Audience::One(index) => self.message_to(0, usize::from(index), message),
         }
-        if let Some(due) = self.leader.poll_timeout() {
-            self.at(due.max(self.now), What::LeaderTimer);
-        }
+        self.arm_leader();
     }
 
     fn message_to(&mut self, from: usize, to: usize, message: Agreement) {
@@ -504,6 +527,7 @@ impl World {
             Agreement::Stop { session } => {
                 assert!(session > node.session, "sessions have greater numbers each time");
                 node.worker.stop();
+                node.knocks = false;
                 (node.session, node.way) = (session, None);
                 let (whole, settled) = (node.whole, node.settled);
                 self.message_to(to, 0, Agreement::Stopped { session, whole, settled });

@@ -4,7 +4,7 @@
 use super::memory::{self, POISON};
 use super::network::{Location, Place};
 use super::node::Track;
-use super::scenario::{MICROSECOND, MILLISECOND};
+use super::scenario::MICROSECOND;
 use super::world::{Event, Input, World};
 use harmonaize_abi::{Collective, Signature};
 use harmonaize_core::{Nanos, Segment};
@@ -54,8 +54,29 @@ impl World {
 
     /// A participant notices some time later that its session is over.
     fn end_session(&mut self, p: Participant, epoch: u32, session: u64) {
-        let at = self.now + self.rng.random_range(10 * MICROSECOND..3 * MILLISECOND);
+        let at = self.now + self.rng.random_range(self.scenario.silence.clone());
         self.at(at, Event::Input(p, Input::SessionEnded { epoch, session }));
+    }
+
+    /// One asks for a session that nobody is in.
+    pub(crate) fn knock(&mut self, p: Participant, epoch: u32, session: u64) {
+        let before = self.nodes[p.0 as usize].joined.get(&epoch).map_or(0, |joined| joined.session);
+        assert!(before < session, "sessions have growing numbers");
+        self.statistics.knocks += 1;
+        let there = !self.aggregator.dead;
+        let wait = match there {
+            true => self.scenario.weather.wait(&mut self.rng),
+            false => self.rng.random_range(self.scenario.silence.clone()),
+        };
+        self.at(self.now + wait, Event::Input(p, Input::Knocked { epoch, there }));
+    }
+
+    pub(crate) fn knocked(&mut self, p: Participant, epoch: u32, there: bool) {
+        let core = &mut self.nodes[p.0 as usize].core;
+        match there {
+            true => core.aggregation_answers(Nanos(self.now), epoch),
+            false => core.aggregation_ended(Nanos(self.now), epoch),
+        }
     }
 
     /// The aggregator dies, or comes back: either way it knows none of its sessions any more.

@@ -25,8 +25,9 @@ pub(crate) struct Books {
 
 fn any_coding(rng: &mut ChaCha8Rng) -> Option<Coding> {
     let codec = rng.random_range(0..Codec::NAMED.len()) as u16;
+    let finer = rng.random_bool(0.5).then(|| rng.random_range(0..Codec::NAMED.len()) as u16);
     let most = [None, Some(1e-4), Some(1e-2), Some(0.3)][rng.random_range(0..4)];
-    rng.random_bool(0.8).then_some(Coding { codec, most, exchanges: true, measured: rng.random() })
+    rng.random_bool(0.8).then_some(Coding { codec, finer, most, exchanges: true, measured: rng.random() })
 }
 
 impl Scenario {
@@ -77,6 +78,7 @@ impl World {
         (
             Terms {
                 codec,
+                finer: coding.finer.map(|finer| Codec::NAMED[usize::from(finer)].1),
                 most: coding.most,
                 participants: self.scenario.group.participants(),
                 measured: coding.measured,
@@ -229,9 +231,11 @@ impl World {
             let sent = floats(&memory::expected(self.scenario.seed, operation, rank, signature, ranks));
             let pairs =
                 sent.into_iter().zip(floats(output)).map(|(sent, got)| (f64::from(sent), f64::from(got)));
-            return pairs.fold((0.0, 0.0), |(error, signal), (sent, got)| {
+            let (error, signal) = pairs.fold((0.0_f64, 0.0_f64), |(error, signal), (sent, got)| {
                 (error + (sent - got).powi(2), signal + sent.powi(2))
             });
+            // What is decoded is rounded to f32.
+            return ((error.sqrt() - 6e-8 * signal.sqrt()).max(0.0).powi(2), signal);
         }
         let (mut sum, mut signal) = (vec![0.0; signature.count as usize], 0.0);
         for rank in (0..ranks).map(Rank) {

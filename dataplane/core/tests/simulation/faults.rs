@@ -1,10 +1,13 @@
 //! What may go wrong, as variations of a scenario.
 
-use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, another_plan, any_signature, generator};
+use super::scenario::{
+    Act, Incident, MICROSECOND, MILLISECOND, SECOND, Scenario, Script, Weather, another_plan, any_signature,
+    generator,
+};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::Form;
 use harmonaize_core::{Aggregation, Nanos, Timeouts};
-use harmonaize_plan::{Access, Participant};
+use harmonaize_plan::{Access, Participant, Tuning};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
@@ -82,6 +85,36 @@ impl Scenario {
             };
             self.incidents.push((at, incident));
         }
+        self
+    }
+
+    /// One AllReduce of a second or more by the hosts, with an aggregator or without; times are an agent's.
+    pub(crate) fn long(mut self, aggregated: bool) -> Self {
+        self.plan.tuning = Tuning { segment_bytes: 4096, copy_bytes: 0, ..self.plan.tuning };
+        (self.plan.tuning.chunk_bytes, self.plan.tuning.message_bytes) = (512, 512);
+        (self.plan.channels, self.plan.landing_slots, self.operations) = (4, 2, 1);
+        self.access.fill(Access::Mapped);
+        self.weather = Weather { delay: 5 * MILLISECOND, stalls: 0.0, stall: 0 };
+        let signature = Signature {
+            collective: Collective::AllReduce,
+            dtype: Dtype::U32,
+            reduce: ReduceOp::Sum,
+            root: Rank(0),
+            count: 200_000,
+        };
+        let act = Act { signature, in_place: true };
+        self.scripts.fill(Script { acts: vec![act], leaves: true, depth: 1, think: 0 });
+        self.silence = 150 * MILLISECOND..190 * MILLISECOND;
+        self.plan.aggregation = aggregated.then_some(Aggregation {
+            form: Form::Tensor { dtype: Dtype::U32, op: ReduceOp::Sum },
+            averages: false,
+            least_bytes: 1,
+            at_once: false,
+            broadcasts: None,
+            barriers: false,
+            hold: Nanos(100 * MILLISECOND),
+            most_hold: Nanos(30 * SECOND),
+        });
         self
     }
 

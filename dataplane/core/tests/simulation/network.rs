@@ -73,6 +73,31 @@ impl Weather {
 }
 
 impl World {
+    /// Breaks one of an epoch's new links if that is to happen, before, while or after it is agreed on.
+    pub(crate) fn cut(&mut self, epoch: u32) {
+        let all = self.scenario.group.participants();
+        let Some((_, low, high)) = self.scenario.cut.iter().find(|(cut, ..)| *cut == epoch).copied() else {
+            return;
+        };
+        if low == high || low.0 >= all || self.scenario.carried_by(epoch, low).contains(&high) {
+            return;
+        }
+        let at = self.now + self.rng.random_range(0..3 * MILLISECOND);
+        for (at_end, peer) in [(low, high), (high, low)] {
+            let at = at + self.rng.random_range(0..MILLISECOND);
+            self.at(at, Event::Down { at: at_end, link: epoch, peer });
+        }
+        self.statistics.cut += 1;
+    }
+
+    /// Control hears that somebody cannot prepare an epoch, and tells everybody.
+    pub(crate) fn give_up(&mut self, epoch: u32) {
+        for p in (0..self.scenario.group.participants()).map(Participant) {
+            let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
+            self.at(at, Event::Input(p, Input::Abandon(epoch)));
+        }
+    }
+
     /// Control may say so before the leader has heard it from everybody; to some, later than all else, or never.
     pub(crate) fn all_prepared(&mut self, epoch: u32) {
         let up = self.up.entry(epoch).or_default();

@@ -3,8 +3,9 @@
 use super::aggregator::Joined;
 use super::network::Location;
 use super::scenario::Scenario;
+use super::turns::Asked;
 use super::world::Input;
-use harmonaize_core::{Communicator, Config, EpochPlan, Failure};
+use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -58,6 +59,7 @@ pub(crate) struct Node {
     pub(crate) aggregated: BTreeMap<u16, u64>,
     /// By operation.
     pub(crate) wire: HashMap<u64, u64>,
+    pub(crate) asked: Asked,
 }
 
 /// How one call ended.
@@ -115,7 +117,13 @@ impl Node {
             joined: BTreeMap::new(),
             aggregated: BTreeMap::new(),
             wire: HashMap::new(),
+            asked: Asked::default(),
         }
+    }
+
+    /// When time alone gives it something to do.
+    pub(crate) fn due(&self) -> Option<Nanos> {
+        self.core.next_timeout().into_iter().chain(self.core.held_until()).min()
     }
 
     /// The epoch that the link of `epoch` to a peer was made for.

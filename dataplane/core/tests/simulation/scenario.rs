@@ -1,7 +1,7 @@
 //! What a seed stands for: a group of participants, a plan, what each rank calls, how the network behaves.
 
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
-use harmonaize_core::{EpochPlan, Nanos, Timeouts};
+use harmonaize_core::{EpochPlan, Nanos, Timeouts, Turns};
 use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -53,6 +53,8 @@ pub(crate) enum Incident {
     Aggregator { dead: bool },
     /// Somebody gives its sessions with the aggregator up.
     Despair,
+    /// A participant takes turns by these rules from now on, or none.
+    Turns(Participant, Option<Turns>),
 }
 
 #[derive(Clone, Debug)]
@@ -76,6 +78,8 @@ pub(crate) struct Scenario {
     pub(crate) unlinkable: Vec<(u32, Participant)>,
     /// By epoch: pairs, the lower first, whose links are those of the epoch before.
     pub(crate) carried: Vec<(u32, Participant, Participant)>,
+    /// Within which time an aggregator's silence is noticed.
+    pub(crate) silence: std::ops::Range<u64>,
     /// New links that break soon after they are up.
     pub(crate) cut: Vec<(u32, Participant, Participant)>,
 }
@@ -232,6 +236,7 @@ impl Scenario {
             hostile: None,
             unlinkable: Vec::new(),
             carried: Vec::new(),
+            silence: 10 * MICROSECOND..3 * MILLISECOND,
             cut: Vec::new(),
             plan,
             group,

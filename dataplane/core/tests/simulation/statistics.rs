@@ -23,8 +23,12 @@ pub(crate) struct Statistics {
     /// Of these, those of which somebody had what they come to.
     pub(crate) restored: u64,
     pub(crate) sessions: u64,
+    /// How often it was asked whether one is back.
+    pub(crate) knocks: u64,
     /// Operations that completed in one shot and in two.
     pub(crate) shots: [u64; 2],
+    /// Turns that were asked for, and those that were given before they were over.
+    pub(crate) turns: [u64; 2],
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -45,7 +49,9 @@ impl Statistics {
         self.again += other.again;
         self.restored += other.restored;
         self.sessions += other.sessions;
+        self.knocks += other.knocks;
         self.shots = [0, 1].map(|index| self.shots[index] + other.shots[index]);
+        self.turns = [0, 1].map(|index| self.turns[index] + other.turns[index]);
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -57,7 +63,7 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete ({:?} in one shot and in two), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete ({:?} in one shot and in two), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.shots,
             self.segments,
@@ -72,6 +78,7 @@ impl std::fmt::Display for Statistics {
             self.carried,
             self.cut,
             self.failures,
+            self.turns,
             self.virtual_time as f64 / 1e9,
             self.actions,
         )

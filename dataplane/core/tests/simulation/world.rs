@@ -8,7 +8,7 @@ use super::node::{Node, Outcome, RankState};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
 use harmonaize_abi::Rank;
-use harmonaize_core::{Action, Call, CoreError, EpochPlan, Message, Nanos, Payload, Receipt};
+use harmonaize_core::{Action, Call, CoreError, EpochPlan, Message, Nanos, Payload, Receipt, Turns};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -61,6 +61,9 @@ pub(crate) enum Input {
     Left(Rank),
     Summed(Submitted),
     SessionEnded { epoch: u32, session: u64 },
+    Turns(Option<Turns>),
+    TurnGiven(u64),
+    Knocked { epoch: u32, there: bool },
 }
 
 pub(crate) struct World {
@@ -182,7 +185,9 @@ impl World {
             let event = self.events.remove(&number).unwrap();
             self.now = time;
             if matches!(event, Event::Timer(_)) {
-                let expected = self.faulty || self.lively > 0 || self.all_ended();
+                let held = |node: &Node| node.alive && node.core.held_until().is_some();
+                let waits = self.lively > 0 || self.nodes.iter().any(held);
+                let expected = self.faulty || waits || self.all_ended();
                 assert!(expected, "deadlock:\n{}", self.describe());
             } else {
                 self.lively -= 1;
@@ -232,10 +237,10 @@ impl World {
             Event::Timer(p) => {
                 let now = self.now;
                 let node = &mut self.nodes[p.0 as usize];
-                if node.timer == Some(now) {
+                if node.timer.is_some_and(|timer| timer <= now) {
                     node.timer = None;
                 }
-                if node.alive && !node.closed && node.core.next_timeout().is_some_and(|due| due.0 <= now) {
+                if node.alive && !node.closed && node.due().is_some_and(|due| due.0 <= now) {
                     self.wake(p);
                 } else {
                     self.arm(p);
@@ -286,6 +291,7 @@ impl World {
             }
             Incident::Aggregator { dead } => self.aggregator(dead),
             Incident::Despair => self.despair(),
+            Incident::Turns(p, rules) => self.input(p, Input::Turns(rules)),
             Incident::Inject(p) => {
                 if self.nodes[p.0 as usize].alive {
                     self.inject(p);
@@ -344,7 +350,7 @@ impl World {
         if !node.alive || node.closed {
             return;
         }
-        if let Some(due) = node.core.next_timeout()
+        if let Some(due) = node.due()
             && node.timer.is_none_or(|timer| due.0 < timer)
         {
             node.timer = Some(due.0);
@@ -386,6 +392,9 @@ impl World {
             }
             Input::Summed(of) => self.take_sum(p, of),
             Input::SessionEnded { epoch, session } => self.session_ended(p, epoch, session),
+            Input::Turns(rules) => node.core.take_turns(rules),
+            Input::TurnGiven(turn) => self.give_turn(p, turn),
+            Input::Knocked { epoch, there } => self.knocked(p, epoch, there),
         }
     }
 
@@ -438,31 +447,6 @@ impl World {
         }
     }
 
-    /// Breaks one of an epoch's new links if that is to happen, before, while or after it is agreed on.
-    fn cut(&mut self, epoch: u32) {
-        let all = self.scenario.group.participants();
-        let Some((_, low, high)) = self.scenario.cut.iter().find(|(cut, ..)| *cut == epoch).copied() else {
-            return;
-        };
-        if low == high || low.0 >= all || self.scenario.carried_by(epoch, low).contains(&high) {
-            return;
-        }
-        let at = self.now + self.rng.random_range(0..3 * MILLISECOND);
-        for (at_end, peer) in [(low, high), (high, low)] {
-            let at = at + self.rng.random_range(0..MILLISECOND);
-            self.at(at, Event::Down { at: at_end, link: epoch, peer });
-        }
-        self.statistics.cut += 1;
-    }
-
-    /// Control hears that somebody cannot prepare an epoch, and tells everybody.
-    fn give_up(&mut self, epoch: u32) {
-        for p in (0..self.scenario.group.participants()).map(Participant) {
-            let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
-            self.at(at, Event::Input(p, Input::Abandon(epoch)));
-        }
-    }
-
     fn call(&mut self, p: Participant, rank: Rank) {
         let state = &mut self.ranks[rank.0 as usize];
         state.waits = false;
@@ -509,9 +493,12 @@ impl World {
                 self.post(p, channel, step, peer, sequence);
             }
             Action::Join { epoch, session } => self.join(p, epoch, session),
+            Action::Knock { epoch, session } => self.knock(p, epoch, session),
             Action::Quit { epoch } => self.quit(p, epoch),
             Action::Aggregate { channel } => self.aggregate(p, channel),
             Action::Settle { channel } => self.settle(p, channel),
+            Action::AskTurn { turn } => self.ask_turn(p, turn),
+            Action::EndTurn { turn } => self.end_turn(p, turn),
             Action::Send { to, epoch, message } => {
                 let node = &self.nodes[index];
                 assert!(node.epochs.contains(&epoch), "a message on links of an epoch that is not there");
@@ -538,9 +525,7 @@ impl World {
                 self.statistics.switches += 1;
                 self.nodes[index].switched.insert(epoch, segment);
             }
-            Action::Retire { epoch } => {
-                self.retire(p, epoch);
-            }
+            Action::Retire { epoch } => self.retire(p, epoch),
         }
     }
 

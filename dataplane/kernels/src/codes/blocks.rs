@@ -280,7 +280,8 @@ impl Scaled {
         let top = if STOCHASTIC { C::TOP * (1.0 - 1e-6) } else { C::TOP };
         let scale = greatest / top;
         let fits = (scale * C::TOP).is_finite();
-        Self { scale: if fits { scale } else { scale.next_down().next_down() }, inverse: top / greatest }
+        let most = (f32::MAX / C::TOP).next_down().next_down();
+        Self { scale: if fits { scale } else { most }, inverse: top / greatest }
     }
 
     /// The square of the codes' unit.

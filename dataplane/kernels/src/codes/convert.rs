@@ -11,7 +11,8 @@ const ROWS: usize = 16;
 /// Their elements.
 const GROUP: usize = ROWS * ROW;
 
-/// A group's squares are good in f32 while their sum lies in between.
+/// A group's squares are good in f32 while their sum, with that of what is lost, lies in between: what is lost is infinite where an
+/// element became so.
 const GOOD: std::ops::RangeInclusive<f32> = 1e-24..=1e34;
 
 /// A 16-bit float.
@@ -84,7 +85,7 @@ pub(super) fn encode<S: Simd, N: Narrow>(
             }
         }
         let [error, signal] = [error, signal].map(|[even, odd]| simd.add(even, odd));
-        if GOOD.contains(&simd.sum(signal)) {
+        if GOOD.contains(&simd.sum(simd.add(error, signal))) {
             all.add(simd, error, signal, 1.0);
         } else if !zeros(simd, rows) {
             all.add_apart(careful::<S, N>(simd, source, to, group, group + GROUP));
@@ -132,11 +133,7 @@ fn careful<S: Simd, N: Narrow>(
             all = all.and(Squares { error: lost * lost, signal: value * value });
         }
     }
-    if all.signal.is_finite() && all.error.is_finite() {
-        all
-    } else {
-        Squares { error: f64::NAN, signal: f64::NAN }
-    }
+    all.told()
 }
 
 /// Cost: reads 2 bytes an element, writes 4 (and reads them, where it adds).

@@ -13,6 +13,8 @@ pub(super) const ROWS: usize = *ROTATED.end() / ROW;
 const GOOD: std::ops::RangeInclusive<f32> = 1e-20..=1e30;
 /// Blocks whose greatest magnitude is less become zeros.
 const LEAST: u32 = (127 - 100) << 23;
+/// Blocks whose norm is greater are as good as infinite: what is lost of smaller ones, and sums over all ranks, stay finite. 2^112.
+const MOST: f64 = f64::from_bits((1023 + 112) << 52);
 
 /// Elements of the block that holds the last `count` elements: a power of two, a row at least.
 #[inline(always)]
@@ -24,7 +26,7 @@ pub(super) fn padded(count: usize) -> usize {
 pub(super) enum Norm {
     /// Nothing but what is as good as 0; the sum of its squares.
     Zeros(f64),
-    /// A NaN or an infinity.
+    /// A NaN, an infinity, or too great a norm.
     NotFinite,
     /// The root of the sum of squares.
     Of(f32),
@@ -54,7 +56,8 @@ fn careful<S: Simd>(simd: S, tile: &[S::Floats]) -> Norm {
     match greatest {
         INFINITE.. => Norm::NotFinite,
         ..LEAST => Norm::Zeros(squares),
-        _ => Norm::Of(squares.sqrt().min(f64::from(f32::MAX)) as f32),
+        _ if squares.sqrt() > MOST => Norm::NotFinite,
+        _ => Norm::Of(squares.sqrt() as f32),
     }
 }
 

@@ -127,7 +127,12 @@ impl<const N: usize> Rows<'_, N> {
 
 impl<'a> Target<'a> {
     pub(super) fn new(view: ViewMut<'a>) -> Self {
-        let large = view.bytes() >= STREAM_FROM;
+        Self::part_of(view, view.bytes())
+    }
+
+    /// A part of `whole` bytes.
+    pub(super) fn part_of(view: ViewMut<'a>, whole: usize) -> Self {
+        let large = whole >= STREAM_FROM;
         Self { pointer: view.pointer(), bytes: view.bytes(), large, memory: PhantomData }
     }
 

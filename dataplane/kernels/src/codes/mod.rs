@@ -80,7 +80,7 @@ pub enum Code {
     /// then codes in rows, as above; of 2 bits byte `i` holds the codes `i`, `i + 4`, `i + 8` and `i + 12` from its lowest bits
     /// on, of 1 bit byte `i` the codes `i`, `i + 2` and so on, of 3 bits 4 bytes hold the lower 2 of each and 2 bytes the upper.
     /// The top bit of a code is the sign. In the manner of DRIVE (NeurIPS 2021) and EDEN (ICML 2022): over random seeds the mean
-    /// of the values is the elements. What is NaN or 0 is as with blocks.
+    /// of the values is the elements. What is NaN or 0 is as with blocks; a block whose norm is above 2^112 becomes NaN too.
     Rotated {
         /// Bits of an element, 1 to 4.
         bits: usize,
@@ -162,6 +162,12 @@ impl Squares {
         if self.error == 0.0 { 0.0 } else { self.error / self.signal }
     }
 
+    /// As encoders tell them: NaN where a sum is not finite.
+    fn told(self) -> Self {
+        let finite = self.signal.is_finite() && self.error.is_finite();
+        if finite { self } else { Self { error: f64::NAN, signal: f64::NAN } }
+    }
+
     /// Of two parts of a tensor.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -205,11 +211,29 @@ pub fn decode(
     store: Store,
     to: ViewMut<'_>,
 ) -> Result<(), KernelError> {
+    decode_part(isa, code, seed, from, store, to, to.bytes())
+}
+
+/// [`decode`] where `to` is a part of a tensor of `whole` bytes, that is decoded part after part: values that are set go past the caches
+/// where the whole is so large that it pays ([`STREAM_FROM`](crate::STREAM_FROM)).
+///
+/// # Errors
+/// As [`encode`].
+pub fn decode_part(
+    isa: Isa,
+    code: Code,
+    seed: u64,
+    from: View<'_>,
+    store: Store,
+    to: ViewMut<'_>,
+    whole: usize,
+) -> Result<(), KernelError> {
     let elements = checked(code, to.bytes(), from.bytes())?;
     if code == Code::F32 && store == Store::Set {
         return crate::copy(from, &[to]);
     }
-    dispatch(isa, Decode { code, seed, from: Source::new(from), store, to: Target::new(to), elements })
+    let to = Target::part_of(to, whole);
+    dispatch(isa, Decode { code, seed, from: Source::new(from), store, to, elements })
 }
 
 /// The sum of the squares of the f32 elements of `source`, as exact as [`Squares`]; NaN where an element is none or infinite.
@@ -379,7 +403,7 @@ impl Job for DecodeSparse<'_> {
 }
 
 /// Writes the norm of each block of `block` elements of `source` into `to`, f32: reduced over the ranks by the maximum, they are
-/// the ranges for [`encode_shared`]. A block with a NaN or an infinity has the norm NaN.
+/// the ranges for [`encode_shared`]. A block with a NaN or an infinity, or with a norm above 2^112, has the norm NaN.
 ///
 /// # Errors
 /// As [`encode`]; `to` has 4 bytes a block.

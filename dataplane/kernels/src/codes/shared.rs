@@ -3,7 +3,7 @@
 use super::hadamard::{Norm, ROWS, load, padded, restore, rotate};
 use super::memory::{Source, Target};
 use super::noise::Stream;
-use super::rows::{Place, SCALE, get_row, put, put_row, row_bytes};
+use super::rows::{Place, SCALE, add_rows, get_row, put, put_row, row_bytes};
 use super::{NAN, ROW, Squares};
 use crate::simd::{LANES, Simd};
 
@@ -168,16 +168,21 @@ pub(super) fn add<S: Simd>(
         let same = begin || to.source().get(to_at) == range;
         to.put(to_at, if same { range } else { NAN.to_le_bytes() });
         (from_at, to_at) = (from_at + SCALE, to_at + SCALE);
-        for row in 0..rows {
-            let codes = get_row(simd, from, from_at + row * row_bytes(bits), bits);
-            let at = to_at + row * row_bytes(width);
-            if width == 16 {
-                let sum =
-                    if begin { codes } else { simd.plus(codes, simd.widen_halves(to.source().get(at))) };
-                to.put(at, simd.narrow_halves(sum));
-            } else {
-                let sum = if begin { codes } else { simd.plus(codes, get_row(simd, to.source(), at, width)) };
-                put_row(simd, to, at, sum, width);
+        if (bits, width) == (4, 6) {
+            add_rows((from, from_at), (to, to_at), begin, rows);
+        } else {
+            for row in 0..rows {
+                let codes = get_row(simd, from, from_at + row * row_bytes(bits), bits);
+                let at = to_at + row * row_bytes(width);
+                if width == 16 {
+                    let sum =
+                        if begin { codes } else { simd.plus(codes, simd.widen_halves(to.source().get(at))) };
+                    to.put(at, simd.narrow_halves(sum));
+                } else {
+                    let sum =
+                        if begin { codes } else { simd.plus(codes, get_row(simd, to.source(), at, width)) };
+                    put_row(simd, to, at, sum, width);
+                }
             }
         }
         (from_at, to_at) = (from_at + rows * row_bytes(bits), to_at + rows * row_bytes(width));

@@ -223,7 +223,7 @@ impl Pass<'_> {
                 bits |= 1 << index;
             }
         }
-        (bits, kept, all)
+        (bits, kept, all.told())
     }
 
     /// A group's squares where f32 does not hold them.
@@ -249,8 +249,7 @@ impl Pass<'_> {
                 all = all.and(Squares { error: lost * lost, signal: value * value });
             }
         }
-        let finite = all.signal.is_finite() && all.error.is_finite();
-        if finite { all } else { Squares { error: f64::NAN, signal: f64::NAN } }
+        all.told()
     }
 
     /// The magnitude, as bits, that about one of `2^power` elements is above: from a histogram of rows that are drawn at random. Some

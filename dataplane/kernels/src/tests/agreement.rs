@@ -99,6 +99,39 @@ fn what_streams_agrees_at_every_alignment() {
     }
 }
 
+/// As an aggregator adds parts: into the first of two sources, of every length up to some blocks, at any address.
+#[test]
+fn short_sums_into_a_source_agree() {
+    for dtype in [Dtype::U8, Dtype::F32, Dtype::Bf16] {
+        for elements in 0..1100 {
+            let offsets = [elements * 4 % 64, elements * 20 % 64];
+            let case = Case {
+                op: ReduceOp::Sum,
+                dtype,
+                elements,
+                source_offsets: offsets.to_vec(),
+                destination_offsets: vec![],
+                divide: None,
+                stream_from: usize::MAX,
+                seed: 2 * elements as u64,
+            };
+            let contents = case.contents();
+            let results = |isa| {
+                let memories = case.sources(&contents);
+                let views: Vec<_> = memories.iter().map(|memory| memory.view().as_view()).collect();
+                case.run(isa, &views, &[memories[0].view()]);
+                assert!(memories.iter().all(Memory::is_intact_around), "{isa} wrote outside: {case:?}");
+                assert!(memories[1].bytes() == contents[1], "{isa} wrote a source: {case:?}");
+                memories[0].bytes()
+            };
+            let expected = results(Isa::Scalar);
+            for isa in vector_isas() {
+                assert!(results(isa) == expected, "{isa} differs from the reference: {case:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn more_destinations_than_can_stream_agree() {
     check(&Case {

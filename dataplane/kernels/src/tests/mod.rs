@@ -6,6 +6,7 @@ mod memory;
 mod reference;
 mod refusals;
 
+use crate::element::Divisor;
 use crate::pass::Pass;
 use crate::{Isa, kernel};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
@@ -47,9 +48,11 @@ impl Case {
     }
 
     fn run(&self, isa: Isa, sources: &[View<'_>], destinations: &[ViewMut<'_>]) {
-        let kernel = kernel(isa, self.op, self.dtype).unwrap();
-        let pass = Pass::new(self.dtype, sources, destinations, self.divide, self.stream_from).unwrap();
-        // SAFETY: `kernel` refused an instruction set that this CPU lacks, and is of `dtype` like the pass.
+        assert!(isa.is_available(), "{isa}");
+        let kernel = kernel(isa, self.op, self.dtype);
+        let divisor = self.divide.map(|ranks| Divisor::new(ranks).unwrap());
+        let pass = Pass::new(self.dtype, sources, destinations, divisor.as_ref(), self.stream_from).unwrap();
+        // SAFETY: this CPU has the instruction set, and the kernel is of `dtype` like the pass.
         unsafe { kernel(&pass) }
     }
 

@@ -83,3 +83,4 @@ macro_rules! floats {
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+pub(crate) mod clmul;

@@ -5,7 +5,7 @@ pub(super) const BIN_NS: u64 = 1_000_000;
 /// How many are kept.
 pub(super) const BINS: usize = 128;
 /// Over so many at most an amount is spread: what is read more seldom tells nothing of single ones.
-const SPREAD: u64 = 16;
+const SPREAD: u64 = 96;
 /// No amount in a bin grows beyond this, so that sums do not overflow.
 const MOST: u64 = 1 << 50;
 
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(own(&bins, 3), u64::MAX, "yet to come");
         bins.spread(0, 200 * BIN_NS, 2000, |bin, bytes| bin.own += bytes);
         let kept: u64 = bins.before(200, 128).map(|(_, bin)| bin.own).sum();
-        assert_eq!(kept, 150, "what is older than the ring is gone");
+        assert_eq!(kept, 950, "what is older is gone");
         assert!(bins.at(3).is_none());
         bins.advance(1000 * BIN_NS);
         assert_eq!(bins.before(1000, 128).map(|(_, bin)| bin.own).sum::<u64>(), 0);

@@ -3,6 +3,7 @@
 use super::bins::{BIN_NS, add};
 use super::flow::{Change, Memory};
 use super::monitor::{Measure, Monitor};
+use super::starved::{Late, Trail};
 use super::{Cause, Congestion, Limits, Link, Path, State};
 use crate::trace::{LostKind, Record};
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, InterfaceTotals, Protocol};
@@ -360,8 +361,8 @@ impl Detector {
             if let Some(least) = change.least {
                 monitor.rest.take(time_ns, limits.rest_age_ns, least, u64::min);
             }
-            if let Some((trip_ns, sent_ns)) = change.trip {
-                queue = Some(monitor.trip(time_ns, trip_ns, sent_ns, limits));
+            if let Some(leg) = change.trip {
+                queue = Some(monitor.trip(time_ns, leg, limits));
             } else if let Some(pending_ns) = change.pending {
                 monitor.pending(time_ns, pending_ns, limits);
             }
@@ -430,6 +431,7 @@ impl Detector {
         }
         for monitor in self.monitors.iter_mut().flatten() {
             monitor.bins.clear();
+            monitor.trail = Trail::default();
         }
         for interface in self.interfaces.values_mut() {
             interface.totals = None;
@@ -462,14 +464,20 @@ impl Detector {
             let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
             let bytes = whole.map_or(0, |whole| whole.measure.bytes);
             let stated = interface.bytes_per_second;
-            let room = whole.is_some_and(|whole| whole.has_room(stated));
+            // What else leaves by its interface must not be what it waits for.
+            let starved = |late: Late| {
+                let whole = whole.is_some_and(|whole| whole.has_room(&late, stated));
+                whole && monitor.has_room(&late, stated) && monitor.has_traffic(&late, stated)
+            };
+            let starved =
+                monitor.due && stated > 0 && monitor.late(end_ns, &self.limits).is_some_and(starved);
             let parts = interface.paths.get(way).map_or(SPEAKS, |paths| SPEAKS.max(2 * paths));
             let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
             if monitor.is_whole() {
                 continue;
             }
             if monitor.due {
-                monitor.look(end_ns, stated, room, &self.limits);
+                monitor.look(end_ns, stated, starved, &self.limits);
             }
             let measure = monitor.measure;
             let mute = measure.trip_ns == 0 && measure.pressure == 0.0;

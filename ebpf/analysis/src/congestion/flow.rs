@@ -1,5 +1,6 @@
 //! What has changed on a flow between two of its snapshots, each way.
 
+use super::starved::Leg;
 use harmonaize_events::{Direction, RoceCounters, RoundTrips, TcpFlow, Traffic};
 
 /// A round trip shorter than this is not lengthened by a delayed acknowledgement: Linux waits for at least 40 ms.
@@ -54,8 +55,8 @@ pub(super) struct Change {
     pub(super) marks: u64,
     /// Packets lost, or sent again.
     pub(super) lost: u64,
-    /// A round trip, and when what it measures was sent.
-    pub(super) trip: Option<(u64, u64)>,
+    /// Round trips that have ended: the mean of them, or the last, whichever was shorter, from when what it measures was sent.
+    pub(super) trip: Option<Leg>,
     /// The least that the round trip under way will be.
     pub(super) pending: Option<u64>,
     /// The least round trip that the flow ever had, where that is news.
@@ -98,7 +99,12 @@ impl Way {
                 // The one that was under way at the last snapshot began at a time that is known.
                 let known = (taken == 1 && self.measured_ns != 0).then_some(self.measured_ns);
                 let sent_ns = known.unwrap_or(time_ns.saturating_sub(trip));
-                change.trip = (trip < DELAYED_ACK_NS || prompt(self.bytes)).then_some((trip, sent_ns));
+                let acknowledged_ns = sent_ns.saturating_add(trip);
+                change.trip = (trip < DELAYED_ACK_NS || prompt(self.bytes)).then_some(Leg {
+                    sent_ns,
+                    acknowledged_ns,
+                    waited_ns: sum,
+                });
             }
             if taken > 0 && trips.least_ns != self.least_ns {
                 change.least = Some(trips.least_ns);

@@ -20,9 +20,12 @@
 //! that is not ready) says nothing of the network for 50 ms. An interface has the pressure that all of its paths have (with at
 //! least a twentieth of its bytes each): their least, or its load.
 //!
-//! **Starved.** A path over which a queue of the severe kind stood for 8 ms, as all round trips say, while less than 72% of what is
-//! stated passed, and no more through its interface, without a pause; and that has carried 80% of it over 40 ms within the last
-//! one or two minutes. Others are the cause, at once. Kernels' own states of sockets could say more, and cost too much to follow.
+//! **Starved.** A path on which all that was measured for 6 ms or more came back later than at rest by half of what is severe, nearly
+//! without a break, while what was acknowledged is less than 72% of what is stated, and no more through its interface; and that
+//! has carried 80% of it over 40 ms within the last one or two minutes. What is acknowledged between the ends of two round trips was
+//! sent between their beginnings, so that a queue shows as it grows, before its sender is held up; of a round trip under way it
+//! is the most that can have been. Others are the cause, at once. Kernels' own states of sockets could say more, and cost too much to
+//! follow.
 //!
 //! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell_ns`] with [`Limits::evidence`] signals, and
 //! left when the pressure was below 0.6 (severe: 1.4) for the hold, which doubles when the state comes back soon, from

@@ -2,6 +2,7 @@
 
 use super::bins::{BIN_NS, BINS, Bins, Queue, add};
 use super::level::{Level, MILD};
+use super::starved::{Leg, Trail};
 use super::{Capacity, Cause, Limits, Link, Path, Signals, State};
 
 /// A measure is renewed after this.
@@ -19,7 +20,7 @@ const ESTIMATES: usize = 7;
 /// Known queues nearer than so many bins to each other say little of what came between.
 const NEAR: u64 = 8;
 /// After so many empty bins there is no queue of what was seen.
-pub(super) const QUIET: u64 = 2;
+const QUIET: u64 = 2;
 /// Bins that what a link carried without a queue is taken over.
 const CLEAR: u64 = 24;
 /// A link's recent past, its rest, its capacity and its state.
@@ -59,6 +60,7 @@ pub(super) struct Monitor {
     turned_ns: u64,
     /// Of a million, the most that it used of what is stated over a while.
     pub(super) most_ppm: Aged,
+    pub(super) trail: Trail,
     /// When the path was last starved.
     starved_ns: Option<u64>,
 }
@@ -180,13 +182,16 @@ impl Monitor {
             turn_ns: limits.turn_ns,
             turned_ns: 0,
             most_ppm: Aged::default(),
+            trail: Trail::default(),
             starved_ns: None,
         }
     }
 
     /// Takes a round trip that ended now; returns the queue that it found.
-    pub(super) fn trip(&mut self, now_ns: u64, trip_ns: u64, sent_ns: u64, limits: &Limits) -> Queue {
-        let trip_ns = trip_ns.min(LONGEST_TRIP_NS);
+    pub(super) fn trip(&mut self, now_ns: u64, leg: Leg, limits: &Limits) -> Queue {
+        let sent_ns = leg.sent_ns;
+        let trip_ns = leg.acknowledged_ns.saturating_sub(sent_ns).min(LONGEST_TRIP_NS);
+        self.trail.ended(leg);
         let age_ns =
             if self.level.state == State::None { limits.rest_age_ns } else { 10 * limits.rest_age_ns };
         self.rest.take(now_ns, age_ns, trip_ns, u64::min);
@@ -207,6 +212,7 @@ impl Monitor {
     pub(super) fn pending(&mut self, now_ns: u64, trip_ns: u64, limits: &Limits) {
         let Some(rest) = self.rest.least() else { return };
         let trip_ns = trip_ns.min(LONGEST_TRIP_NS);
+        self.trail.waits(now_ns.saturating_sub(trip_ns), now_ns);
         if trip_ns.saturating_sub(rest) >= 2 * limits.delay_ns.max(rest / 2)
             && self.recent_trip(now_ns).is_none()
         {
@@ -269,8 +275,8 @@ impl Monitor {
         self.measure = measure;
     }
 
-    /// Adds to the measure of a path what its queues say. Its interface has `room`: what else leaves there is not what it waits for.
-    pub(super) fn look(&mut self, end_ns: u64, stated: u64, room: bool, limits: &Limits) {
+    /// Adds to the measure of a path, which is `starved` or not, what its queues say.
+    pub(super) fn look(&mut self, end_ns: u64, stated: u64, starved: bool, limits: &Limits) {
         let mut measure = self.measure;
         let (mut packets, mut marks, mut lost) = (0, 0, 0);
         for (_, bin) in self.bins.before(end_ns / BIN_NS, WINDOW) {
@@ -294,13 +300,13 @@ impl Monitor {
             let own: u64 = bins.map(|(_, bin)| bin.own).sum();
             measure.own_rate = measure.own_rate.max(per_second(own, span * BIN_NS));
         }
-        let starved = self.is_starved(end_ns, stated, limits);
+        self.carries(end_ns, stated, limits);
         measure.signals = Signals {
             delay: measure.delay >= MILD,
             marks: marks >= MILD,
             loss: losses >= MILD,
             load: false,
-            starved: starved && room,
+            starved,
         };
         measure.pressure = measure.delay.max(marks).max(losses);
         self.measure = measure;
@@ -465,14 +471,18 @@ impl Monitor {
     }
 
     /// Hands out own bytes, bytes and nanoseconds, bin by bin, between two packets.
-    fn between(&self, anchors: Anchors, mut each: impl FnMut(u64, u64, u64)) {
-        let Anchors { since, until, .. } = anchors;
-        let (first, last) = (since.sent_ns / BIN_NS, until.sent_ns / BIN_NS);
+    fn between(&self, anchors: Anchors, each: impl FnMut(u64, u64, u64)) {
+        self.sent_between(anchors.since.sent_ns, anchors.until.sent_ns, each);
+    }
+
+    /// The same between two times.
+    pub(super) fn sent_between(&self, since_ns: u64, until_ns: u64, mut each: impl FnMut(u64, u64, u64)) {
+        let (first, last) = (since_ns / BIN_NS, until_ns / BIN_NS);
         for number in first..=last.min(first.saturating_add(BINS as u64)) {
             let Some(bin) = self.bins.number(number) else { continue };
             let begin_ns = number.saturating_mul(BIN_NS);
-            let from_ns = begin_ns.max(since.sent_ns);
-            let length = begin_ns.saturating_add(BIN_NS).min(until.sent_ns).saturating_sub(from_ns);
+            let from_ns = begin_ns.max(since_ns);
+            let length = begin_ns.saturating_add(BIN_NS).min(until_ns).saturating_sub(from_ns);
             let part = |bytes: u64| bytes / 1000 * length / (BIN_NS / 1000);
             each(part(bin.own), part(bin.seen()), length);
         }

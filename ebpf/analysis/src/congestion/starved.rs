@@ -1,67 +1,143 @@
-//! Paths that are starved: a long queue stands, and what passes is much less than has passed before. Of a path that others congest
-//! that is seldom wrong, while round trips alone, and bytes over some milliseconds, look alike with others and without.
+//! Paths that are starved: what is sent over them is acknowledged late, and much less of it than they have carried. Of a path that
+//! others congest that is seldom wrong, while round trips alone, and bytes over some milliseconds, look alike with others and without.
 
 use super::Limits;
 use super::bins::BIN_NS;
-use super::monitor::{Monitor, QUIET, per_second};
+use super::monitor::{Monitor, per_second};
 
-/// Bins over which the queue stood and too little passed.
-const STARVED: u64 = 8;
+/// Over so long it was so, at least.
+const STARVED_NS: u64 = 6_000_000;
+/// Longer than this says nothing of now; neither does what was acknowledged longer ago than the other.
+const LONGEST_NS: u64 = 90_000_000;
+const AGE_NS: u64 = 10_000_000;
+/// Of that time, in percent, something measured was on its way: else the sender has paused.
+const WAITED: u64 = 50;
 /// Too little is less than this part of what the link carries.
 const TOO_LITTLE: f64 = 0.72;
 /// Less than this part is no traffic to speak of, which finds the queues of others of ours, or late acknowledgements.
-const SOMETHING: f64 = 0.2;
+const SOMETHING: f64 = 0.1;
 /// The path has carried so much of what is stated, of a million, over so many bins, or some other place is narrower.
 const ABOUT_ALL_PPM: u64 = 800_000;
 const CARRIED: u64 = 40;
+/// Round trips that are kept.
+const KEPT: usize = 12;
+
+/// What the round trips between two looks at a connection told; at most one is under way at a time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Leg {
+    /// When the last of those that it measures was sent,
+    pub(super) sent_ns: u64,
+    /// and acknowledged.
+    pub(super) acknowledged_ns: u64,
+    /// All of them together.
+    pub(super) waited_ns: u64,
+}
+
+/// The latest round trips, the newest last, and the one that is under way.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Trail {
+    legs: [Leg; KEPT],
+    open: Option<Leg>,
+}
+
+impl Trail {
+    /// Round trips have ended.
+    pub(super) fn ended(&mut self, leg: Leg) {
+        self.legs.rotate_left(1);
+        if let Some(last) = self.legs.last_mut() {
+            *last = leg;
+        }
+        self.open = None;
+    }
+
+    /// What was sent at a time is not acknowledged by `now_ns`.
+    pub(super) fn waits(&mut self, sent_ns: u64, now_ns: u64) {
+        let waited_ns = now_ns.saturating_sub(sent_ns);
+        self.open = Some(Leg { sent_ns, acknowledged_ns: now_ns, waited_ns });
+    }
+}
+
+/// A while in which all round trips were late. What was sent in one span of time was acknowledged in another one, or later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Late {
+    /// From when
+    pub(super) from_ns: u64,
+    /// until when it was sent,
+    pub(super) until_ns: u64,
+    /// and how long it took until that was acknowledged, from when what was sent before was; at least.
+    pub(super) took_ns: u64,
+}
 
 impl Monitor {
-    /// Whether too little passes to fill the link, so that its own traffic explains no queue.
-    pub(super) fn has_room(&self, stated: u64) -> bool {
-        self.used(STARVED, stated).is_some_and(|used| used < TOO_LITTLE)
+    /// How much later than at rest an acknowledgement is late.
+    fn is_late(&self, trip_ns: u64, limits: &Limits) -> bool {
+        let late = |rest: u64| trip_ns >= rest.saturating_add(rest.max(limits.severe_delay_ns / 2));
+        self.rest.least().is_some_and(late)
     }
 
-    /// The part of a capacity that was used over so many bins, if they passed without a pause.
-    fn used(&self, bins: u64, capacity: u64) -> Option<f64> {
-        let last = self.heard_ns / BIN_NS;
-        let (mut bytes, mut silence) = (0, 0);
-        // What passed in the millisecond under way is not all there yet.
-        for (_, bin) in self.bins.before(last.saturating_sub(1), bins) {
-            bytes += bin.seen();
-            silence = if bin.seen() == 0 { silence + 1 } else { 0 };
-            if silence > QUIET {
+    /// The last while in which all that was measured was late, where the path has carried about all that is stated.
+    pub(super) fn late(&self, end_ns: u64, limits: &Limits) -> Option<Late> {
+        if self.is_whole() || self.most_ppm.most() < Some(ABOUT_ALL_PPM) {
+            return None;
+        }
+        let late = |leg: &Leg| self.is_late(leg.acknowledged_ns.saturating_sub(leg.sent_ns), limits);
+        let open = self.trail.open.filter(late);
+        let mut legs = open.into_iter().chain(self.trail.legs.iter().rev().copied());
+        let last = legs.next().filter(late)?;
+        if end_ns.saturating_sub(last.acknowledged_ns) >= AGE_NS {
+            return None;
+        }
+        let mut waited_ns = last.waited_ns;
+        for leg in legs {
+            let took_ns = last.acknowledged_ns.saturating_sub(leg.acknowledged_ns);
+            if took_ns >= STARVED_NS {
+                let waited = waited_ns.saturating_mul(100) >= took_ns.saturating_mul(WAITED);
+                let of = Late { from_ns: leg.sent_ns, until_ns: last.sent_ns, took_ns };
+                return Some(of).filter(|_| waited && took_ns <= LONGEST_NS);
+            }
+            if !late(&leg) {
                 return None;
             }
+            waited_ns = waited_ns.saturating_add(leg.waited_ns);
         }
-        Some(per_second(bytes, bins * BIN_NS) as f64 / capacity.max(1) as f64)
+        None
     }
 
-    /// Whether a long queue stands on a path that has carried about all that is stated: it may be starved.
-    fn is_suspect(&self, limits: &Limits) -> bool {
-        let long = |rest: u64| self.measure.trip_ns >= rest.saturating_add(limits.severe_delay_ns);
-        self.most_ppm.most() >= Some(ABOUT_ALL_PPM) && self.rest.least().is_some_and(long)
+    /// Whether in that while too little passed to fill a link of a capacity: what was sent explains no queue.
+    pub(super) fn has_room(&self, late: &Late, capacity: u64) -> bool {
+        self.part(late, capacity) < TOO_LITTLE
     }
 
-    /// Whether a path may be starved, and a closer look would tell.
-    pub(super) fn may_be_starved(&self, limits: &Limits) -> bool {
-        !self.is_whole() && !self.measure.signals.starved && self.is_suspect(limits)
+    /// Whether there was anything to speak of.
+    pub(super) fn has_traffic(&self, late: &Late, capacity: u64) -> bool {
+        self.part(late, capacity) >= SOMETHING
     }
 
-    /// Whether a long queue stood all the while, and yet the path carried much less than it has carried: about all that is stated.
-    pub(super) fn is_starved(&mut self, end_ns: u64, stated: u64, limits: &Limits) -> bool {
+    fn part(&self, late: &Late, capacity: u64) -> f64 {
+        let mut bytes = 0;
+        self.sent_between(late.from_ns, late.until_ns, |_, seen, _| bytes += seen);
+        per_second(bytes, late.took_ns) as f64 / capacity.max(1) as f64
+    }
+
+    /// Takes note of what the path carries at most.
+    pub(super) fn carries(&mut self, end_ns: u64, stated: u64, limits: &Limits) {
         if stated == 0 {
-            return false;
+            return;
         }
-        if let Some(used) = self.used(CARRIED, stated) {
-            self.most_ppm.take(end_ns, limits.rest_age_ns, (used * 1e6) as u64, u64::max);
-        }
-        let Some(used) = self.used(STARVED, stated) else { return false };
-        let Some(rest) = self.rest.least().filter(|_| self.most_ppm.most() >= Some(ABOUT_ALL_PPM)) else {
-            return false;
-        };
-        let bins = self.bins.before(self.heard_ns / BIN_NS, STARVED + 1);
-        let least = bins.filter_map(|(_, bin)| bin.trip).min();
-        let stands = least.is_some_and(|trip| trip >= rest.saturating_add(limits.severe_delay_ns));
-        stands && (SOMETHING..TOO_LITTLE).contains(&used)
+        // What passed in the millisecond under way is not all there yet.
+        let last = (self.heard_ns / BIN_NS).saturating_sub(1);
+        let bytes: u64 = self.bins.before(last, CARRIED).map(|(_, bin)| bin.seen()).sum();
+        let ppm = u128::from(per_second(bytes, CARRIED * BIN_NS)) * 1_000_000 / u128::from(stated);
+        let ppm = u64::try_from(ppm).unwrap_or(u64::MAX);
+        self.most_ppm.take(end_ns, limits.rest_age_ns, ppm, u64::max);
+    }
+
+    /// Whether a long queue may stand on a path that has carried about all that is stated, and a closer look would tell whether it
+    /// is starved.
+    pub(super) fn may_be_starved(&self, limits: &Limits) -> bool {
+        !self.is_whole()
+            && !self.measure.signals.starved
+            && self.most_ppm.most() >= Some(ABOUT_ALL_PPM)
+            && self.is_late(self.measure.trip_ns, limits)
     }
 }

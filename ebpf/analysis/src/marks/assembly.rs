@@ -128,6 +128,9 @@ impl Marks {
             self.counts.unknown += 1;
             return;
         };
+        if matches!(kind, MarkKind::Aggregated | MarkKind::GivenUp) {
+            return;
+        }
         let name = (self.host, mark.communicator);
         if let Some(communicator) = self.communicators.get_mut(&name) {
             communicator.mark(kind, mark, &self.limits, &mut self.found, &mut self.counts);
@@ -228,6 +231,7 @@ impl Communicator {
             communicator: mark.communicator,
             operation: mark.operation,
             participant: mark.participant,
+            collective: None,
             epochs: (0, 0),
             began_ns: mark.time_ns,
             ended_ns: mark.time_ns,
@@ -308,6 +312,7 @@ impl Operation {
         self.ended_ns = self.ended_ns.max(mark.time_ns);
         match kind {
             MarkKind::Called => {
+                self.collective = mark.channel.checked_sub(1).or(self.collective);
                 if let Some(rank) = self.rank(mark.rank, most) {
                     rank.called_ns = Some(rank.called_ns.map_or(mark.time_ns, |at| at.min(mark.time_ns)));
                     rank.bytes = mark.bytes;
@@ -343,6 +348,7 @@ impl Operation {
                 let error = f64::from_bits(mark.segment);
                 self.coded = Some(Coded { error, saved_bytes: mark.bytes, refused: mark.channel != 0 });
             }
+            MarkKind::Aggregated | MarkKind::GivenUp => {}
         }
         self.ranks.len()
     }

@@ -17,6 +17,8 @@ pub struct Operation {
     pub operation: u64,
     /// Which participant this host is.
     pub participant: u32,
+    /// Which collective, by its code in descriptors; none where that is not known.
+    pub collective: Option<u32>,
     /// The lowest and highest epoch that its segments ran by; 0 where it had none.
     pub epochs: (u32, u32),
     /// The earliest time of its marks.

@@ -14,7 +14,7 @@ fn mark(kind: MarkKind, time_ns: u64, operation: u64) -> Mark {
 }
 
 fn called(time_ns: u64, operation: u64, rank: u32) -> Mark {
-    Mark { rank, bytes: 4096, ..mark(MarkKind::Called, time_ns, operation) }
+    Mark { rank, bytes: 4096, channel: 5, ..mark(MarkKind::Called, time_ns, operation) }
 }
 
 fn ended(time_ns: u64, operation: u64, rank: u32) -> Mark {
@@ -73,6 +73,7 @@ fn an_operation_is_told_whole_once_it_has_settled() {
         communicator: 7,
         operation: 0,
         participant: 1,
+        collective: Some(4),
         epochs: (2, 3),
         began_ns: 1000,
         ended_ns: 1040,

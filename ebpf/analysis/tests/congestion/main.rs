@@ -3,6 +3,7 @@
 
 mod connections;
 mod link;
+mod recorded;
 mod signals;
 
 use harmonaize_analysis::congestion::{Cause, Congestion, Detector, Limits, Link, Path};

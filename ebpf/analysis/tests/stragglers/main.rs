@@ -84,6 +84,11 @@ impl Case {
                     begins.since_unit, self.from
                 ));
             }
+            let extra = self.injected.worker.map_or(0.0, |(_, extra)| extra);
+            let off = begins.by_ns as f64 / extra - 1.0;
+            if kind == Kind::Compute && self.injected.link.is_none() && off.abs() > 0.3 {
+                return Err(format!("{kind:?} is said to be {} ns, not {extra}", begins.by_ns));
+            }
             if ends.ended_ns.is_none() {
                 return Err(format!("{kind:?} does not end"));
             }

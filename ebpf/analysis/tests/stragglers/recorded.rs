@@ -71,6 +71,9 @@ fn as_injected(run: &str, kind: Kind) {
     let [(one, host)] = found[..] else { panic!("{found:?}") };
     assert_eq!((one.kind, Some(u64::from(host))), (kind, injected["rank"].as_u64()));
     assert!(one.since_unit.abs_diff(from) <= 1 && one.units == 3, "{one:?}, and not from {from}");
+    if let Some(by_ns) = injected["by_ns"].as_u64() {
+        assert!(one.by_ns.abs_diff(by_ns) * 10 <= by_ns * 3, "{one:?}, and not by {by_ns} ns");
+    }
 }
 
 #[test]

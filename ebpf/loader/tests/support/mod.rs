@@ -1,6 +1,7 @@
 //! Support for these tests: a collector where there can be one, and packets.
 #![allow(dead_code)] // each test uses some of it
 
+pub(crate) mod budget;
 pub(crate) mod model;
 pub(crate) mod packets;
 

@@ -46,11 +46,11 @@ struct Load {
 
 /// What `steady` prints.
 #[derive(Debug, Deserialize)]
-struct Steady {
-    bytes: u64,
-    done_ns: Vec<u64>,
-    took_us: Vec<f64>,
-    aggregated: Vec<bool>,
+pub(super) struct Steady {
+    pub(super) bytes: u64,
+    pub(super) done_ns: Vec<u64>,
+    pub(super) took_us: Vec<f64>,
+    pub(super) aggregated: Vec<bool>,
 }
 
 /// An interval of CLOCK_MONOTONIC, nanoseconds.

@@ -78,8 +78,12 @@ impl Running {
     /// Lets it run for so long, and takes the bus bandwidth in bytes a second of the operations that were whole within.
     pub(super) fn busbw(&mut self, lab: &mut Lab, span: Duration) -> Result<f64> {
         let times = self.taken(lab, span, |one| one.done_ns.saturating_sub(one.called_ns))?;
-        let bus = 2.0 * (self.ranks as f64 - 1.0) / self.ranks as f64;
-        Ok(bus * self.bytes as f64 / (times / 1e9))
+        Ok(self.bus_bytes() / (times / 1e9))
+    }
+
+    /// What an operation must put on each link at least, in bytes.
+    pub(super) fn bus_bytes(&self) -> f64 {
+        2.0 * (self.ranks as f64 - 1.0) / self.ranks as f64 * self.bytes as f64
     }
 
     /// The same for the time of an iteration, in milliseconds.

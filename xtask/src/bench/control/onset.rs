@@ -5,9 +5,12 @@ use super::job::{Running, bytes_for};
 use super::{HOSTS, PATIENCE, RATE, Suite, case, spine_of};
 use crate::bench::figures::summary;
 use crate::bench::lab::Lab;
+use crate::bench::pictures::{chart, shares};
 use crate::bench::row::{Better, Row};
+use crate::bench::telemetry::truth::Iteration;
 use crate::foreign::Foreign;
 use crate::plans::{self, Change, Decision};
+use crate::plot::{Chart, Series};
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
@@ -35,6 +38,8 @@ struct Onset {
     switches: usize,
     /// Seconds after the flow's end until control took no link for congested any more; none where that did not come.
     calm: Option<f64>,
+    /// When by CLOCK_REALTIME: the flow's first packet, and its end.
+    flow_ns: [u64; 2],
 }
 
 pub(super) fn onset(suite: &Suite) -> Result<Vec<Row>> {
@@ -54,9 +59,51 @@ pub(super) fn onset(suite: &Suite) -> Result<Vec<Row>> {
         onsets.push(seen);
     }
     let busy = busy.percent()?;
-    let iterations = job.end(&mut lab)?.len();
+    let bytes = job.bus_bytes();
+    let iterations = job.end(&mut lab)?;
+    if let Some(folder) = &suite.effort.figures {
+        spread(&onsets).write(folder, "control-onsets")?;
+        let last = onsets.last().context("no onset")?;
+        course(last, &iterations, bytes, crate::clock::ahead_ns()?).write(folder, "control-onset")?;
+    }
+    let iterations = iterations.len();
     eprintln!("{iterations} operations, every result right; all cores {busy:.0}% busy");
     rows(&onsets, busy)
+}
+
+/// How many onsets were found, and answered, within how long.
+fn spread(onsets: &[Onset]) -> Chart {
+    let times = |time: fn(&Onset) -> Option<f64>| onsets.iter().filter_map(time).collect::<Vec<f64>>();
+    let series = vec![
+        shares("an agent's verdict", &times(|onset| onset.found)),
+        shares("all on the better plan", &times(|onset| onset.switched)),
+    ];
+    let title = format!("{} onsets; bars at the median: 1 for the verdict, 2 for the plan", onsets.len());
+    chart(
+        title,
+        ("ms after the foreign flow's first packet", "% of onsets"),
+        series,
+        vec![FOUND_MS, SWITCHED_MS],
+    )
+}
+
+/// What operations of `bytes` on the bus had of the links around an onset; `ahead` is what CLOCK_REALTIME is ahead of their log's clock.
+fn course(onset: &Onset, iterations: &[Iteration], bytes: f64, ahead: i64) -> Chart {
+    const AROUND_S: f64 = 0.5;
+    let [began, ended] = onset.flow_ns;
+    let since = |time: u64| (i128::from(time) - i128::from(began)) as f64 / 1e9;
+    let until = since(ended) + onset.calm.unwrap_or(0.0) + AROUND_S;
+    let points = iterations.iter().filter_map(|one| {
+        let done = since(one.done_ns.saturating_add_signed(ahead));
+        let took = one.done_ns.saturating_sub(one.called_ns).max(1) as f64;
+        (-AROUND_S..=until).contains(&done).then_some((done, bytes / took * 1e3))
+    });
+    let series = vec![Series { name: "an AllReduce's busbw".to_owned(), points: points.collect() }];
+    let answers = [onset.found, onset.switched].into_iter().flatten().map(|ms| ms / 1e3);
+    let marks = std::iter::once(0.0).chain(answers).chain([since(ended)]).collect();
+    let title =
+        "An onset: 1 a foreign flow begins, 2 verdict, 3 all on the better plan, 4 it ends".to_owned();
+    chart(title, ("seconds after the flow's first packet", "MB/s"), series, marks)
 }
 
 fn rows(onsets: &[Onset], busy: f64) -> Result<Vec<Row>> {
@@ -96,6 +143,7 @@ fn one(lab: &mut Lab, job: &mut Running, span: Duration) -> Result<Onset> {
     let before = job.busbw(lab, span)?;
     let flow = Foreign::start(lab.fabric(), "f0", "f1", &spine, RATE / 2)?;
     let onset = flow.began_realtime_ns();
+    eprintln!("a flow begins at {onset}");
     let decided = switched(lab, onset)?;
     let on_it = job.busbw(lab, span)?;
     let switches = decisions_since(lab, onset)?.len();
@@ -126,6 +174,7 @@ fn one(lab: &mut Lab, job: &mut Running, span: Duration) -> Result<Onset> {
         busbw: [before, on_it, after],
         switches,
         calm,
+        flow_ns: [onset, ended],
     })
 }
 
@@ -207,7 +256,7 @@ mod tests {
             switched: Some(40.0),
             busbw: [10e6, 9.5e6, 10e6],
             switches: 1,
-            calm: None,
+            ..Onset::default()
         };
         let good = rows(&[fine(), fine()], 40.0).unwrap();
         assert!(good.iter().all(|row| row.pass), "{good:?}");
@@ -215,6 +264,24 @@ mod tests {
         let bad = rows(&[missed(), missed()], 90.0).unwrap();
         let passed: Vec<bool> = bad.iter().map(|row| row.pass).collect();
         assert_eq!(passed, [false, false, false, true, true, false]);
+    }
+
+    #[test]
+    fn a_course_is_told_in_seconds_after_the_flow() {
+        let onset = Onset {
+            found: Some(10.0),
+            switched: Some(40.0),
+            flow_ns: [5_000_000_000, 7_000_000_000],
+            ..Onset::default()
+        };
+        let iteration = |done_ns: u64| Iteration { began_ns: 0, called_ns: done_ns - 10_000_000, done_ns };
+        let log = [0.1, 1.8, 3.0, 9.0].map(|seconds| iteration((seconds * 1e9) as u64));
+        let course = course(&onset, &log, 1e6, 3_000_000_000);
+        assert_eq!(course.marks, [0.0, 0.01, 0.04, 2.0]);
+        assert_eq!(course.series[0].points.len(), 2, "{course:?}");
+        assert!(course.series[0].points.iter().all(|(at, rate)| (-0.5..=2.5).contains(at) && *rate == 100.0));
+        let spread = spread(&[onset, Onset { found: Some(30.0), ..Onset::default() }]);
+        assert_eq!(spread.series[0].points.last(), Some(&(30.0, 100.0)));
     }
 
     #[test]

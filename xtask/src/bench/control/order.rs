@@ -5,6 +5,7 @@ use super::job::{Running, bytes_for};
 use super::{HOSTS, HOSTS_A_RACK, Suite, case, plan_when};
 use crate::bench::lab::Lab;
 use crate::bench::row::{Better, Row};
+use crate::bench::telemetry::truth::Iteration;
 use crate::clock::monotonic_ns;
 use anyhow::Result;
 use std::time::Duration;
@@ -18,6 +19,8 @@ const OPERATION: Duration = Duration::from_millis(40);
 /// How long a periodic job computes, and how long it communicates where the spine is its own.
 const COMPUTE: Duration = Duration::from_millis(60);
 const COMMUNICATE: Duration = Duration::from_millis(60);
+/// How many spans it takes for jobs that wander to have been in each other's way as much as not.
+const WANDERING: u32 = 6;
 /// How long ranks have to join before both jobs begin at once.
 const JOINING: Duration = Duration::from_secs(4);
 
@@ -62,17 +65,19 @@ fn same_ring(one: &[String], other: &[String]) -> bool {
 }
 
 /// Two jobs that compute and reduce for as long each, on one spine, and begin at once, so that they are in each other's way all the
-/// time: with turns given to them, and without.
+/// time: with turns given to them, and without. The mean over some dozen seconds counts, for without turns they wander.
 pub(super) fn stagger(suite: &Suite) -> Result<Vec<Row>> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for (control, times) in [("", &mut ours), ("replan = false\n", &mut theirs)] {
+    for (control, times) in [("", &mut ours), ("turns = false\n", &mut theirs)] {
         let mut lab = suite.lab(control)?;
         lab.deployment().harmonaize(&["drain", "spine1"])?;
         for round in 0..suite.effort.rounds {
             let period = periodic(&mut lab, suite)?;
             let log = std::fs::read_to_string(lab.deployment().control()?.log())?;
-            let holds = log.lines().filter(|line| line.contains("operation held back")).count();
-            eprintln!("stagger, round {round}, {control:?}: iteration {period:.1} ms, {holds} holds so far");
+            let began = log.lines().filter(|line| line.contains("takes turns")).count();
+            eprintln!(
+                "stagger, round {round}, {control:?}: iteration {period:.1} ms; {began} jobs have taken turns so far"
+            );
             times.push(period);
         }
     }
@@ -89,10 +94,18 @@ fn periodic(lab: &mut Lab, suite: &Suite) -> Result<f64> {
     one.begun(lab)?;
     other.begun(lab)?;
     one.period_ms(lab, suite.effort.learning)?;
-    let periods = [one.period_ms(lab, suite.effort.span)?, other.period_ms(lab, suite.effort.span)?];
-    one.end(lab)?;
-    other.end(lab)?;
-    Ok(periods.iter().sum::<f64>() / periods.len() as f64)
+    let from = monotonic_ns()?;
+    one.period_ms(lab, suite.effort.span * WANDERING)?;
+    let words = lab.deployment().harmonaize(&["plans"])?;
+    words.lines().filter(|line| line.contains("takes turns")).for_each(|line| eprintln!("{line}"));
+    let logs = [one.end(lab)?, other.end(lab)?];
+    let within = |log: &Vec<Iteration>| {
+        let times = log.iter().filter(|one| one.began_ns >= from);
+        let times: Vec<f64> =
+            times.map(|one| one.done_ns.saturating_sub(one.began_ns) as f64 / 1e6).collect();
+        times.iter().sum::<f64>() / times.len().max(1) as f64
+    };
+    Ok(logs.iter().map(within).sum::<f64>() / logs.len() as f64)
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 
 use super::{RATE, Suite, case};
 use crate::bench::figures::summary;
+use crate::bench::pictures::chart;
 use crate::bench::row::{Better, Row, median};
 use crate::bystander::Bystander;
-use crate::elastic::disturbances::{Moments, Places};
-use crate::elastic::{self, Course, Recipe};
+use crate::elastic::disturbances::{Happened, Moments, Places};
+use crate::elastic::{self, Course, Line, Recipe};
+use crate::plot::{Chart, Series};
 use anyhow::{Context, Result};
 use std::time::Duration;
 
@@ -39,11 +41,22 @@ fn short_moments() -> Moments {
 /// How one training went, and the milliseconds of the bystander's transfers.
 type Went = (Course, Vec<f64>);
 
+/// What its first rank printed, and what happened to it.
+type Printed = (Vec<Line>, Vec<Happened>);
+
 pub(super) fn tenant(suite: &Suite) -> Result<Vec<Row>> {
     let (mut told, mut untold) = (Vec::new(), Vec::new());
     for round in 1..=suite.effort.rounds {
         for (subscribed, courses) in [(false, &mut untold), (true, &mut told)] {
-            let (course, transfers) = train(suite, round, subscribed)?;
+            let (printed, transfers) = train(suite, round, subscribed)?;
+            let course = Course::of(&printed.0)?;
+            if let Some(folder) = &suite.effort.figures {
+                let (name, title) = match subscribed {
+                    true => ("cooperation-subscribed", "Subscribed"),
+                    false => ("cooperation-unsubscribed", "Not subscribed"),
+                };
+                progress(title, &printed).write(folder, name)?;
+            }
             eprintln!(
                 "round {round}, {}: {:.1} s; {:.0} micro-batches lost, {} times saved, at most {} accumulated, ranks after \
                  regrouping {:?}, {} events, {} of them of congestion; bystander ms {}",
@@ -78,7 +91,7 @@ fn rows(told: &[Went], untold: &[Went]) -> Result<Vec<Row>> {
     ])
 }
 
-fn train(suite: &Suite, round: usize, subscribed: bool) -> Result<Went> {
+fn train(suite: &Suite, round: usize, subscribed: bool) -> Result<(Printed, Vec<f64>)> {
     let (moments, work) =
         if suite.effort.smoke { (short_moments(), WORK / 2) } else { (moments_of(round), WORK) };
     // Dark hosts are noticed as soon as operators may have it.
@@ -86,14 +99,45 @@ fn train(suite: &Suite, round: usize, subscribed: bool) -> Result<Went> {
     let bystander = Bystander::start(lab.fabric(), "f1", "f0")?;
     let recipe = Recipe::new(work, BETWEEN_LOSSES, subscribed);
     let mut stage = lab.stage("elastic")?;
-    let (lines, _) = elastic::train(&mut stage, &recipe, (moments, PLACES), || suite.go_on())?;
+    let printed = elastic::train(&mut stage, &recipe, (moments, PLACES), || suite.go_on())?;
     let transfers = bystander.stop()?.into_iter().map(|transfer| transfer.ms).collect();
-    Ok((Course::of(&lines)?, transfers))
+    Ok((printed, transfers))
+}
+
+/// Micro-batches that are done, and ranks, over time, with what happened marked.
+fn progress(title: &str, (lines, happened): &Printed) -> Chart {
+    let began = lines.first().map_or(0, Line::at_us);
+    let since = |at_us: u64| at_us.saturating_sub(began) as f64 / 1e6;
+    let steps = lines.iter().filter_map(|line| match line {
+        Line::Step { at_us, done, ranks, .. } => {
+            Some((since(*at_us), *done as f64 / 100.0, *ranks as f64 * 100.0))
+        }
+        _ => None,
+    });
+    let (work, ranks) = steps.map(|(at, done, ranks)| ((at, done), (at, ranks))).unzip();
+    let series = vec![
+        Series { name: "micro-batches done".to_owned(), points: work },
+        Series { name: "a hundred times the ranks".to_owned(), points: ranks },
+    ];
+    let marks: Vec<f64> = happened.iter().map(|what| since(what.at_ns / 1000)).collect();
+    let title = format!("{title}: what is done, and by how many; marks are what happens to it");
+    chart(title, ("seconds", "micro-batches"), series, marks)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn progress_is_told_in_seconds_and_micro_batches() {
+        let step = |at_us, done, ranks| Line::Step { at_us, done, ranks, accumulate: 1, collective_us: 0 };
+        let lines = vec![Line::Joined { at_us: 5_000_000 }, step(6_000_000, 200, 8), step(9_000_000, 400, 7)];
+        let happened = vec![Happened { at_ns: 8_000_000_000, what: "h6 is lost".to_owned() }];
+        let chart = progress("Subscribed", &(lines, happened));
+        assert_eq!(chart.series[0].points, [(1.0, 2.0), (4.0, 4.0)]);
+        assert_eq!(chart.series[1].points, [(1.0, 800.0), (4.0, 700.0)]);
+        assert_eq!(chart.marks, [3.0]);
+    }
 
     #[test]
     fn rows_hold_sooner_and_as_well_off() {

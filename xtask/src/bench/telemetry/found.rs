@@ -126,27 +126,37 @@ pub fn period_error(truth: &Truth, found: &[Span], from: usize) -> Option<f64> {
 /// A slow link lies between its host and the switch, and in a ring it slows the edge into the host: which of the edge's ends
 /// is at fault cannot be told by times alone. So a verdict on the network may name the host or an edge that ends there.
 ///
+/// A verdict tells of what was injected if it was made since, or stood then and the log bore it out when it was made. Any other is a
+/// false alarm, whomever it names.
+///
 /// What was injected is not all that happens on a busy machine, where processes wait for cores too. The training's own log says
 /// what a rank computed: an iteration in which a slow worker was not late, because others were, does not count for it, and a
 /// verdict on a rank that was late in each of the last `within` iterations, by half of what the verdict says in their mean and by a
 /// quarter of it in each, is no false alarm.
 pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
     let phases = truth.phases();
-    let found: Vec<Verdict> = found.iter().filter_map(|one| Verdict::of(truth, one)).collect();
+    let found = verdicts(truth, found);
+    let borne_out = |one: &Verdict| is_borne_out(truth, &phases, one, within);
     let mut wrong = Vec::new();
     let mut expected = Vec::new();
     for injection in &truth.injections {
-        let (rank, kind, last) = match *injection {
+        let (rank, kind, since_ns, last) = match *injection {
             Injection::Compute { rank, from, by_ns } => {
                 let mut late = (from..phases.len()).filter(|at| is_late(truth, rank, *at, by_ns));
-                (rank, Kind::Compute, late.nth(within.saturating_sub(1)).map_or(phases.len(), |at| at + 1))
+                let last = late.nth(within.saturating_sub(1)).map_or(phases.len(), |at| at + 1);
+                let began = truth.ranks.get(rank).and_then(|log| log.get(from));
+                (rank, Kind::Compute, began.map_or(u64::MAX, |iteration| iteration.began_ns), last)
             }
-            Injection::Network { rank, from, .. } => (rank, Kind::Network, from + within),
+            Injection::Network { rank, from, at_ns, .. } => (rank, Kind::Network, at_ns, from + within),
         };
-        expected.push((rank, kind));
+        expected.push((rank, kind, since_ns));
         // In time: before the iteration after the last that it may take communicates.
         let deadline = phases.get(last).or(phases.last()).map_or(u64::MAX, |span| span.began_ns);
-        match found.iter().find(|one| one.names(rank, kind)) {
+        let tells = |one: &&Verdict| {
+            let stands = || one.until_ns > since_ns && borne_out(one);
+            one.names(rank, kind) && (one.found_ns >= since_ns || stands())
+        };
+        match found.iter().find(tells) {
             None => wrong.push(format!("{kind:?} at rank {rank} was not found")),
             Some(one) if one.found_ns > deadline => {
                 let late = (one.found_ns - deadline) as f64 / 1e6;
@@ -158,18 +168,14 @@ pub fn wrong(truth: &Truth, found: &[Found], within: usize) -> Vec<String> {
         }
     }
     for one in found {
-        let iteration = phases.iter().filter(|span| span.began_ns <= one.found_ns).count();
-        let lately = iteration.saturating_sub(within)..iteration;
-        let borne_out = |rank| {
-            let late = || lately.clone().filter_map(|at| truth.late_ns(rank, at));
-            let (least, by_ns) = (late().min().unwrap_or_default(), one.by_ns.cast_signed());
-            least >= (by_ns / 4).max(1) && late().sum::<i64>() * 2 >= by_ns * lately.len() as i64
+        let tells = |(rank, kind, since_ns): &(usize, Kind, u64)| {
+            one.names(*rank, *kind) && one.found_ns >= *since_ns
         };
-        if expected.iter().any(|(rank, kind)| one.names(*rank, *kind))
-            || one.kind == Kind::Compute && one.rank.is_some_and(borne_out)
-        {
+        if expected.iter().any(tells) || borne_out(&one) {
             continue;
         }
+        let lately = iterations(&phases, &one, within);
+        let iteration = lately.end;
         let (kind, rank, by) = (one.kind, one.rank, one.by_ns as f64 / 1e6);
         let logged: Vec<f64> = lately.filter_map(|at| Some(truth.late_ns(rank?, at)? as f64 / 1e6)).collect();
         wrong.push(format!(
@@ -184,6 +190,21 @@ fn is_late(truth: &Truth, rank: usize, iteration: usize, by_ns: u64) -> bool {
     truth.late_ns(rank, iteration).is_some_and(|late| late >= (by_ns / 2).cast_signed())
 }
 
+/// The iterations of which a verdict tells: the last that had begun.
+fn iterations(phases: &[Span], one: &Verdict, within: usize) -> std::ops::Range<usize> {
+    let iteration = phases.iter().filter(|span| span.began_ns <= one.found_ns).count();
+    iteration.saturating_sub(within)..iteration
+}
+
+/// Whether the log says of the rank what the verdict does.
+fn is_borne_out(truth: &Truth, phases: &[Span], one: &Verdict, within: usize) -> bool {
+    let Some(rank) = one.rank.filter(|_| one.kind == Kind::Compute) else { return false };
+    let lately = iterations(phases, one, within);
+    let late = || lately.clone().filter_map(|at| truth.late_ns(rank, at));
+    let (least, by_ns) = (late().min().unwrap_or_default(), one.by_ns.cast_signed());
+    least >= (by_ns / 4).max(1) && late().sum::<i64>() * 2 >= by_ns * lately.len() as i64
+}
+
 /// A rank that was said to hold the others up.
 #[derive(Debug, Clone)]
 struct Verdict {
@@ -192,21 +213,34 @@ struct Verdict {
     /// Of a slow edge.
     ends: Vec<usize>,
     found_ns: u64,
+    /// When it was found to be over.
+    until_ns: u64,
     by_ns: u64,
 }
 
-impl Verdict {
-    fn of(truth: &Truth, found: &Found) -> Option<Self> {
-        let Found::Straggler { host, rank, kind, edge, found_ns, by_ns, over: false, .. } = found else {
-            return None;
-        };
-        let placed = |host: IpAddr| truth.places.iter().position(|place| IpAddr::V4(place.address) == host);
+/// All that were made, in their order.
+fn verdicts(truth: &Truth, found: &[Found]) -> Vec<Verdict> {
+    let placed = |host: IpAddr| truth.places.iter().position(|place| IpAddr::V4(place.address) == host);
+    let end = |text: &String| text.parse().map_or_else(|_| text.parse().ok(), placed);
+    let mut verdicts: Vec<Verdict> = Vec::new();
+    for one in found {
+        let Found::Straggler { host, rank, kind, edge, found_ns, by_ns, over, .. } = one else { continue };
         let rank = host.map_or(Some(*rank), placed);
-        let end = |text: &String| text.parse().map_or_else(|_| text.parse().ok(), placed);
+        if *over {
+            let mut standing = verdicts.iter_mut().rev().filter(|one| (one.rank, one.kind) == (rank, *kind));
+            if let Some(standing) = standing.next() {
+                standing.until_ns = *found_ns;
+            }
+            continue;
+        }
         let ends = edge.iter().flat_map(|(from, to)| [from, to]).filter_map(end).collect();
-        Some(Self { rank, kind: *kind, ends, found_ns: *found_ns, by_ns: *by_ns })
+        let (found_ns, by_ns) = (*found_ns, *by_ns);
+        verdicts.push(Verdict { rank, kind: *kind, ends, found_ns, until_ns: u64::MAX, by_ns });
     }
+    verdicts
+}
 
+impl Verdict {
     /// Whether it is about this rank.
     fn names(&self, rank: usize, kind: Kind) -> bool {
         self.kind == kind && (self.rank == Some(rank) || self.ends.contains(&rank))
@@ -266,6 +300,35 @@ mod tests {
         // In one of the iterations another rank was as late: there was nothing to see.
         truth.ranks[0][5].began_ns -= 9;
         assert_eq!(wrong(&truth, &[straggler(2, Kind::Compute, 741)], 3), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_verdict_from_before_the_injection_is_a_false_alarm() {
+        let mut truth = truth(vec![Injection::Compute { rank: 1, from: 4, by_ns: 9 }]);
+        for iteration in &mut truth.ranks[1][4..] {
+            iteration.began_ns -= 9;
+        }
+        let early = straggler(2, Kind::Compute, 390);
+        let said = wrong(&truth, std::slice::from_ref(&early), 3);
+        assert!(said.len() == 2 && said[0].contains("was not found"), "{said:?}");
+        let later = straggler(2, Kind::Compute, 680);
+        assert_eq!(wrong(&truth, &[early.clone(), later.clone()], 3).len(), 1);
+        // By its own log it was late then: what stands until the injection tells of it, what does not does not.
+        for iteration in &mut truth.ranks[1][1..4] {
+            iteration.began_ns -= 9;
+        }
+        assert_eq!(wrong(&truth, std::slice::from_ref(&early), 3), Vec::<String>::new());
+        let over = |found_ns| match straggler(2, Kind::Compute, found_ns) {
+            Found::Straggler { foreign, host, rank, kind, edge, found_ns, by_ns, .. } => {
+                Found::Straggler { foreign, host, rank, kind, edge, found_ns, by_ns, over: true }
+            }
+            other => other,
+        };
+        assert_eq!(wrong(&truth, &[early.clone(), over(391)], 3).len(), 1);
+        assert_eq!(wrong(&truth, &[early, over(391), later], 3), Vec::<String>::new());
+        let narrowed = Injection::Network { rank: 1, from: 4, at_ns: 390, bits_per_second: 1 };
+        truth.injections = vec![narrowed];
+        assert_eq!(wrong(&truth, &[straggler(2, Kind::Network, 380)], 3).len(), 2);
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Communicators {
                 let moved = if kind == MarkKind::Sent { sent } else { received };
                 moved.add(mark.time_ns, mark.bytes);
             }
-            MarkKind::Coded => {}
+            MarkKind::Coded | MarkKind::Aggregated | MarkKind::GivenUp => {}
         }
     }
 

@@ -39,7 +39,7 @@ fn what_matters_more_takes_from_the_same_tenants_and_from_nobody_else() {
     let promised = [pairs[0].clone(), Job { promised: mbit(200), ..pairs[1].clone() }, pairs[2].clone()];
     assert_eq!(shares(&planned(&promised, &[(0, 2), (0, 1), (0, 0)])), [625, 200, 75]);
     // Who takes turns is left to that.
-    let rhythm = Rhythm { period: Nanos(100), busy: Nanos(90), bytes: Bytes(0), began: Nanos(0) };
+    let rhythm = Rhythm { period: Nanos(100), busy: Nanos(90), ..Rhythm::default() };
     let periodic = [pairs[0].clone(), Job { rhythm: Some(rhythm), ..pairs[1].clone() }, pairs[2].clone()];
     let before = planned(&periodic, &[(0, 0), (0, 0), (1, 0)]);
     assert_eq!(shares(&planned(&periodic, &[(0, 2), (0, 1), (1, 0)])), shares(&before));

@@ -168,7 +168,7 @@ fn weights_split_a_link_and_are_paced() {
 #[test]
 fn what_is_quiet_most_of_the_time_is_slowed_while_it_communicates() {
     let topology = leaf_spine(2, 2, 4, 1000, 1000);
-    let rhythm = Rhythm { period: Nanos(100), busy: Nanos(10), bytes: Bytes(0), began: Nanos(0) };
+    let rhythm = Rhythm { period: Nanos(100), busy: Nanos(10), ..Rhythm::default() };
     let training = Job { rhythm: Some(rhythm), ..job(1, &[0, 1, 2, 3, 4, 5, 6, 7], 2) };
     let clear = Conditions::clear(&topology);
     let forming = [training.clone()];

@@ -4,7 +4,7 @@ use super::super::State;
 use super::super::coding;
 use super::super::replan::Planned;
 use super::codes::Shape;
-use super::{ELEMENT, Granted, PARTS, TURN, There, WINDOWS, Weighed};
+use super::{ELEMENT, Granted, PARTS, TURN, There, Told, WINDOWS, Weighed};
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::ALL_WORKERS;
 use harmonaize_aggregator::{Form, SPAN, worker_key};
@@ -177,7 +177,8 @@ impl State {
                 parent: above(&places, place, number),
                 group: place.group.clone(),
             };
-            granted.at.insert(place.aggregator, Some(grant.clone()));
+            let (address, datagrams) = (place.address, datagrams.clone());
+            granted.at.insert(place.aggregator, Some(Told { grant: grant.clone(), address, datagrams }));
             if let Some(session) = self.aggregators.there.get(&place.aggregator).map(|there| there.session) {
                 self.send(session, to_agent::Message::GrantAggregation(grant));
             }

@@ -213,6 +213,7 @@ impl State {
             aggregator: self.aggregator_of(&known.aggregation),
             aggregation_reason: known.aggregation.reason.clone(),
             hints: self.hints.words(id),
+            turns: self.turn_words(id),
             ..v1::PlanStatus::default()
         };
         match &known.plan {

@@ -11,6 +11,7 @@ const MOST_LINKS: usize = 64;
 const MOST_CHANGES: usize = 64;
 const MOST_STRAGGLERS: usize = 64;
 const MOST_OPERATIONS: usize = 256;
+const MOST_OPEN: usize = 64;
 /// Of one operation.
 const MOST_RANKS: usize = 1024;
 const MOST_NAME: usize = 64;
@@ -24,10 +25,12 @@ pub(super) fn report(report: &TelemetryReport, last: u64) -> Result<(), String> 
     few("changes", report.changes.len(), MOST_CHANGES)?;
     few("stragglers", report.stragglers.len(), MOST_STRAGGLERS)?;
     few("operations", report.operations.len(), MOST_OPERATIONS)?;
+    few("open operations", report.open.len(), MOST_OPEN)?;
     report.links.iter().try_for_each(link)?;
     report.changes.iter().try_for_each(congestion)?;
     report.stragglers.iter().try_for_each(straggler)?;
-    report.operations.iter().try_for_each(operation)
+    report.open.iter().try_for_each(|one| operation(one, true))?;
+    report.operations.iter().try_for_each(|one| operation(one, false))
 }
 
 fn few(what: &str, count: usize, most: usize) -> Result<(), String> {
@@ -77,7 +80,8 @@ fn straggler(one: &Straggler) -> Result<(), String> {
     Ok(())
 }
 
-fn operation(operation: &Operation) -> Result<(), String> {
+/// `open`: some of its ranks may not have ended it.
+fn operation(operation: &Operation, open: bool) -> Result<(), String> {
     few("ranks of an operation", operation.ranks.len(), MOST_RANKS)?;
     few("edges of an operation", operation.edges.len(), MOST_RANKS)?;
     if !operation.ranks.is_sorted_by(|one, next| one.rank < next.rank) {
@@ -86,7 +90,8 @@ fn operation(operation: &Operation) -> Result<(), String> {
     if !operation.edges.is_sorted_by(|one, next| one.peer < next.peer) {
         return Err("edges of an operation that do not ascend".to_owned());
     }
-    if operation.ranks.iter().any(|rank| rank.ended_ns == 0 || rank.ended_ns < rank.called_ns) {
+    let early = |ended: u64, called: u64| if ended == 0 { !open } else { ended < called };
+    if operation.ranks.iter().any(|rank| early(rank.ended_ns, rank.called_ns)) {
         return Err(format!("operation {} that ended before it was called", operation.operation));
     }
     let lost = |coded: &CodedOperation| coded.error.is_nan() || coded.error >= 0.0;

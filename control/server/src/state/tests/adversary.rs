@@ -14,7 +14,17 @@ use rand_chacha::ChaCha8Rng;
 use world::{Cause, RANKS, Seen, Strategy, watch};
 
 /// The ways of being told, each alone.
-const WAYS: [By; 6] = [By::Events, By::Times, By::Receipts, By::Rates, By::Meetings, By::Going];
+const WAYS: [By; 9] = [
+    By::Events,
+    By::Times,
+    By::Receipts,
+    By::Rates,
+    By::Meetings,
+    By::Going,
+    By::RawEvents,
+    By::RawTimes,
+    By::RawMeetings,
+];
 
 /// By how many seconds a round trip's mean is off when a tenant measures it: its standard deviation.
 const NOISE: [(&str, f64); 3] = [("weak", 300e-6), ("medium", 150e-6), ("strong", 60e-6)];
@@ -30,7 +40,11 @@ enum By {
     Meetings,
     Going,
     Told,
+    /// What is known, all of it, and of it what happens, delays, and which communicators meet.
     Raw,
+    RawEvents,
+    RawTimes,
+    RawMeetings,
 }
 
 fn numbers(seen: &Seen, measured: &[Vec<f64>], by: By, i: usize, j: usize) -> Vec<f64> {
@@ -47,6 +61,9 @@ fn numbers(seen: &Seen, measured: &[Vec<f64>], by: By, i: usize, j: usize) -> Ve
         By::Rates => row.extend(told.rates(i, j)),
         By::Meetings => row.extend(told.meetings(i, j)),
         By::Going => row.extend(told.going(i, j)),
+        By::RawEvents => row.extend(seen.raw.events(i, j)),
+        By::RawTimes => row.extend(seen.raw.times(i, j)),
+        By::RawMeetings => row.extend(seen.raw.meetings(i, j)),
         By::Told | By::Raw => {
             let of = if by == By::Told { told } else { &seen.raw };
             let all = [

@@ -77,6 +77,24 @@ pub(super) fn answer(world: &mut World, session: SessionId, communicator: u64, r
     world.say(session, from_agent::Message::AggregationGranted(answer));
 }
 
+/// All prepare the epoch that they were told of, and use it; their recipes.
+fn change_over(world: &mut World, sessions: &[SessionId], id: u64, epoch: u64) -> Vec<v1::Recipe> {
+    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    assert!(recipes.iter().all(|recipe| recipe.epoch == epoch), "{recipes:?}");
+    world.prepare(sessions, id, epoch);
+    for session in sessions {
+        let switched = v1::Switched { communicator: id, epoch, first_segment: 0 };
+        world.say(*session, from_agent::Message::Switched(switched));
+    }
+    recipes
+}
+
+/// What an agent that has this recipe says after control has restarted.
+fn running(recipe: &v1::Recipe) -> Vec<v1::Recipe> {
+    let aggregation = recipe.aggregation.clone().map(|told| v1::Aggregation { key: vec![], ..told });
+    vec![v1::Recipe { peers: vec![], aggregation, ..recipe.clone() }]
+}
+
 pub(super) fn plan(world: &World, id: u64) -> v1::PlanStatus {
     world.state.plans_reply(id).unwrap().plans.remove(0)
 }
@@ -252,17 +270,11 @@ fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_
     let agg = world.hello(aggregator(&[]));
     world.wait(SECOND);
     let [grant] = grants(&mut world, agg).try_into().unwrap();
-    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    let recipes = change_over(&mut world, &sessions, id, 2);
     assert!(recipes.iter().all(|recipe| {
-        recipe.epoch == 2
-            && recipe.aggregation.as_ref().is_some_and(|told| told.communicator == grant.communicator)
+        recipe.aggregation.as_ref().is_some_and(|told| told.communicator == grant.communicator)
     }));
     assert!(recipes.iter().all(|recipe| recipe.peers.iter().all(|peer| peer.carried)), "links go on");
-    world.prepare(&sessions, id, 2);
-    for session in &sessions {
-        let switched = v1::Switched { communicator: id, epoch: 2, first_segment: 0 };
-        world.say(*session, from_agent::Message::Switched(switched));
-    }
     answer(&mut world, agg, grant.communicator, "");
     assert_eq!(plan(&world, id).aggregator, "agg0");
     world.gone(agg);
@@ -281,7 +293,7 @@ fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_
 }
 
 #[test]
-fn a_refused_grant_is_remembered_and_shown() {
+fn a_refused_grant_is_asked_for_again_later_and_agents_do_without_meanwhile() {
     let mut world = World::new(settings(), 4);
     let agg = world.hello(aggregator(&[]));
     let sessions = agents(&mut world);
@@ -291,9 +303,106 @@ fn a_refused_grant_is_remembered_and_shown() {
     let shown = plan(&world, id);
     assert_eq!(shown.aggregator, "");
     assert_eq!(shown.aggregation_reason, "agg0 refused: the pool is promised to others");
-    world.wait(SECOND * 30);
-    assert_eq!(grants(&mut world, agg), [], "it is not asked again");
-    assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+    // Each pause is twice as long as the one before.
+    let mut epoch = 2;
+    for pause in [10, 20, 40] {
+        world.wait(SECOND);
+        let recipes = change_over(&mut world, &sessions, id, epoch);
+        assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none()), "they wait for none");
+        assert_eq!(plan(&world, id).aggregation_reason, "agg0 refused: the pool is promised to others");
+        world.wait(SECOND * (pause - 2));
+        assert_eq!(grants(&mut world, agg), [], "it is not asked yet");
+        assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+        world.wait(SECOND);
+        let [grant] = grants(&mut world, agg).try_into().unwrap();
+        let recipes = change_over(&mut world, &sessions, id, epoch + 1);
+        let told = |recipe: &v1::Recipe| recipe.aggregation.as_ref().map(|told| told.communicator);
+        assert!(recipes.iter().all(|recipe| told(recipe) == Some(grant.communicator)));
+        assert_eq!(plan(&world, id).aggregator, "agg0");
+        answer(&mut world, agg, grant.communicator, "the pool is promised to others");
+        epoch += 2;
+    }
+    world.wait(SECOND);
+    change_over(&mut world, &sessions, id, epoch);
+    world.gone(agg);
+    let agg = world.hello(aggregator(&[]));
+    world.wait(SECOND);
+    assert_eq!(grants(&mut world, agg).len(), 1, "another start has another pool");
+}
+
+#[test]
+fn an_aggregator_that_starts_again_elsewhere_is_told_to_agents_by_another_epoch() {
+    let over_rdma = |number| {
+        let mut hello = aggregator(&[]);
+        let port = v1::DatagramPort { gid: vec![1; 16], number, key: 5, bytes: 4096 };
+        hello.aggregator.as_mut().unwrap().datagrams = Some(port);
+        hello
+    };
+    let elsewhere = v1::Hello { listen: "10.0.0.99:7500".to_owned(), ..aggregator(&[]) };
+    let cases =
+        [(aggregator(&[]), elsewhere), (over_rdma(17), over_rdma(18)), (over_rdma(17), aggregator(&[]))];
+    for (first, then) in cases {
+        let mut world = World::new(settings(), 8);
+        let agg = world.hello(first);
+        let sessions: Vec<SessionId> = (0..4)
+            .map(|host| {
+                let mut said = able(host, vec![]);
+                said.abilities.as_mut().unwrap().datagram_bytes = 4096;
+                world.hello(said)
+            })
+            .collect();
+        sessions.iter().for_each(|session| drop(world.heard(*session)));
+        let id = world.form(&sessions, "world");
+        let [before] = grants(&mut world, agg).try_into().unwrap();
+        world.gone(agg);
+        let agg = world.hello(then.clone());
+        world.wait(SECOND);
+        let [grant] = grants(&mut world, agg).try_into().unwrap();
+        assert_ne!(grant.communicator, before.communicator);
+        for recipe in change_over(&mut world, &sessions, id, 2) {
+            let told = recipe.aggregation.unwrap();
+            assert_eq!((told.communicator, &told.address), (grant.communicator, &then.listen));
+            assert_eq!(told.datagrams, then.aggregator.as_ref().unwrap().datagrams);
+        }
+        answer(&mut world, agg, grant.communicator, "");
+        world.wait(SECOND * 60);
+        assert_eq!(plan(&world, id).aggregator, "agg0");
+        assert!(sessions.iter().all(|session| world.heard(*session).is_empty()), "once");
+    }
+}
+
+#[test]
+fn an_aggregator_that_starts_again_after_control_has_restarted_is_granted_another_epoch() {
+    // Whether it still serves what it did when it first says so to the new control.
+    for named in [true, false] {
+        let mut world = World::new(settings(), 5);
+        let agg = world.hello(aggregator(&[]));
+        let sessions = agents(&mut world);
+        let recipes = join_all(&mut world, &sessions, "a");
+        let [before] = grants(&mut world, agg).try_into().unwrap();
+        let mut world = World::new(settings(), 6);
+        let mut agg =
+            world.hello(aggregator(if named { std::slice::from_ref(&before.communicator) } else { &[] }));
+        let sessions: Vec<SessionId> =
+            (0..).zip(&recipes).map(|(host, recipe)| world.hello(able(host, running(recipe)))).collect();
+        sessions.iter().for_each(|session| drop(world.heard(*session)));
+        world.wait(SECOND);
+        assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+        if named {
+            world.gone(agg);
+            agg = world.hello(aggregator(&[]));
+        } else {
+            // It might have come later.
+            world.wait(SECOND * 30);
+        }
+        world.wait(SECOND);
+        let [grant] = grants(&mut world, agg).try_into().unwrap();
+        assert_ne!(grant.communicator, before.communicator);
+        let id = recipes[0].communicator;
+        for recipe in change_over(&mut world, &sessions, id, 3) {
+            assert_eq!(recipe.aggregation.unwrap().communicator, grant.communicator, "named: {named}");
+        }
+    }
 }
 
 #[test]
@@ -305,18 +414,17 @@ fn a_restart_of_control_finds_grants_again_and_withdraws_what_nobody_names() {
     let [grant] = grants(&mut world, agg).try_into().unwrap();
     let mut world = World::new(settings(), 6);
     let agg = world.hello(aggregator(&[grant.communicator, 99]));
-    let running = |recipe: &v1::Recipe| {
-        let aggregation = recipe.aggregation.clone().map(|told| v1::Aggregation { key: vec![], ..told });
-        vec![v1::Recipe { peers: vec![], aggregation, ..recipe.clone() }]
-    };
     let sessions: Vec<SessionId> =
         recipes.iter().enumerate().map(|(host, recipe)| world.hello(able(host, running(recipe)))).collect();
     world.wait(SECOND);
     let id = recipes[0].communicator;
     assert_eq!(plan(&world, id).aggregator, "agg0");
     assert_eq!(revoked(&mut world, agg), [] as [u64; 0]);
+    let guaranteed = |world: &World| world.state.topology_reply(world.now).aggregators[0].guaranteed;
+    assert_eq!(guaranteed(&world), 2 * grant.guaranteed, "as much as it was granted");
     world.wait(SECOND * 30);
     assert_eq!(revoked(&mut world, agg), [99]);
+    assert_eq!(guaranteed(&world), grant.guaranteed);
     for session in &sessions {
         let changes = world.heard(*session).into_iter();
         let changes = changes.filter(|message| matches!(message, to_agent::Message::Change(_)));

@@ -4,6 +4,8 @@ use super::fabric::{Fabric, MS, Stranger, two_by_two};
 use super::world::{SECOND, World, hello, settings, settings_of};
 use crate::state::operator::touched;
 use crate::state::{Fact, Output, SessionId};
+use harmonaize_abi::Collective;
+use harmonaize_abi::session::Hints;
 use harmonaize_api::v1::{self, JoinRefusedKind, budget::Lets, from_agent, to_agent};
 use harmonaize_codec::Codec;
 use harmonaize_store::{Change, Loss, Stored};
@@ -69,6 +71,7 @@ fn a_slow_fabric_is_coded_within_the_budget_and_who_has_none_stays_exact() {
             most,
             exchanges: false,
             measured: false,
+            finer: None,
         });
         assert_eq!((recipe.coding, recipe.budget), (expected, budget));
         assert_eq!((plan(&fabric, id).codec, runs(&fabric, beside).0), (codec.to_owned(), "exact"));
@@ -188,6 +191,42 @@ fn a_budget_is_agreed_on_while_a_change_is_under_way_and_without_planning() {
 }
 
 #[test]
+fn what_nobody_waits_for_stays_exact() {
+    const BYTES: u64 = 16 << 20;
+    let mut fabric = fabric(1);
+    let id = fabric.form_within("a", "world", &EVERYONE, bound(0.05));
+    fabric.run(SECOND * 3);
+    let mut follows = |hints: Hints| {
+        fabric.hint("a", "world", &hints).unwrap();
+        // Longer than a change of the codec makes the next one dearer.
+        fabric.run(SECOND * 120);
+        let reason = plan(&fabric, id).codec_reason;
+        (runs(&fabric, id).0, reason)
+    };
+    let reduce = Collective::AllReduce;
+    assert_eq!(
+        follows(Hints::new().period(SECOND * 5)).0,
+        "rotated 4",
+        "nothing is said of what it waits for"
+    );
+    let (codec, why) = follows(Hints::new().period(SECOND * 5).hidden(reduce, BYTES));
+    assert_eq!((codec, why.contains("before the tenant waits")), ("exact", true), "{why}");
+    // Four of them have a quarter of the time each: too little for exact ones, and fewer bits than what ends in time gain nothing.
+    let four = (0..4).fold(Hints::new().period(MS * 500), |hints, _| hints.hidden(reduce, BYTES));
+    assert_eq!(follows(four).0, "int8");
+    assert_eq!(follows(Hints::new().period(SECOND * 5).hidden(reduce, BYTES)).0, "exact");
+    // What the iteration waits for takes from the period, and another AllReduce that it waits for says nothing of which is which.
+    let gathers =
+        Hints::new().period(SECOND * 5).hidden(reduce, BYTES).expect(Collective::AllGather, BYTES << 6);
+    assert_eq!(follows(gathers).0, "rotated 4");
+    assert_eq!(follows(Hints::new().period(SECOND * 5).hidden(reduce, BYTES)).0, "exact");
+    assert_eq!(
+        follows(Hints::new().period(SECOND * 5).expect(reduce, BYTES).hidden(reduce, BYTES)).0,
+        "rotated 4"
+    );
+}
+
+#[test]
 fn a_fast_fabric_stays_exact_until_it_is_slow() {
     for (rate, codec) in [("100Gbit/s", "exact"), ("1Gbit/s", "rotated 4"), ("100Mbit/s", "rotated 4")] {
         let topology = two_by_two().replace("1Gbit/s", rate);
@@ -269,6 +308,7 @@ fn coded(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
         carry: true,
         coded_exchanges: true,
         coded_measured: true,
+        coded_finer: true,
         ..v1::Abilities::default()
     };
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
@@ -292,11 +332,15 @@ fn all_to_alls_are_coded_where_all_agents_can() {
         let mut world = World::new(settings(4), 7);
         let mut hellos = [coded(0, vec![]), coded(1, vec![])];
         let abilities = hellos[1].abilities.as_mut().unwrap();
-        (abilities.coded_exchanges, abilities.coded_measured) = (all, all);
+        (abilities.coded_exchanges, abilities.coded_measured, abilities.coded_finer) = (all, all, all);
         let sessions = hellos.map(|hello| world.hello(hello));
         let recipes = joined(&mut world, &sessions, &bound(0.05));
         let told = recipes.iter().map(|recipe| recipe.coding.as_ref().unwrap());
-        assert!(told.into_iter().all(|coding| (coding.exchanges, coding.measured) == (all, all)));
+        for coding in told {
+            assert_eq!((coding.exchanges, coding.measured), (all, all));
+            let finer = all.then_some("int8 stochastic");
+            assert_eq!((coding.codec.as_str(), coding.finer.as_deref()), ("rotated 4", finer));
+        }
     }
 }
 

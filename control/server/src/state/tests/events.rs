@@ -355,6 +355,14 @@ fn while_something_is_drained_others_traffic_is_still_told_apart() {
 }
 
 #[test]
+fn a_cursor_from_before_control_began_is_refused_as_such() {
+    let (mut fabric, _) = formed(4, &[1, 2]);
+    let from = v1::EventCursor { feed: 7, next: 3 };
+    fabric.read(0, 2, "b", Some(from), SECOND);
+    assert!(fabric.read.pop().unwrap().refused.contains("not of this feed"));
+}
+
+#[test]
 fn a_tenant_hears_nothing_of_others_and_a_foreign_cursor_is_refused() {
     let (mut fabric, _) = formed(4, &[1, 2]);
     fabric.form("b", "world", &[3, 4]);

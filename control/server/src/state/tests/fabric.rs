@@ -42,7 +42,6 @@ struct Part {
     epoch: u64,
 }
 
-/// An agent.
 #[derive(Debug, Default)]
 struct Agent {
     session: Option<SessionId>,
@@ -196,6 +195,7 @@ impl Fabric {
             probe: true,
             probe_address: format!("10.0.0.{}:4001", host + 1),
             hold: true,
+            turns: true,
             pace: true,
             path_verdicts: true,
             carry: true,
@@ -359,7 +359,7 @@ impl Fabric {
             Message::IterationChoice(answer) => self.tenants.chosen.push(answer),
             Message::Hinted(answer) => self.tenants.hinted.push(answer),
             Message::Refused(refused) => panic!("refused: {}", refused.reason),
-            _ => {}
+            other => self.tenants.rest.push(other),
         }
     }
 

@@ -72,6 +72,30 @@ fn operation(communicator: u64, number: u64, me: u32, of: u32, called_ns: u64, e
     }
 }
 
+/// A session that ends leaves measuring as it was; an agent that is started again has measured nothing meanwhile.
+#[test]
+fn a_restart_of_an_agent_is_a_gap() {
+    let mut world = world();
+    let gaps = |world: &World| fabric(world).hosts[1].losses.map(|losses| losses.gaps);
+    let mut session = world.hello(hello(1, vec![]));
+    let heard = |world: &mut World, session, begun_ns, gaps| {
+        world.now += SECOND;
+        let losses = Some(v1::TelemetryLosses { gaps, ..v1::TelemetryLosses::default() });
+        tell(world, session, TelemetryReport { sequence: 1, begun_ns, losses, ..TelemetryReport::default() });
+    };
+    heard(&mut world, session, 500, 2);
+    assert_eq!(gaps(&world), Some(2));
+    // The same run goes on in another session; then another run, and one of an agent that does not say which it is.
+    for (begun_ns, own, told) in [(500, 3, 3), (700, 0, 4), (700, 1, 5), (0, 0, 4), (900, 2, 7), (900, 2, 7)]
+    {
+        world.gone(session);
+        session = world.hello(hello(1, vec![]));
+        assert_eq!(gaps(&world), None);
+        heard(&mut world, session, begun_ns, own);
+        assert_eq!(gaps(&world), Some(told), "{begun_ns} {own}");
+    }
+}
+
 #[test]
 fn reports_are_asked_for_and_kept() {
     let mut world = world();
@@ -173,6 +197,9 @@ fn bad_reports_are_refused_in_whole() {
         (with(&|report| report.links = vec![link("e"); 65]), "65 links; at most 64"),
         (with(&|report| report.changes = vec![congested("e", CongestionLevel::None); 65]), "65 changes"),
         (with(&|report| report.stragglers = vec![late(id, "", 0); 65]), "65 stragglers"),
+        (with(&|report| report.open = vec![operation(id, 0, 0, 2, 100, 0); 65]), "65 open operations"),
+        (with(&|report| report.open = vec![operation(id, 0, 1, 2, 100, 0)]), "participant 0 speaks as 1"),
+        (with(&|report| report.open = vec![operation(id, 0, 0, 2, 100, 99)]), "before it was called"),
         (with(&|report| report.operations = vec![Operation::default(); 257]), "257 operations"),
         (with(&|report| report.links[0].interface = "e\u{1b}[2J".to_owned()), "a link that is no name"),
         (with(&|report| report.links[0].interface = "e".repeat(65)), "a link that is no name"),

@@ -1,10 +1,10 @@
-//! Periodic jobs on one spine in virtual time: they compute, then share the spine fairly; agents tell of their operations, and do
-//! what holds ask.
+//! Periodic jobs on one spine in virtual time: they compute, then share the spine fairly; agents tell of their operations, wait for their
+//! turns, and do what holds ask.
 
 use super::fabric::Fabric;
 use super::world::SECOND;
 use crate::state::{Fact, Instruction};
-use harmonaize_api::v1::{self, from_agent};
+use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::HostId;
 use harmonaize_store::WithdrawalKind;
 use rand::RngExt;
@@ -15,6 +15,9 @@ const REAL: u64 = 1_763_755_542_000_000_000;
 
 /// How finely time goes, in milliseconds.
 const TICK: f64 = 0.5;
+
+/// How long a message takes between an agent and control, in milliseconds.
+const MESSAGE: f64 = 1.0;
 
 /// A job of one rank on each of four hosts. Times in milliseconds.
 pub(super) struct Job {
@@ -29,6 +32,16 @@ pub(super) struct Job {
     left: f64,
     began: f64,
     hold: Option<f64>,
+    /// How it takes turns, and until when its operation waits.
+    turns: Option<v1::Turns>,
+    waits: Option<f64>,
+    /// The turn that is not over.
+    turn: Option<u64>,
+    /// Its agent never says that a turn is over.
+    never_ends: bool,
+    /// On the way to its agent and to control, and when it is there.
+    heard: Vec<(f64, to_agent::Message)>,
+    said: Vec<(f64, from_agent::Message)>,
     /// Beginnings and ends of its iterations' communication.
     done: Vec<(f64, f64)>,
     told: usize,
@@ -52,23 +65,73 @@ impl Job {
     ) -> Self {
         let hosts = [leader, leader + 1, leader + 4, leader + 5];
         let id = fabric.form(tenant, &format!("job{leader}"), &hosts);
-        let (done, began) = (Vec::new(), 0.0);
-        let (varies, left, hold, told, reports, clock) = (0.01, 0.0, None, 0, 0, 0.0);
         Self {
             id,
             leader,
             computes,
-            varies,
+            varies: 0.01,
             alone,
             quiet: starts,
-            left,
-            began,
-            hold,
-            done,
-            told,
-            reports,
-            clock,
+            left: 0.0,
+            began: 0.0,
+            hold: None,
+            turns: None,
+            waits: None,
+            turn: None,
+            never_ends: false,
+            heard: Vec::new(),
+            said: Vec::new(),
+            done: Vec::new(),
+            told: 0,
+            reports: 0,
+            clock: 0.0,
         }
+    }
+
+    /// What arrives: at its agent, and from there at control.
+    fn exchange(&mut self, fabric: &mut Fabric, now: f64) {
+        while self.heard.first().is_some_and(|(at, _)| *at <= now) {
+            match self.heard.remove(0).1 {
+                to_agent::Message::Turns(turns) => {
+                    self.turns = Some(turns).filter(|turns| turns.patience_ns > 0)
+                }
+                to_agent::Message::TurnGiven(given) if self.turn == Some(given.turn) => self.waits = None,
+                _ => {}
+            }
+        }
+        self.waits = self.waits.filter(|until| *until > now && self.turns.is_some());
+        while self.said.first().is_some_and(|(at, _)| *at <= now) {
+            let session = fabric.state.hosts[&HostId(self.leader)];
+            fabric.state.message(fabric.now, session, self.said.remove(0).1.into());
+            fabric.settle();
+        }
+    }
+
+    /// Calls an operation, and asks for its turn where it takes turns.
+    fn call(&mut self, now: f64) {
+        // The call comes when it comes; what it waits for is nobody's business.
+        (self.began, self.left) = (now, self.alone);
+        self.quiet = self.hold.take().unwrap_or(0.0);
+        if let Some(turns) = self.turns {
+            let turn = self.done.len() as u64;
+            self.waits = Some(now + turns.patience_ns as f64 / 1e6);
+            self.turn = Some(turn);
+            let wanted = v1::TurnWanted { communicator: self.id, turn };
+            self.said.push((now + MESSAGE, from_agent::Message::TurnWanted(wanted)));
+        }
+    }
+
+    fn ends(&mut self, now: f64, varied: f64) {
+        self.done.push((self.began, now));
+        self.quiet = self.computes * varied;
+        if let Some(turn) = self.turn.take().filter(|_| !self.never_ends) {
+            let done = v1::TurnDone { communicator: self.id, turn };
+            self.said.push((now + MESSAGE, from_agent::Message::TurnDone(done)));
+        }
+    }
+
+    fn communicates(&self) -> bool {
+        self.left > 0.0 && self.quiet <= 0.0 && self.waits.is_none()
     }
 
     fn operation(&self, number: usize, (began, ended): (f64, f64)) -> v1::Operation {
@@ -147,21 +210,25 @@ pub(super) fn run(fabric: &mut Fabric, jobs: &mut [Job], seconds: u32) {
             held.hold = Some(hold.as_secs_f64() * 1e3);
         }
         facts = fabric.facts.len();
-        for job in jobs.iter_mut().filter(|job| job.left <= 0.0 && job.quiet <= 0.0) {
-            // The call comes when it comes; what it waits for is nobody's business.
-            job.began = now;
-            job.left = job.alone;
-            job.quiet = job.hold.take().unwrap_or(0.0);
+        jobs.iter_mut().for_each(|job| job.exchange(fabric, now));
+        for message in fabric.tenants.rest.drain(..) {
+            let id = match &message {
+                to_agent::Message::Turns(turns) => turns.communicator,
+                to_agent::Message::TurnGiven(given) => given.communicator,
+                _ => continue,
+            };
+            let job = jobs.iter_mut().find(|job| job.id == id).unwrap();
+            job.heard.push((now + MESSAGE, message));
         }
-        let sharing = jobs.iter().filter(|job| job.left > 0.0 && job.quiet <= 0.0).count() as f64;
+        jobs.iter_mut().filter(|job| job.left <= 0.0 && job.quiet <= 0.0).for_each(|job| job.call(now));
+        let sharing = jobs.iter().filter(|job| job.communicates()).count() as f64;
         for job in jobs.iter_mut() {
-            if job.left > 0.0 && job.quiet <= 0.0 {
+            if job.communicates() {
                 job.left -= TICK / sharing;
                 if job.left <= 0.0 {
-                    job.done.push((job.began, now + TICK));
-                    job.quiet = job.computes * (1.0 + fabric.rng.random_range(-job.varies..=job.varies));
+                    job.ends(now + TICK, 1.0 + fabric.rng.random_range(-job.varies..=job.varies));
                 }
-            } else {
+            } else if job.waits.is_none() {
                 job.quiet -= TICK;
             }
             // Agents report at moments of their own.
@@ -182,6 +249,61 @@ pub(super) fn holds(fabric: &Fabric) -> Vec<(Duration, f64)> {
     fabric.facts.iter().filter_map(held).collect()
 }
 
+/// When communicators began to take turns, and when they no longer did.
+pub(super) fn groups(fabric: &Fabric) -> (Vec<Duration>, Vec<(Duration, String)>) {
+    let begun = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::TakesTurns { .. }));
+    let over = fabric.facts.iter().filter_map(|(at, fact)| match fact {
+        Fact::TurnsOver { why, .. } => Some((*at, why.clone())),
+        _ => None,
+    });
+    (begun.map(|(at, _)| *at).collect(), over.collect())
+}
+
+fn job_mean(jobs: &[Job]) -> f64 {
+    jobs.iter().map(|job| job.iteration(5_000.0, f64::MAX)).sum::<f64>() / jobs.len() as f64
+}
+
+/// The mean iteration of jobs that compute and communicate for so long, the first on hosts from 0 on, after the first 15 s of 90.
+fn course(seed: u64, turns: bool, times: &[(f64, f64)], varies: f64) -> (Vec<f64>, Fabric) {
+    let mut fabric = one_spine(seed);
+    fabric.state.settings.turns = turns;
+    let mut jobs = Vec::new();
+    for (index, (computes, alone)) in times.iter().enumerate() {
+        let starts = fabric.rng.random_range(0.0..*computes);
+        jobs.push(Job::on(
+            &mut fabric,
+            if times.len() > 2 { index } else { 2 * index },
+            *computes,
+            *alone,
+            starts,
+        ));
+    }
+    jobs.iter_mut().for_each(|job| job.varies = varies);
+    run(&mut fabric, &mut jobs, 90);
+    (jobs.iter().map(|job| job.iteration(15_000.0, 90_000.0)).collect(), fabric)
+}
+
+/// What turns gain each of those jobs: with fair sharing, with turns, as means over seeds.
+fn gains(times: &[(f64, f64)], varies: f64) -> Vec<f64> {
+    let seeds = 5;
+    let mut sums = vec![(0.0, 0.0); times.len()];
+    for seed in 0..seeds {
+        let ((fair, _), (given, fabric)) =
+            (course(seed, false, times, varies), course(seed, true, times, varies));
+        let (begun, over) = groups(&fabric);
+        eprintln!(
+            "seed {seed}, varies {varies}: {fair:.1?} ms fairly, {given:.1?} with turns; {begun:?} {over:?}"
+        );
+        for ((all_fair, all_given), (fair, given)) in sums.iter_mut().zip(fair.iter().zip(&given)) {
+            *all_fair += fair;
+            *all_given += given;
+        }
+    }
+    let gains: Vec<f64> = sums.iter().map(|(fair, given)| fair / given).collect();
+    eprintln!("{times:?}, varies {varies}: gains {gains:.3?}");
+    gains
+}
+
 #[test]
 fn two_jobs_that_begin_together_soon_take_turns() {
     for seed in 0..6 {
@@ -192,15 +314,33 @@ fn two_jobs_that_begin_together_soon_take_turns() {
             Job::on(&mut fabric, leader, 60.0, 60.0, starts)
         });
         run(&mut fabric, &mut jobs, 60);
-        let holds = holds(&fabric);
+        let (begun, over) = groups(&fabric);
         for job in &jobs {
             let (first, last) = (job.iteration(0.0, 1_500.0), job.iteration(15_000.0, 60_000.0));
-            eprintln!("seed {seed}: {first:.1} ms an iteration, then {last:.1}; holds {holds:?}");
+            eprintln!(
+                "seed {seed}: {first:.1} ms an iteration, then {last:.1}; turns from {begun:?}, over {over:?}"
+            );
             assert!(first > 165.0 && first / last > 1.35, "seed {seed}: {first} then {last}");
+            let words = fabric.state.plans_reply(job.id).unwrap().plans[0].turns.clone();
+            assert!(words.starts_with("takes turns with a/job"), "{words}");
         }
-        assert!((1..=8).contains(&holds.len()), "seed {seed}: {holds:?}");
-        assert!(holds.iter().all(|(_, hold)| *hold < 60.0 * 1.2), "seed {seed}: {holds:?}");
+        assert!(
+            begun.len() == 2 && over.is_empty() && holds(&fabric).is_empty(),
+            "seed {seed}: {begun:?} {over:?}"
+        );
     }
+}
+
+#[test]
+fn iterations_are_shorter_with_turns_than_shared_fairly() {
+    for varies in [0.02, 0.1] {
+        let two = gains(&[(60.0, 60.0), (60.0, 60.0)], varies);
+        assert!(two.iter().all(|gain| *gain > 1.2), "{two:?}");
+    }
+    let three = gains(&[(90.0, 40.0), (90.0, 40.0), (90.0, 40.0)], 0.02);
+    assert!(three.iter().all(|gain| *gain > 1.1), "{three:?}");
+    let double = gains(&[(140.0, 60.0), (70.0, 30.0)], 0.02);
+    assert!(double.iter().all(|gain| *gain > 1.0), "{double:?}");
 }
 
 #[test]
@@ -211,45 +351,96 @@ fn who_takes_turns_already_is_left_alone() {
             [(0, 10.0), (2, 80.0)].map(|(leader, starts)| Job::on(&mut fabric, leader, 80.0, 50.0, starts));
         jobs.iter_mut().for_each(|job| job.varies = 0.0);
         run(&mut fabric, &mut jobs, 30);
-        assert_eq!(holds(&fabric), [], "seed {seed}");
+        assert_eq!(groups(&fabric), (Vec::new(), Vec::new()), "seed {seed}");
         assert!((job_mean(&jobs) - 130.0).abs() < 2.0, "seed {seed}");
     }
 }
 
-fn job_mean(jobs: &[Job]) -> f64 {
-    jobs.iter().map(|job| job.iteration(5_000.0, f64::MAX)).sum::<f64>() / jobs.len() as f64
-}
-
 #[test]
-fn jobs_that_drift_are_held_ever_more_rarely() {
-    for seed in 0..4 {
-        let mut fabric = one_spine(seed);
-        let mut jobs = [(0, 60.0), (2, 63.0)]
-            .map(|(leader, computes)| Job::on(&mut fabric, leader, computes, 50.0, 10.0));
-        jobs.iter_mut().for_each(|job| job.varies = 0.05);
-        run(&mut fabric, &mut jobs, 180);
-        let holds = holds(&fabric);
-        let most = holds.iter().map(|(at, _)| {
-            let within = |(other, _): &&(Duration, f64)| (*at..*at + SECOND * 60).contains(other);
-            holds.iter().filter(within).count()
-        });
-        let most = most.max().unwrap_or(0);
-        eprintln!("seed {seed}: {} holds, {most} in a minute; {:.1} ms", holds.len(), job_mean(&jobs));
-        assert!((1..=12).contains(&most), "seed {seed}: {holds:?}");
-        // Together all the time they would take 60 and twice 50.
-        assert!(job_mean(&jobs) < 150.0, "seed {seed}: {}", job_mean(&jobs));
-    }
-}
-
-#[test]
-fn what_has_no_rhythm_or_no_room_is_never_held() {
+fn what_has_no_rhythm_or_no_room_takes_no_turns() {
     for (computes, alone, varies) in [(60.0, 40.0, 0.9), (2.0, 60.0, 0.0)] {
         let mut fabric = one_spine(1);
         let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, computes, alone, 10.0));
         jobs.iter_mut().for_each(|job| job.varies = varies);
         run(&mut fabric, &mut jobs, 30);
-        let holds = holds(&fabric);
-        assert!(holds.len() <= 1, "{computes} {alone}: {holds:?}");
-        assert!(holds.iter().all(|(_, hold)| *hold <= alone * 1.2), "{holds:?}");
+        let (begun, _) = groups(&fabric);
+        assert!(begun.is_empty(), "{computes} {alone}: {begun:?}");
+    }
+}
+
+/// One never says that its turn is over: the other loses little before it is left out, and then as much as by sharing fairly.
+#[test]
+fn who_never_ends_its_turn_is_left_out() {
+    for seed in 0..4 {
+        let mut fabric = one_spine(seed);
+        let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+        jobs[1].never_ends = true;
+        run(&mut fabric, &mut jobs, 30);
+        let (begun, over) = groups(&fabric);
+        assert!(
+            begun.len() >= 2 && over.iter().any(|(_, why)| why.contains("much longer")),
+            "seed {seed}: {over:?}"
+        );
+        let worst = jobs[0].done.iter().map(|(began, ended)| ended - began).fold(0.0, f64::max);
+        let mean = jobs[0].iteration(5_000.0, 30_000.0);
+        eprintln!(
+            "seed {seed}: {mean:.1} ms an iteration, its longest operation {worst:.1} ms; {begun:?} {over:?}"
+        );
+        // Twice what it takes alone, and 10 ms; then its own, and messages.
+        assert!(worst < 130.0 + 120.0 + 5.0 * MESSAGE && mean < 185.0, "seed {seed}: {worst} {mean}");
+    }
+}
+
+#[test]
+fn turns_end_with_what_made_them_pay() {
+    // One computes much longer from now on, at times of no period; the other goes on alone; then a communicator ends.
+    let mut fabric = one_spine(3);
+    let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+    run(&mut fabric, &mut jobs, 20);
+    assert_eq!(groups(&fabric).0.len(), 2);
+    (jobs[1].computes, jobs[1].varies) = (400.0, 0.9);
+    run(&mut fabric, &mut jobs, 40);
+    let (_, over) = groups(&fabric);
+    assert!(over.len() == 2 && over.iter().all(|(_, why)| why.contains("nothing is gained")), "{over:?}");
+    assert!(fabric.state.turns.is_empty());
+    let alone = jobs[0].iteration(55_000.0, 60_000.0);
+    assert!(alone < 150.0, "{alone}");
+}
+
+#[test]
+fn an_agent_that_knows_no_turns_and_what_is_promised_are_left_alone() {
+    for (able, promised) in [(false, false), (true, true)] {
+        let mut fabric = one_spine(2);
+        let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+        if !able {
+            let leader = fabric.state.hosts[&HostId(2)];
+            fabric.state.sessions.get_mut(&leader).unwrap().abilities.turns = false;
+        }
+        run(&mut fabric, &mut jobs, 1);
+        if promised {
+            let wanted = harmonaize_abi::session::Constraints::new().min_busbw(1_000_000);
+            fabric.negotiate("a", "job2", Some(&wanted)).unwrap().unwrap();
+        }
+        run(&mut fabric, &mut jobs, 20);
+        assert!(groups(&fabric).0.is_empty());
+    }
+}
+
+/// Three whose busy parts do not fit into their period always wait, which makes nobody a straggler; two that fit do not.
+#[test]
+fn an_operation_that_waited_long_says_nothing_of_ranks_and_links() {
+    for (count, waits) in [(3, true), (2, false)] {
+        let mut fabric = one_spine(1);
+        let hosts = |job: usize| if count > 2 { job } else { 2 * job };
+        let mut jobs: Vec<Job> =
+            (0..count).map(|job| Job::on(&mut fabric, hosts(job), 60.0, 60.0, 10.0)).collect();
+        run(&mut fabric, &mut jobs, 40);
+        assert_eq!(groups(&fabric).0.len(), count);
+        for job in &jobs {
+            let number = job.done.len() - 1;
+            let told = job.operation(number, job.done[number]);
+            assert_eq!(fabric.state.turns.delayed(&told), waits, "{:?}", job.done[number]);
+            assert!(job.iteration(20_000.0, 40_000.0) < 60.0 * count as f64 + 10.0);
+        }
     }
 }

@@ -46,6 +46,7 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         most_communicators: 6,
         telemetry_interval: SECOND,
         replan: true,
+        turns: true,
         compression: true,
         direct: BTreeMap::new(),
         terms: BTreeMap::new(),

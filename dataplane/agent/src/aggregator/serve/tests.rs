@@ -281,3 +281,33 @@ fn workers_over_both_networks_get_the_same_sums() {
     assert!(hosts[1].socket.counters().received >= segments * elements.div_ceil(u64::from(ELEMENTS)));
     assert_eq!(server.read().datagrams.received, server.endpoints.counters().received);
 }
+
+#[tokio::test]
+async fn what_control_grants_and_withdraws_waits_for_room_and_is_not_lost() {
+    let (commands, mut queue) = Commands::new().unwrap();
+    for _ in 0..COMMANDS {
+        let (answer, _) = oneshot::channel();
+        commands.commands.try_send(Command::Read(answer)).unwrap();
+    }
+    assert!(commands.read().await.is_none(), "who only asks how it stands asks again");
+    let mut server = server(1);
+    server.grant(told(7, "a", 1)).unwrap();
+    let said = async {
+        commands.revoke(7).await;
+        commands.grant(told(8, "a", 1)).await
+    };
+    let served = async {
+        while let Some(command) = queue.recv().await {
+            let last = matches!(command, Command::Grant(..));
+            server.command(command);
+            if last {
+                break;
+            }
+        }
+    };
+    let (said, ()) = tokio::join!(said, served);
+    said.unwrap();
+    assert_eq!(server.served.keys().copied().collect::<Vec<_>>(), [8]);
+    drop(queue);
+    assert!(commands.grant(told(9, "a", 1)).await.is_err(), "nobody is there");
+}

@@ -5,7 +5,7 @@ use crate::telemetry::clock::thread_time;
 use crate::telemetry::failed;
 use crate::telemetry::reading::{LinkReading, Reading};
 use harmonaize_analysis::marks::Operation;
-use harmonaize_events::FlowKey;
+use harmonaize_events::{EndpointLosses, FlowKey};
 use harmonaize_loader::{Endpoints, Flows};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,6 +50,9 @@ impl Thread {
         if flows && let Err(error) = self.source.read_endpoints(&mut endpoints) {
             failed("reading what the kernel knows of the flows' ends", &error);
         }
+        let EndpointLosses { sockets_unplaced, queue_pairs_unplaced, .. } = endpoints.losses;
+        let ends = sockets_unplaced.saturating_add(queue_pairs_unplaced);
+        self.gaps.ends = self.gaps.ends.max(ends);
         let known = self.looks.flows();
         let mut operations: Vec<Operation> = self.analysis.open().cloned().collect();
         operations.sort_by_key(|operation| operation.began_ns);
@@ -70,6 +73,7 @@ impl Thread {
             endpoints: Arc::new(endpoints),
             owners: Arc::new(self.own.owners().clone()),
             communicators: self.own.communicators().clone(),
+            series: self.own.series(),
             operations,
             congestion: self.analysis.links().collect(),
             jobs: self.analysis.jobs().collect(),

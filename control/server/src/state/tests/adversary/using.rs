@@ -1,8 +1,8 @@
 //! What being told is worth: jobs that act on events, beside the same jobs with all that the provider knows, and with nothing.
 
 use super::world::{Sample, watch_jobs};
-use harmonaize_abi::session::{Checkpoint, Knobs, Level};
-use harmonaize_disclose::{Standing, choose};
+use harmonaize_abi::session::{Checkpoint, Knobs, Level, Priority};
+use harmonaize_disclose::{Maintenance, Standing, choose};
 use std::time::Duration;
 
 /// Seconds between two looks.
@@ -38,7 +38,10 @@ fn best(share: f64) -> u32 {
 enum Told {
     Nothing,
     Events,
-    Everything,
+    /// All that the provider knows; saving early while slow, or not.
+    Everything {
+        early: bool,
+    },
 }
 
 /// What a job gets done.
@@ -59,26 +62,35 @@ fn progress(samples: &[Sample], job: usize, told: Told) -> f64 {
         let standing = match told {
             Told::Events => standing,
             Told::Nothing => Standing::default(),
-            Told::Everything => {
+            Told::Everything { early } => {
                 noticed = match (sample.going[job], noticed) {
                     (true, None) => Some(Duration::from_secs_f64(now)),
                     (true, since) => since,
                     (false, _) => None,
                 };
-                Standing { slow: Level::None, maintenance: noticed }
+                let slow = match share {
+                    share if early && share < 0.5 => Level::Severe,
+                    share if early && share < 0.9 => Level::Mild,
+                    _ => Level::None,
+                };
+                Standing { slow, maintenance: noticed.map(|told| Maintenance { told, at: told }) }
             }
         };
         // The feed's clock is that of the samples, less where they began.
         let maintenance = match told {
-            Told::Events => standing.maintenance.map(|since| since.saturating_sub(sample.began)),
+            Told::Events => standing.maintenance.map(|going| Maintenance {
+                told: going.told.saturating_sub(sample.began),
+                at: going.at.saturating_sub(sample.began),
+            }),
             _ => standing.maintenance,
         };
         let standing = Standing { maintenance, ..standing };
         let since = Duration::from_secs_f64(now - last);
-        let checkpoint = Some(Checkpoint { every: EVERY, cost: COST, last: since });
+        let checkpoint =
+            Some(Checkpoint { every: EVERY, cost: COST, last: since, importance: Priority::Normal });
         let knobs = Knobs { accumulate: (best(1.0), best(0.3)), checkpoint };
         let choice = choose(&knobs, &standing, Duration::from_secs_f64(now));
-        let accumulate = if told == Told::Everything { best(share) } else { choice.accumulate };
+        let accumulate = if let Told::Everything { .. } = told { best(share) } else { choice.accumulate };
         done += rate(accumulate, share) * STEP;
         if choice.checkpoint {
             done -= rate(accumulate, share) * COST.as_secs_f64();
@@ -91,15 +103,17 @@ fn progress(samples: &[Sample], job: usize, told: Told) -> f64 {
 /// The part of what everything would gain that events gain, over all fabrics; and what everything gains, as a part of what is done
 /// without.
 pub(super) fn worth(fabrics: u64, whiles: usize) -> (f64, f64) {
-    let mut sums = [0.0; 3];
+    let mut sums = [0.0; 4];
     let seeds: Vec<u64> = (1000..1000 + fabrics).collect();
     for samples in super::in_parallel(&seeds, |seed| watch_jobs(*seed, whiles)) {
         for job in 0..2 {
-            let all = [Told::Nothing, Told::Events, Told::Everything];
+            let [late, early] = [false, true].map(|early| Told::Everything { early });
+            let all = [Told::Nothing, Told::Events, late, early];
             all.iter().zip(&mut sums).for_each(|(told, sum)| *sum += progress(&samples, job, *told));
         }
     }
-    let [nothing, events, everything] = sums;
+    let [nothing, events, late, early] = sums;
+    let everything = f64::max(late, early);
     ((events - nothing) / (everything - nothing), everything / nothing - 1.0)
 }
 

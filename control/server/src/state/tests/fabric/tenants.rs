@@ -3,7 +3,7 @@
 use super::Fabric;
 use crate::state::State;
 use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
-use harmonaize_api::v1::{self, from_agent};
+use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_store::{Change, Stored};
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ pub(in crate::state::tests) struct Tenants {
     pub chosen: Vec<v1::IterationChoice>,
     /// What became of hints, in order.
     pub hinted: Vec<v1::Hinted>,
+    /// What agents were told beside that and are not simulated by the fabric itself, in order.
+    pub rest: Vec<to_agent::Message>,
     pub stored: Stored,
     /// Whether nothing can be stored.
     pub disk_full: bool,
@@ -71,8 +73,18 @@ impl Fabric {
         communicator: &str,
         propose: Option<&Constraints>,
     ) -> Option<Result<Negotiated, String>> {
+        self.propose(tenant, communicator, propose.map(Into::into))
+    }
+
+    /// The same as agents say it.
+    pub(in crate::state::tests) fn propose(
+        &mut self,
+        tenant: &str,
+        communicator: &str,
+        propose: Option<v1::Constraints>,
+    ) -> Option<Result<Negotiated, String>> {
         let (tenant, communicator) = (tenant.to_owned(), communicator.to_owned());
-        let asked = v1::Negotiate { request: 5, tenant, communicator, propose: propose.map(Into::into) };
+        let asked = v1::Negotiate { request: 5, tenant, communicator, propose };
         self.tenants.negotiated.clear();
         self.ask(0, from_agent::Message::Negotiate(asked));
         let answer = self.tenants.negotiated.pop()?;

@@ -1,6 +1,8 @@
-//! Line charts as inline SVG, coloured by the page's style so that they read on light and on dark.
+//! Line charts as inline SVG, coloured by the page's style so that they read on light and on dark, and as pictures that stand alone.
 
+use anyhow::{Context, Result};
 use std::fmt::Write;
+use std::path::Path;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 300.0;
@@ -23,8 +25,31 @@ svg.chart .s0{stroke:var(--s0)}
 svg.chart .s1{stroke:var(--s1);stroke-dasharray:6 4}
 svg.chart .s2{stroke:var(--s2);stroke-dasharray:2 3}
 svg.chart .s3{stroke:var(--s3);stroke-dasharray:8 3 2 3}
+svg.chart .s4{stroke:var(--s4);stroke-dasharray:1 4}
 svg.chart .mark{stroke:var(--soft);stroke-width:1}
 svg.chart text.mark{fill:var(--soft);stroke:none;font-size:10px}";
+
+/// Colours that charts take from the page they stand in, for those that stand alone.
+const COLOURS: &str = "svg{--ink:#222;--soft:#777;--grid:#ddd;--good:#00704f;--bad:#b00020;
+--s0:#0072b2;--s1:#d55e00;--s2:#009e73;--s3:#cc79a7;--s4:#56b4e9;background:#fff}";
+
+/// Writes a picture that stands alone into `folder`, which is made where it is missing: `name`.svg. `style` is for what `body`
+/// has beside charts; `size` is its width and height.
+///
+/// # Errors
+/// Where the folder or the file cannot be written.
+pub fn write(folder: &Path, name: &str, style: &str, (width, height): (f64, f64), body: &str) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" viewBox=\"0 0 {width} {height}\">\n\
+         <style>{STYLE}\n{COLOURS}{style}</style>\n{body}</svg>\n"
+    );
+    let path = folder.join(name).with_extension("svg");
+    std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Lines that look different.
+const LINES: usize = 5;
 
 /// Values to draw as one line.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +60,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// A chart of up to four series.
+/// A chart of up to [`LINES`] series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
     /// Heading.
@@ -147,6 +172,14 @@ impl Chart {
         series.points.iter().copied().filter(drawable)
     }
 
+    /// Writes the chart as a picture that stands alone: `name`.svg in `folder`.
+    ///
+    /// # Errors
+    /// Where the folder or the file cannot be written.
+    pub fn write(&self, folder: &Path, name: &str) -> Result<()> {
+        write(folder, name, "", (WIDTH, HEIGHT), &self.svg())
+    }
+
     /// The chart as an `<svg>` element, without any outside resource.
     pub fn svg(&self) -> String {
         let all = || self.series.iter().flat_map(|series| self.shown(series));
@@ -159,7 +192,7 @@ impl Chart {
         self.axes(&mut svg, &x, &y);
         self.marks(&mut svg, &x);
         for (place, series) in self.series.iter().enumerate() {
-            self.line(&mut svg, place % 4, series, &x, &y);
+            self.line(&mut svg, place % LINES, series, &x, &y);
         }
         svg.push_str("</svg>\n");
         svg
@@ -211,7 +244,7 @@ impl Chart {
             escape(&self.y)
         );
         for (place, series) in self.series.iter().enumerate() {
-            let (start, class) = (right - 190.0, place % 4);
+            let (start, class) = (right - 190.0, place % LINES);
             let line = TOP + 6.0 + 16.0 * place as f64;
             let _ = writeln!(svg, "<path class=\"s{class}\" d=\"M{start} {line}h26\"/>");
             let _ = writeln!(

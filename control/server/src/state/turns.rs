@@ -1,0 +1,358 @@
+//! Turns on links that periodic communicators share: who asks for its turn is given it once none of those beside it has theirs, or asked
+//! for it before.
+//!
+//! What an operation waits is the distance that its job lacks from the others', and the next one waits less; so jobs that could pass one after
+//! another soon do, and stay so. Nobody waits for long: a turn that lasts beyond what its communicator usually takes is lost, who loses three in
+//! a row takes none for a while, and operations go on without where control is slow or gone. Nothing of it is stored.
+
+use super::rhythms::LONGEST;
+use super::{Fact, SessionId, State};
+use harmonaize_api::v1::{self, to_agent};
+use harmonaize_planner::{Assignment, Conditions, Job, Turn, turns};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Whoever is no longer found to gain by turns takes them for so long still, and at least so many of its iterations: the rhythm that it has now
+/// may have to be measured first.
+const KEEPS: Duration = Duration::from_secs(15);
+const KEEPS_ITERATIONS: u32 = 20;
+
+/// How long a turn holds others up at most: so many times what the communicator takes alone, and a little for messages.
+const LASTS: u32 = 2;
+const MESSAGES: Duration = Duration::from_millis(10);
+
+/// Who has lost so many turns in a row takes none for so long.
+const MOST_LOST: u32 = 3;
+const LEFT_OUT: Duration = Duration::from_secs(60);
+
+/// Of a communicator's operation that half of the bytes lie below, so small a part asks for no turn.
+const SMALL: u64 = 4;
+
+/// What an operation waited counts where it is more than such a part of its time.
+const DELAYED: u64 = 8;
+
+/// Turns of a communicator that are remembered.
+const LATEST: usize = 64;
+
+/// What an agent was told is good enough up to this part.
+const ALIKE: f64 = 0.25;
+
+/// All turns.
+#[derive(Debug, Default)]
+pub(super) struct AllTurns {
+    members: BTreeMap<u64, Member>,
+    /// Of each communicator one at most, as they asked.
+    queue: Vec<Asked>,
+    /// Until when communicators are left out.
+    out: BTreeMap<u64, Duration>,
+}
+
+/// A communicator that takes turns.
+#[derive(Debug)]
+struct Member {
+    /// Whose agent asks.
+    leader: SessionId,
+    told: v1::Turns,
+    /// With whom it does not communicate at once.
+    beside: BTreeSet<u64>,
+    /// How long a turn of it may last.
+    lasts: Duration,
+    /// When it was last found to gain, and for how long that counts.
+    found: Duration,
+    keeps: Duration,
+    /// Turns in a row that it lost.
+    lost: u32,
+    /// Turns that it was given, and what all of them waited.
+    given: u64,
+    waited: Duration,
+    /// Numbers of the latest, and what each waited.
+    latest: VecDeque<(u64, Duration)>,
+    reason: String,
+}
+
+#[derive(Debug)]
+struct Asked {
+    communicator: u64,
+    turn: u64,
+    since: Duration,
+    given: Option<Duration>,
+}
+
+impl AllTurns {
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// When a turn is lost, if it is not over by then.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.queue.iter().filter_map(|asked| self.until(asked)).min()
+    }
+
+    fn until(&self, asked: &Asked) -> Option<Duration> {
+        let lasts = self.members.get(&asked.communicator).map_or(Duration::ZERO, |member| member.lasts);
+        Some(asked.given?.saturating_add(lasts))
+    }
+
+    /// What an operation waited for its turn.
+    pub(super) fn waited(&self, id: u64, operation: u64) -> Duration {
+        let latest = self.members.get(&id).map(|member| &member.latest);
+        let of_it = latest.into_iter().flatten().find(|(turn, _)| *turn == operation);
+        of_it.map_or(Duration::ZERO, |(_, waited)| *waited)
+    }
+
+    /// Whether an operation waited for its turn for so large a part of its time that its edges' times say nothing of links and ranks.
+    pub(super) fn delayed(&self, told: &v1::Operation) -> bool {
+        let called = told.ranks.iter().map(|rank| rank.called_ns).filter(|at| *at > 0).min();
+        let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
+        let lasted = ended.unwrap_or(0).saturating_sub(called.unwrap_or(0));
+        let waited = self.waited(told.communicator, told.operation);
+        !waited.is_zero() && waited > Duration::from_nanos(lasted / DELAYED)
+    }
+
+    /// Gives turns that nothing stands in the way of: which.
+    fn give(&mut self, now: Duration) -> Vec<(SessionId, v1::TurnGiven)> {
+        let mut given = Vec::new();
+        for at in 0..self.queue.len() {
+            let (before, rest) = self.queue.split_at_mut(at);
+            let Some(asked) = rest.first_mut().filter(|asked| asked.given.is_none()) else { continue };
+            let Some(member) = self.members.get_mut(&asked.communicator) else { continue };
+            if before.iter().any(|other| member.beside.contains(&other.communicator)) {
+                continue;
+            }
+            asked.given = Some(now);
+            let waited = now.saturating_sub(asked.since);
+            member.given += 1;
+            member.waited = member.waited.saturating_add(waited);
+            if member.latest.len() == LATEST {
+                member.latest.pop_front();
+            }
+            member.latest.push_back((asked.turn, waited));
+            let Asked { communicator, turn, .. } = *asked;
+            given.push((member.leader, v1::TurnGiven { communicator, turn }));
+        }
+        given
+    }
+}
+
+impl State {
+    /// Has communicators take turns, or no longer, by what is known of them now.
+    pub(super) fn group_turns(
+        &mut self,
+        now: Duration,
+        conditions: &Conditions,
+        mut jobs: Vec<Job>,
+        assignments: &[Assignment],
+    ) {
+        self.turns.out.retain(|_, until| *until > now);
+        for job in &mut jobs {
+            if !self.may_take_turns(job.communicator) {
+                job.rhythm = None;
+            }
+        }
+        let taking = self.turns.members.keys().copied().collect();
+        let found = turns(&self.settings.topology, conditions, &jobs, assignments, &taking);
+        let lasts: BTreeMap<u64, Duration> = found
+            .iter()
+            .map(|turn| (turn.communicator, Duration::from(turn.busy) * LASTS + MESSAGES))
+            .collect();
+        for turn in found {
+            let job = jobs.iter().find(|job| job.communicator == turn.communicator);
+            if let Some(rhythm) = job.and_then(|job| job.rhythm) {
+                let others = turn.beside.iter().filter_map(|id| lasts.get(id));
+                let patience: Duration =
+                    others.sum::<Duration>().min(LONGEST).min(self.settings.operation_timeout / 4);
+                let bulk = self.rhythms.get(&turn.communicator).map_or(0, |known| known.bulk());
+                let told = v1::Turns {
+                    communicator: turn.communicator,
+                    patience_ns: super::verdicts::nanos(patience).0,
+                    least_bytes: (bulk / SMALL).max(1),
+                    operations: rhythm.operations,
+                    pause_ns: (rhythm.silence.0 / 4).saturating_mul(5).saturating_add(1_000_000),
+                };
+                let keeps = KEEPS.max(Duration::from(rhythm.period).saturating_mul(KEEPS_ITERATIONS));
+                let lasts = lasts.get(&turn.communicator).copied().unwrap_or_default();
+                self.take_turn(now, turn, told, lasts, keeps);
+            }
+        }
+        let over = self.turns.members.iter().filter(|(_, member)| member.found + member.keeps <= now);
+        for id in over.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.leave_turns(now, id, "nothing is gained by it any more");
+        }
+    }
+
+    /// Whether a communicator's agent can, and nothing else was promised for it.
+    fn may_take_turns(&self, id: u64) -> bool {
+        let leader = self.leader(id).and_then(|leader| self.sessions.get(&leader));
+        let able = leader.is_some_and(|leader| leader.abilities.turns);
+        able && self.agreements.left(id).is_none() && !self.turns.out.contains_key(&id)
+    }
+
+    /// The agent of the participant that leads a communicator.
+    pub(super) fn leader(&self, id: u64) -> Option<SessionId> {
+        let members = &self.communicators.get(&id)?.members;
+        members.iter().find(|member| !member.closed)?.session
+    }
+
+    fn take_turn(&mut self, now: Duration, turn: Turn, told: v1::Turns, lasts: Duration, keeps: Duration) {
+        let id = turn.communicator;
+        let Some(leader) = self.leader(id) else { return };
+        let Turn { beside, reason, .. } = turn;
+        if let Some(member) = self.turns.members.get_mut(&id) {
+            (member.found, member.keeps, member.lasts) = (now, keeps, lasts);
+            (member.beside, member.reason) = (beside, reason);
+            let stays = member.leader == leader && alike(&member.told, &told);
+            if !stays {
+                (member.leader, member.told) = (leader, told);
+                self.send(leader, to_agent::Message::Turns(told));
+            }
+            return;
+        }
+        let with = beside.iter().copied().collect();
+        self.tell_turns(id, |communicator, tenant, name| Fact::TakesTurns {
+            communicator,
+            tenant,
+            name,
+            with,
+            reason: reason.clone(),
+        });
+        let member = Member {
+            leader,
+            told,
+            beside,
+            lasts,
+            found: now,
+            keeps,
+            lost: 0,
+            given: 0,
+            waited: Duration::ZERO,
+            latest: VecDeque::with_capacity(LATEST),
+            reason,
+        };
+        self.turns.members.insert(id, member);
+        self.send(leader, to_agent::Message::Turns(told));
+    }
+
+    fn tell_turns(&mut self, id: u64, fact: impl FnOnce(u64, String, String) -> Fact) {
+        let known = self.communicators.get(&id).map(|known| (known.tenant.clone(), known.name.clone()));
+        if let Some((tenant, name)) = known {
+            self.fact(fact(id, tenant, name));
+        }
+    }
+
+    /// A communicator takes no turns any more; its agent is told.
+    fn leave_turns(&mut self, now: Duration, id: u64, why: &str) {
+        let Some(member) = self.turns.members.remove(&id) else { return };
+        let none = v1::Turns { communicator: id, ..v1::Turns::default() };
+        self.send(member.leader, to_agent::Message::Turns(none));
+        let why = why.to_owned();
+        self.tell_turns(id, |communicator, tenant, name| Fact::TurnsOver { communicator, tenant, name, why });
+        self.forget_turns(now, id);
+    }
+
+    /// A communicator has ended, or takes no turns any more.
+    pub(super) fn forget_turns(&mut self, now: Duration, id: u64) {
+        self.turns.members.remove(&id);
+        self.turns.queue.retain(|asked| asked.communicator != id);
+        self.give_turns(now);
+    }
+
+    /// The leader's agent asks for the turn.
+    pub(super) fn turn_wanted(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        wanted: v1::TurnWanted,
+    ) -> Result<(), &'static str> {
+        let v1::TurnWanted { communicator, turn } = wanted;
+        if self.part(from, communicator)?.is_none() {
+            return Ok(());
+        }
+        if self.turns.members.get(&communicator).is_none_or(|member| member.leader != from) {
+            // It was told so, but may not have heard it.
+            self.send(from, to_agent::Message::TurnGiven(v1::TurnGiven { communicator, turn }));
+            return Ok(());
+        }
+        // Who was given one and never said that it is over has lost it.
+        if self.turns.queue.iter().any(|asked| asked.communicator == communicator && asked.given.is_some()) {
+            self.lose_turn(now, communicator);
+        }
+        self.turns.queue.retain(|asked| asked.communicator != communicator);
+        if self.turns.members.contains_key(&communicator) {
+            self.turns.queue.push(Asked { communicator, turn, since: now, given: None });
+        }
+        self.give_turns(now);
+        Ok(())
+    }
+
+    /// A turn is over.
+    pub(super) fn turn_done(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        done: v1::TurnDone,
+    ) -> Result<(), &'static str> {
+        if self.part(from, done.communicator)?.is_none() {
+            return Ok(());
+        }
+        let this = |asked: &Asked| (asked.communicator, asked.turn) == (done.communicator, done.turn);
+        let leads = self.turns.members.get_mut(&done.communicator).filter(|member| member.leader == from);
+        if let (Some(member), true) = (leads, self.turns.queue.iter().any(this)) {
+            member.lost = 0;
+            self.turns.queue.retain(|asked| !this(asked));
+            self.give_turns(now);
+        }
+        Ok(())
+    }
+
+    fn give_turns(&mut self, now: Duration) {
+        for (leader, given) in self.turns.give(now) {
+            self.send(leader, to_agent::Message::TurnGiven(given));
+        }
+    }
+
+    /// Takes turns away that last too long.
+    pub(super) fn expire_turns(&mut self, now: Duration) {
+        let late =
+            self.turns.queue.iter().filter(|asked| self.turns.until(asked).is_some_and(|at| at <= now));
+        for id in late.map(|asked| asked.communicator).collect::<Vec<_>>() {
+            self.turns.queue.retain(|asked| asked.communicator != id);
+            self.lose_turn(now, id);
+        }
+        self.give_turns(now);
+    }
+
+    fn lose_turn(&mut self, now: Duration, id: u64) {
+        let Some(member) = self.turns.members.get_mut(&id) else { return };
+        member.lost += 1;
+        if member.lost >= MOST_LOST {
+            self.turns.out.insert(id, now.saturating_add(LEFT_OUT));
+            self.leave_turns(now, id, "its operations take much longer than they would alone");
+        }
+    }
+
+    /// For operators: with whom a communicator takes turns and what it waited; nothing where it takes none.
+    pub(super) fn turn_words(&self, id: u64) -> String {
+        let Some(member) = self.turns.members.get(&id) else { return String::new() };
+        let name = |id: &u64| {
+            let known = self.communicators.get(id)?;
+            Some(format!("{}/{}", known.tenant, known.name))
+        };
+        let others: Vec<String> = member.beside.iter().filter_map(name).collect();
+        let mean = member.waited.as_secs_f64() * 1e3 / member.given.max(1) as f64;
+        format!(
+            "takes turns with {}, {} so far that waited {mean:.1} ms in the mean: {}",
+            others.join(", "),
+            member.given,
+            member.reason,
+        )
+    }
+}
+
+/// Whether an agent need not be told anew.
+fn alike(one: &v1::Turns, other: &v1::Turns) -> bool {
+    let near = |one: u64, other: u64| one.abs_diff(other) as f64 <= ALIKE * one.max(other) as f64;
+    one.operations == other.operations
+        && near(one.patience_ns, other.patience_ns)
+        && near(one.least_bytes, other.least_bytes)
+        && near(one.pause_ns, other.pause_ns)
+}

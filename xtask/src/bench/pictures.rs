@@ -1,0 +1,129 @@
+//! Pictures of a suite: how far each row is from its bar, and how figures of runs are spread.
+
+use super::row::Row;
+use crate::plot::{self, Chart, Series, escape};
+use anyhow::Result;
+use std::fmt::Write;
+use std::path::Path;
+
+const STYLE: &str = "
+.good{fill:var(--good);stroke:var(--good)}.bad{fill:var(--bad);stroke:var(--bad)}
+svg.chart text.good,svg.chart text.bad{stroke:none}.good,.bad{stroke-width:2}.bar{stroke:var(--ink)}
+svg.chart text.good{fill:var(--good)}svg.chart text.bad{fill:var(--bad)}";
+const WIDTH: f64 = 760.0;
+/// Pixels of a row, and above the first one.
+const ROW: f64 = 36.0;
+const TOP: f64 = 52.0;
+/// Where the bar is, and pixels of a factor of two; what is farther off is drawn at the end of the scale.
+const BAR: f64 = 380.0;
+const OCTAVE: f64 = 85.0;
+const FARTHEST: f64 = 8.0;
+
+/// Draws `suite`.svg into `folder`: a line for each row, whose ratio stands right of the bar where it reaches it. Rows without a bar are
+/// left out.
+pub(super) fn of_rows(folder: &Path, suite: &str, rows: &[Row]) -> Result<()> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.bar > 0.0).collect();
+    let bottom = TOP + ROW * rows.len() as f64;
+    let mut svg = format!(
+        "<text class=\"title\" x=\"10\" y=\"18\">Suite {}: each row against its bar</text>\n",
+        escape(suite)
+    );
+    for (times, name) in
+        [(0.25, "a quarter of"), (0.5, "half"), (1.0, "the bar"), (2.0, "twice"), (4.0, "four times")]
+    {
+        let (x, class) = (along(times), if times == 1.0 { "bar" } else { "grid" });
+        // Writing to a String cannot fail.
+        let _ =
+            writeln!(svg, "<line class=\"{class}\" x1=\"{x:.1}\" y1=\"42\" x2=\"{x:.1}\" y2=\"{bottom}\"/>");
+        let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"36\" text-anchor=\"middle\">{name}</text>");
+    }
+    for (place, row) in rows.iter().enumerate() {
+        one(&mut svg, TOP + ROW * place as f64, row);
+    }
+    plot::write(folder, suite, STYLE, (WIDTH, bottom + 10.0), &svg)
+}
+
+fn one(svg: &mut String, top: f64, row: &Row) {
+    let class = if row.pass { "good" } else { "bad" };
+    let (text, line) = (top + 12.0, top + 22.0);
+    let _ = writeln!(svg, "<text x=\"10\" y=\"{text}\">{}</text>", escape(&row.case));
+    let Some(ratio) = row.ratio else {
+        let why = format!("not measured: {}", row.reference_name);
+        let _ = writeln!(svg, "<text class=\"bad\" x=\"10\" y=\"{:.1}\">{}</text>", line + 5.0, escape(&why));
+        return;
+    };
+    if let Some((least, most)) = row.ends {
+        let (from, to) = (along(least / row.bar), along(most / row.bar));
+        let _ = writeln!(
+            svg,
+            "<line class=\"{class}\" x1=\"{from:.1}\" y1=\"{line}\" x2=\"{to:.1}\" y2=\"{line}\"/>"
+        );
+    }
+    let at = along(ratio / row.bar);
+    let _ = writeln!(svg, "<circle class=\"{class}\" cx=\"{at:.1}\" cy=\"{line}\" r=\"4\"/>");
+    let said = if ratio < 1e6 { format!("{ratio:.3} of {:.3}", row.bar) } else { "none at all".to_owned() };
+    let _ = writeln!(svg, "<text class=\"{class}\" x=\"10\" y=\"{:.1}\">{said}</text>", line + 5.0);
+}
+
+/// Where so many times the bar is.
+fn along(times: f64) -> f64 {
+    BAR + OCTAVE * times.clamp(1.0 / FARTHEST, FARTHEST).log2()
+}
+
+/// Which part of values is at most so large: a line that rises by a step at each of them.
+pub(super) fn shares(name: &str, values: &[f64]) -> Series {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let each = 100.0 / sorted.len().max(1) as f64;
+    let steps = sorted
+        .iter()
+        .enumerate()
+        .flat_map(|(below, value)| [(*value, below as f64 * each), (*value, (below + 1) as f64 * each)]);
+    Series { name: name.to_owned(), points: std::iter::once((0.0, 0.0)).chain(steps).collect() }
+}
+
+/// A chart with linear axes.
+pub(super) fn chart(title: String, (x, y): (&str, &str), series: Vec<Series>, marks: Vec<f64>) -> Chart {
+    Chart { title, x: x.to_owned(), y: y.to_owned(), logarithmic: false, series, marks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::row::{Better, Case};
+
+    #[test]
+    fn rows_stand_where_their_ratio_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let case = |case: &str, bar| Case {
+            suite: "s",
+            case: case.into(),
+            size: 1,
+            ranks: 2,
+            better: Better::More,
+            bar,
+        };
+        let rows = [
+            case("reached <twice>", 0.5).compare(&[1.0, 2.0, 0.9], &[1.0, 1.0, 1.0], "r"),
+            case("missed", 1.0).compare(&[0.5], &[1.0], "r"),
+            case("not there", 1.0).missing("Gloo", "no package"),
+            case("stated", 0.0).compare(&[0.5], &[1.0], "r"),
+        ];
+        of_rows(&folder.path().join("new"), "s", &rows).unwrap();
+        let svg = std::fs::read_to_string(folder.path().join("new/s.svg")).unwrap();
+        assert!(svg.contains("<circle class=\"good\" cx=\"465.0\""), "{svg}");
+        assert!(svg.contains("<line class=\"good\" x1=\"452.1\" y1=\"74\" x2=\"550.0\""), "{svg}");
+        assert!(
+            svg.contains("<circle class=\"bad\" cx=\"295.0\"") && svg.contains("0.500 of 1.000"),
+            "{svg}"
+        );
+        assert!(svg.contains("reached &lt;twice&gt;") && svg.contains("not measured: Gloo"), "{svg}");
+        assert!(!svg.contains("stated"), "{svg}");
+    }
+
+    #[test]
+    fn shares_rise_to_all() {
+        let points = shares("s", &[30.0, 10.0]).points;
+        assert_eq!(points, [(0.0, 0.0), (10.0, 0.0), (10.0, 50.0), (30.0, 50.0), (30.0, 100.0)]);
+    }
+}
