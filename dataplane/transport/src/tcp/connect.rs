@@ -98,8 +98,10 @@ impl TcpTransport {
         if link.rate.is_some() {
             link.pace();
         }
-        let paths = link.slots.len() as u16;
-        self.looks.get_or_insert_with(|| Looks::begin(Instant::now(), &self.config));
+        let (paths, now) = (link.slots.len() as u16, Instant::now());
+        // While one was being made, nobody spoke on the others.
+        link.paths().for_each(|(_, path)| path.begin(now));
+        self.looks.get_or_insert_with(|| Looks::begin(now, &self.config));
         self.rearm = true;
         sink(id, Event::Up);
         (0..paths).for_each(|number| self.enqueue(id, number));

@@ -64,6 +64,11 @@ impl Path {
         }
     }
 
+    /// The link is up: from now on the peer is to give signs of life.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.silence.broken(now);
+    }
+
     pub(super) fn ready(&mut self, ready: Ready) {
         self.readable |= ready.readable;
         self.writable |= ready.writable;

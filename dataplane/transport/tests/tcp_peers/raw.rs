@@ -110,9 +110,14 @@ pub(crate) fn proof(secret: &[u8; 32], hello: &[u8], reply: &[u8; 80]) -> [u8; 4
     message
 }
 
-/// An authenticated connection as path 0 of a link of one path.
-pub(crate) fn join(to: SocketAddr, name: u8, mut turn: impl FnMut()) -> Result<TcpStream> {
-    let hello = hello(1, name, 0, 1);
+/// An authenticated connection as path `path` of a link of `paths`.
+pub(crate) fn join(
+    to: SocketAddr,
+    name: u8,
+    (path, paths): (u16, u16),
+    mut turn: impl FnMut(),
+) -> Result<TcpStream> {
+    let hello = hello(1, name, path, paths);
     let (mut stream, reply) = ask(to, &hello, &mut turn)?;
     stream.write_all(&proof(&SECRET, &hello, &reply))?;
     let mut welcome = [1; 8];

@@ -3,7 +3,7 @@
 use crate::raw::{Log, PATIENCE, SECRET, Seen, config, drive, hello, introduction, turn};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{Config, TcpTransport};
-use harmonaize_transport::{DownReason, LinkId, Ring, Transport};
+use harmonaize_transport::{DownReason, Introduction, LinkId, Ring, Transport};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -40,6 +40,13 @@ impl Scene {
         turn(&mut self.b, &mut self.logs[1]);
     }
 
+    fn turn_for(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.turn();
+        }
+    }
+
     /// What `b` reported of `link` in the end.
     fn down(&mut self, link: LinkId) -> DownReason {
         let end = |log: &Log| {
@@ -68,7 +75,7 @@ impl Scene {
         let memory = Span::new(&Memory::private(2000).unwrap(), 0, 2000).unwrap();
         self.b.attach_ring(link, 3, Ring { memory, slot_bytes: 1000, slots: 2 }).unwrap();
         let to = self.b.local_address();
-        let stream = crate::raw::join(to, name, || self.turn()).unwrap();
+        let stream = crate::raw::join(to, name, (0, 1), || self.turn()).unwrap();
         self.until(|logs| logs[1].contains(&(link, Seen::Up)));
         (stream, link)
     }
@@ -272,11 +279,8 @@ fn a_silent_peer_is_noticed_and_an_idle_one_is_not() {
     let (_stream, link) = scene.joined(1);
     let reason = scene.down(link);
     assert!(matches!(reason, DownReason::Network(_)), "{reason:?}");
-    let end = Instant::now() + 4 * timeout;
-    assert!(end < Instant::now() + PATIENCE);
-    while Instant::now() < end {
-        scene.turn();
-    }
+    assert!(4 * timeout < PATIENCE);
+    scene.turn_for(4 * timeout);
     scene.still_works();
 }
 
@@ -290,4 +294,22 @@ fn an_end_that_was_away_does_not_take_that_for_its_peers_silence() {
     }
     scene.still_works();
     assert!(!scene.logs.iter().flatten().any(|(_, seen)| matches!(seen, Seen::Down(_))), "{:?}", scene.logs);
+}
+
+#[test]
+fn a_path_that_waited_for_another_was_not_silent() {
+    let timeout = Duration::from_millis(600);
+    let mut scene = Scene::new(Config { peer_timeout: timeout, ..config() });
+    let (to, from) = (scene.b.local_address(), scene.a.local_address());
+    let both = Introduction { source_ports: vec![0, 0], ..introduction(1, from, false) };
+    let link = scene.b.open(both).unwrap();
+    let _first = crate::raw::join(to, 1, (0, 2), || scene.turn()).unwrap();
+    scene.turn_for(2 * timeout);
+    let _second = crate::raw::join(to, 1, (1, 2), || scene.turn()).unwrap();
+    let up = Instant::now();
+    scene.until(|logs| logs[1].contains(&(link, Seen::Up)));
+    scene.turn_for(timeout / 3);
+    let late = up.elapsed() > timeout / 2;
+    let down = scene.logs[1].iter().any(|(of, seen)| *of == link && matches!(seen, Seen::Down(_)));
+    assert!(late || !down, "{:?}", scene.logs[1]);
 }
