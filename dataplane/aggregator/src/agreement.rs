@@ -95,6 +95,8 @@ struct Voice {
 pub struct Leader {
     voices: Vec<Voice>,
     session: u64,
+    /// The latest that the leader's worker asked for. Who could not open it may go on refusing it.
+    asked: u64,
     /// Whether all are asked to stop, and not all have.
     gathering: bool,
     way: Way,
@@ -126,6 +128,7 @@ impl Leader {
         Self {
             voices: vec![Voice::default(); usize::from(workers)],
             session: u64::from(incarnation) << 32,
+            asked: 0,
             gathering: false,
             way: Way::Aggregator,
             settled: 0,
@@ -141,7 +144,7 @@ impl Leader {
 
     /// Begins another session.
     pub fn restart(&mut self) -> (Audience, Agreement) {
-        self.session += 1;
+        self.session = self.asked.max(self.session + 1);
         self.gathering = true;
         self.voices.iter_mut().for_each(|voice| voice.stopped = false);
         (Audience::All, Agreement::Stop { session: self.session })
@@ -234,7 +237,8 @@ impl Leader {
         let due = self.poll_timeout().is_some_and(|retry| now >= retry);
         due.then(|| {
             (self.retry, self.knocks) = (None, true);
-            self.session + 1
+            self.asked = self.asked.max(self.session) + 1;
+            self.asked
         })
     }
 

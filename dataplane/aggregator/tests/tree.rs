@@ -4,8 +4,8 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Form, Grant, Key, Parent, Pool, Reason, Share, Task, Tensors, To, Worker,
-    WorkerConfig,
+    Aggregator, Agreement, Codes, Event, Form, Grant, Key, Leader, Parent, Pool, Reason, Share, Task,
+    Tensors, To, Worker, WorkerConfig,
 };
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -56,6 +56,8 @@ fn aggregator(at: usize, incarnation: u64) -> Aggregator {
 const PLACES: [(usize, u16); 3] = [(0, 0), (1, 0), (1, 1)];
 
 struct Tree {
+    /// Whether the one above is gone.
+    headless: bool,
     aggregators: [Aggregator; 2],
     workers: Vec<Worker>,
 }
@@ -82,6 +84,7 @@ impl Tree {
             })
         };
         let mut tree = Self {
+            headless: false,
             aggregators: [aggregator(0, 10), aggregator(1, 20)],
             workers: PLACES.into_iter().map(worker).collect(),
         };
@@ -101,6 +104,9 @@ impl Tree {
                 events.extend(std::iter::from_fn(|| worker.poll_event()));
             }
             let Some((at, packet)) = waiting.pop_front() else { return events };
+            if at == 0 && self.headless {
+                continue;
+            }
             let mut sent = Vec::new();
             self.aggregators[at]
                 .receive(now, &packet, &mut |to: To, packet: &[u8]| sent.push((to, packet.to_vec())));
@@ -148,4 +154,36 @@ fn one_above_that_starts_again_ends_the_session_at_its_first_word() {
     let mut ended = tree.settle(Duration::from_millis(1));
     ended.extend(tree.settle(Duration::from_millis(50)));
     assert_eq!(ended, [Event::Ended(Reason::Lost); 3]);
+}
+
+#[test]
+fn one_above_that_was_asked_for_in_vain_is_found_when_it_is_back() {
+    let mut tree = Tree::new();
+    tree.settle(Duration::ZERO);
+    tree.headless = true;
+    tree.workers.iter_mut().for_each(Worker::stop);
+    let hold = Duration::from_secs(1);
+    let mut leader = Leader::new(1, 1, hold, hold);
+    leader.restart();
+    let say = |leader: &mut Leader, message: Agreement| match leader.receive(Duration::ZERO, 0, message) {
+        Some((_, Agreement::Stop { session } | Agreement::Resume { session, .. })) => session,
+        said => panic!("{said:?}"),
+    };
+    let stopped = |session| Agreement::Stopped { session, whole: 0, settled: 0 };
+    let first = say(&mut leader, stopped((1 << 32) + 1));
+    let by_hosts = say(&mut leader, Agreement::Ask { session: first });
+    assert_eq!(say(&mut leader, stopped(by_hosts)), by_hosts);
+    // The leader's worker is below.
+    let knock = |tree: &mut Tree, leader: &mut Leader, now: Duration| {
+        tree.workers[1].begin(now, leader.poll(now).unwrap());
+        for later in 0..20 {
+            tree.settle(now + Duration::from_millis(10) * later);
+        }
+        tree.workers[1].is_answered()
+    };
+    assert!(!knock(&mut tree, &mut leader, hold));
+    leader.knocked(hold, false);
+    tree.headless = false;
+    tree.aggregators[0] = aggregator(0, 11);
+    assert!(knock(&mut tree, &mut leader, 3 * hold), "what could not be opened once never can be");
 }

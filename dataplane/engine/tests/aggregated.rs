@@ -338,14 +338,16 @@ fn small_sums_have_the_same_bits_everywhere_when_the_aggregator_dies() {
     let reached = first.reached_by(4);
     let address = reached[0].address;
     let mut world = world(&ranks, reached);
-    let (mut served, mut given) = (first, 0);
-    for round in 0..24_u64 {
+    let (mut served, deadline) = (first, Instant::now() + Duration::from_secs(120));
+    for round in 0..8_u64 {
         let op = if round % 3 == 0 { ReduceOp::Average } else { ReduceOp::Sum };
         let inputs: Vec<Vec<f32>> = (0..5).map(|rank| ordinary(rank + round as usize, 1000)).collect();
-        for _ in 0..4 {
+        let mut used = false;
+        while !used {
             let (measured, completions) = coded(&mut world, op, &inputs, round % 2 == 0);
             assert!(measured < 1e-10, "{measured}");
-            given += completions.iter().filter(|completion| completion.algorithm == 9).count();
+            used = completions.iter().all(|completion| completion.algorithm == 9);
+            assert!(Instant::now() < deadline, "the aggregator is not used in round {round}");
         }
         // It dies sooner or later after the operation has begun.
         let sums = served.sums();
@@ -362,7 +364,6 @@ fn small_sums_have_the_same_bits_everywhere_when_the_aggregator_dies() {
         served = Served::start(address, 2 + round, 4, 3);
     }
     drop(served);
-    assert!(given > 0, "the aggregator is never used");
 }
 
 /// A plan without it takes over in the midst of an operation.

@@ -60,8 +60,11 @@ impl World {
 
     /// One asks for a session that nobody is in.
     pub(crate) fn knock(&mut self, p: Participant, epoch: u32, session: u64) {
-        let before = self.nodes[p.0 as usize].joined.get(&epoch).map_or(0, |joined| joined.session);
-        assert!(before < session, "sessions have growing numbers");
+        let node = &mut self.nodes[p.0 as usize];
+        let before = node.joined.get(&epoch).map_or(0, |joined| joined.session);
+        // Who could not open one may go on refusing it.
+        let asked = node.knocked.insert(epoch, session).unwrap_or(0);
+        assert!(before.max(asked) < session, "sessions have growing numbers");
         self.statistics.knocks += 1;
         let there = !self.aggregator.dead;
         let wait = match there {

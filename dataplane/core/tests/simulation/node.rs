@@ -55,6 +55,8 @@ pub(crate) struct Node {
     pub(crate) kept: HashMap<u64, (Retention, u64)>,
     /// By epoch: the session with its aggregator.
     pub(crate) joined: BTreeMap<u32, Joined>,
+    /// The latest session that it asked for, of an epoch.
+    pub(crate) knocked: BTreeMap<u32, u64>,
     /// By channel: the last segment that was given to an aggregator.
     pub(crate) aggregated: BTreeMap<u16, u64>,
     /// By operation.
@@ -115,6 +117,7 @@ impl Node {
             done: 0,
             kept: HashMap::new(),
             joined: BTreeMap::new(),
+            knocked: BTreeMap::new(),
             aggregated: BTreeMap::new(),
             wire: HashMap::new(),
             asked: Asked::default(),
