@@ -126,12 +126,16 @@ six:
 	return true;
 }
 
-static __always_inline void fill(struct Socket *to, struct tcp_sock *tcp, u64 now, u32 state, bool direct)
+static __always_inline void fill(struct Socket *to, struct tcp_sock *tcp, u64 owner, u64 now, u32 state, bool direct)
 {
+	struct sock *sk = (struct sock *)tcp;
 	u64 rate = FIELD(tcp, rate_delivered), interval = FIELD(tcp, rate_interval_us);
 	u32 segment = FIELD(tcp, mss_cache);
 
 	to->time_ns = now;
+	/* Every time: another process may have the socket by now, or another socket the connection. */
+	to->cgroup = owner;
+	to->user = FIELD(sk, sk_uid.val);
 	to->smoothed_ns = (u64)(FIELD(tcp, srtt_us) >> 3) * 1000;
 	to->deviation_ns = (u64)(FIELD(tcp, mdev_us) >> 2) * 1000;
 	to->least_ns = (u64)FIELD(tcp, rtt_min.s[0].v) * 1000;
@@ -162,6 +166,7 @@ static __always_inline int sample(struct tcp_sock *tcp, enum reason reason, u32 
 	struct net *net;
 	struct cgroup *cgroup;
 	u64 now, owner;
+	bool established;
 
 	net = FIELD(sk, __sk_common.skc_net.net);
 	key.namespace = FIELD(net, ns.inum);
@@ -172,7 +177,14 @@ static __always_inline int sample(struct tcp_sock *tcp, enum reason reason, u32 
 	if (direct && !cgroup)
 		return 0;
 	owner = direct ? cgroup->kn->id : BPF_CORE_READ(cgroup, kn, id);
-	if (!scoped(key.namespace, owner) || !identify(tcp, &key, direct))
+	established = reason == STATE && state == TCP_ESTABLISHED;
+	if (!scoped(key.namespace, owner)) {
+		/* Nor is it one in scope that had its addresses and ports before. */
+		if (established && identify(tcp, &key, direct))
+			bpf_map_delete_elem(&SOCKETS, &key);
+		return 0;
+	}
+	if (!identify(tcp, &key, direct))
 		return 0;
 	now = bpf_ktime_get_ns();
 	known = bpf_map_lookup_elem(&SOCKETS, &key);
@@ -183,8 +195,6 @@ static __always_inline int sample(struct tcp_sock *tcp, enum reason reason, u32 
 		/* What ends unseen was not seen at all. */
 		if (state == TCP_CLOSE)
 			return 0;
-		new.cgroup = owner;
-		new.user = FIELD(sk, sk_uid.val);
 		if (bpf_map_update_elem(&SOCKETS, &key, &new, BPF_NOEXIST) == 0) {
 			if (lost)
 				lost->sockets += 1;
@@ -195,10 +205,13 @@ static __always_inline int sample(struct tcp_sock *tcp, enum reason reason, u32 
 				lost->sockets_unplaced += 1;
 			return 0;
 		}
+	} else if (established) {
+		/* A new connection, with the addresses and ports of one that is over. */
+		known->samples = 0;
 	} else if (reason == SEGMENT && known->samples && now - known->time_ns < SETTINGS.interval_ns) {
 		return 0;
 	}
-	fill(known, tcp, now, state, direct);
+	fill(known, tcp, owner, now, state, direct);
 	return 0;
 }
 

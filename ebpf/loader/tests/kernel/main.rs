@@ -5,5 +5,6 @@ mod diagnosis;
 mod flows;
 mod hostile;
 mod loading;
+mod sockets;
 #[path = "../support/mod.rs"]
 mod support;
