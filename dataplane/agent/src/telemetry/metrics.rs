@@ -1,12 +1,14 @@
 //! Metrics for Prometheus: few series, however many flows and communicators there are.
 
+use crate::telemetry::lags::BOUNDS_NS;
 use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::series::Told;
 use harmonaize_analysis::congestion::{Congestion, Path, State};
 use harmonaize_events::{Direction, Totals};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
@@ -188,6 +190,14 @@ impl Answer {
         let spent = vec![(Vec::new(), u64::try_from(thread).unwrap_or(u64::MAX))];
         let help = "Processor time of the telemetry thread";
         family(encoder, &Kind::Counter, "telemetry_thread_nanoseconds", help, &spent)?;
+        let lags = reading.lags;
+        let bounds = BOUNDS_NS.iter().map(|bound| *bound as f64).chain([f64::INFINITY]);
+        let classes: Vec<(f64, u64)> = bounds.zip(lags.classes).collect();
+        let help = "Times from an event in the kernel until what follows from it was decided";
+        let kind = MetricType::Histogram;
+        let mut metric = encoder.encode_descriptor("event_decision_nanoseconds", help, None, kind)?;
+        let (sum, count) = (lags.sum_ns as f64, lags.classes.iter().sum());
+        metric.encode_histogram::<NoLabelSet>(sum, count, &classes, None)?;
         let programs = reading.cost.iter().filter(|cost| cost.timed).flat_map(|cost| &cost.programs);
         let (runs, times): (Series, Series) = programs
             .map(|one| {
@@ -274,6 +284,23 @@ mod tests {
         assert_eq!(later["communicator=\"other\"}"], 999 * 5, "{later:?}");
         // Medians are of those that live.
         assert_eq!(series(&told, "operation_median_nanoseconds").len(), 2);
+    }
+
+    #[test]
+    fn times_to_decisions_are_told_by_classes() {
+        let mut reading = Reading::default();
+        [10_000, 60_000, 70_000, 1 << 40].into_iter().for_each(|lag| reading.lags.note(lag));
+        let told = text(Arc::new(reading)).unwrap();
+        let name = "harmonaize_event_decision_nanoseconds";
+        for line in [
+            "_bucket{le=\"20000.0\"} 1",
+            "_bucket{le=\"75000.0\"} 3",
+            "_bucket{le=\"100000000.0\"} 3",
+            "_bucket{le=\"+Inf\"} 4",
+            "_count 4",
+        ] {
+            assert!(told.contains(&format!("{name}{line}\n")), "{line} in {told}");
+        }
     }
 
     #[test]

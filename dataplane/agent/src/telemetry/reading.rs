@@ -3,6 +3,7 @@
 use crate::telemetry::analysis::Lately;
 use crate::telemetry::finding::Late;
 use crate::telemetry::gaps::Gaps;
+use crate::telemetry::lags::Lags;
 use crate::telemetry::links::Measured;
 use crate::telemetry::own::Traffic;
 use crate::telemetry::series::Series;
@@ -53,6 +54,8 @@ pub struct Reading {
     pub stragglers: Vec<Late>,
     /// What was lost.
     pub gaps: Gaps,
+    /// How long events took until what follows from them was decided.
+    pub lags: Lags,
     /// What the programs cost; none where the kernel does not tell.
     pub cost: Option<Cost>,
     /// What cannot be had here, a sentence each.

@@ -7,6 +7,7 @@ use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns, thread_time};
 use crate::telemetry::finding::{Finding, Findings, Found};
 use crate::telemetry::gaps::Gaps;
 use crate::telemetry::handle::{Command, Handle};
+use crate::telemetry::lags::Lags;
 use crate::telemetry::links::Links;
 use crate::telemetry::looks::Looks;
 use crate::telemetry::names::{Names, number_of};
@@ -139,6 +140,7 @@ struct Thread {
     looks: Looks,
     own: Own,
     gaps: Gaps,
+    lags: Lags,
     look: Pace,
     whole: Pace,
     read_all: Pace,
@@ -207,6 +209,7 @@ impl Thread {
             looks: Looks::default(),
             own: Own::default(),
             gaps: Gaps::default(),
+            lags: Lags::default(),
             look: Pace::new(LOOKS, setup.interval, longest),
             whole: Pace::new(WHOLES, WHOLE.0, WHOLE.1),
             read_all: Pace::new(READINGS, READ_ALL.0, READ_ALL.1),
@@ -510,9 +513,14 @@ impl Thread {
             if let Found::Operation(operation) = &found {
                 self.own.operation(operation);
             }
-            let finding = Finding { time_ns: now_ns, offset_ns, found };
+            let finding = Finding { time_ns: monotonic_ns(), offset_ns, found };
             (self.decide)(&finding);
             self.findings.tell(finding);
+        }
+        if !self.events.is_empty() {
+            let decided_ns = monotonic_ns();
+            let Self { events, lags, .. } = self;
+            events.drain(..).for_each(|event| lags.note(decided_ns.saturating_sub(event.time_ns)));
         }
     }
 

@@ -80,6 +80,7 @@ impl Thread {
             job_of: Arc::new(if flows { self.jobs_of(known) } else { HashMap::new() }),
             stragglers: self.analysis.stragglers().collect(),
             gaps: self.gaps,
+            lags: self.lags,
             cost: self.source.cost().ok(),
             missing: self
                 .links
