@@ -70,6 +70,7 @@ pub enum Suite {
   cargo xtask bench intra --yes --json out.json installs Gloo and Open MPI when missing
   cargo xtask bench rdma --hosts testbed.toml  hosts that are reached by ssh
   cargo xtask bench codec gradients.npy        codecs, on a recorded tensor too
+  cargo xtask bench codec --pytorch --yes      codecs, and PyTorch beside them
 
 A file for --hosts:
   [[host]]
@@ -99,14 +100,17 @@ pub struct Args {
     /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
-    /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, busbw, busbw-shaped, processor,
-    /// thread, phases, stragglers, congestion; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
+    /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
+    /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, eight, lossy, faults, killed, small, fair, hog, tree. Suite cooperation: tenant
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
     /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
+    /// Suite codec: time PyTorch's conversions and quantisation too, in each round (1.4 GB from PyPI)
+    #[arg(long)]
+    pub pytorch: bool,
     /// Suite telemetry: record the traces that tests replay into this folder (tests/traces), and measure nothing
     #[arg(long, value_name = "FOLDER")]
     pub traces: Option<PathBuf>,
@@ -129,10 +133,14 @@ pub fn run(args: &Args) -> Result<()> {
     if args.suite != Suite::Codec && !args.files.is_empty() {
         bail!("only the suite codec takes files");
     }
+    if args.suite != Suite::Codec && args.pytorch {
+        bail!("only the suite codec compares with PyTorch so");
+    }
     if args.suite == Suite::Codec {
         let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
         let effort = if args.smoke { codec::Effort::Smoke } else { codec::Effort::Rounds(rounds) };
-        let rows = codec::run(effort, &args.files, args.figures.as_deref())?;
+        let pytorch = args.pytorch.then(|| Consent::from_flag(args.yes));
+        let rows = codec::run(effort, &args.files, args.figures.as_deref(), pytorch)?;
         told(args, &rows)?;
         return if args.smoke { Ok(()) } else { judged(&rows) };
     }

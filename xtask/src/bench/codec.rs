@@ -1,11 +1,14 @@
 //! Suite codec: speed against memcpy, error and ratio of every codec, on one core.
 
 mod plots;
+mod pytorch;
 
 use super::row::{Better, Case, Row};
 use crate::job::printed;
+use crate::packages::Consent;
 use crate::workspace;
 use anyhow::{Context, Result};
+use pytorch::PyTorch;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +26,9 @@ struct Measured {
     /// Of shared codes, adding them without decoding.
     decode_add: f64,
 }
+
+/// Elements of the tensor that PyTorch converts too: 25 MiB, as of ours.
+const ELEMENTS: usize = 25 << 18;
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +63,15 @@ const SPEEDS: &[(&str, &str, f64, Speed)] = &[
     ("top 1/64", "encode", 0.5, |line| line.encode),
 ];
 
-/// Measures, prints what each codec did in the last round, draws it into `figures`, and returns the rows with bars.
-pub(super) fn run(effort: Effort, files: &[PathBuf], figures: Option<&Path>) -> Result<Vec<Row>> {
+/// Measures, prints what each codec did in the last round, draws it into `figures`, and returns the rows with bars; with PyTorch beside
+/// it in each round where there is consent to that.
+pub(super) fn run(
+    effort: Effort,
+    files: &[PathBuf],
+    figures: Option<&Path>,
+    pytorch: Option<Consent>,
+) -> Result<Vec<Row>> {
+    let mut pytorch = pytorch.map(|consent| PyTorch::prepare(consent, ELEMENTS)).transpose()?;
     let mut example = workspace::cargo();
     example.args(["run", "--quiet", "--package", "harmonaize-codec", "--example", "measure"]);
     let rounds = match effort {
@@ -71,21 +84,29 @@ pub(super) fn run(effort: Effort, files: &[PathBuf], figures: Option<&Path>) -> 
             1
         }
     };
-    example.args(files.iter().map(|file| std::path::absolute(file).unwrap_or(file.clone())));
-    let mut lines = Vec::new();
+    let beside = pytorch.as_ref().map(|pytorch| pytorch.file().to_owned());
+    let files = files.iter().chain(&beside);
+    example.args(files.map(|file| std::path::absolute(file).unwrap_or(file.clone())));
+    let (mut lines, mut shared) = (Vec::new(), Vec::new());
     let mut last = 0;
     for _ in 0..rounds {
         last = lines.len();
         let text = printed(&mut example)?;
         for line in text.lines().filter(|line| line.starts_with('{')) {
-            lines.push(serde_json::from_str::<Measured>(line).context("not what `measure` prints")?);
+            let line: Measured = serde_json::from_str(line).context("not what `measure` prints")?;
+            let kept = if PyTorch::owns(&line) { &mut shared } else { &mut lines };
+            kept.push(line);
+        }
+        if let Some(pytorch) = &mut pytorch {
+            pytorch.round()?;
         }
     }
     println!("{}", table(lines.get(last..).unwrap_or_default()));
     if let Some(folder) = figures {
         plots::write(folder, lines.get(last..).unwrap_or_default())?;
     }
-    Ok(rows(&lines))
+    let beside = pytorch.iter().flat_map(|pytorch| pytorch.rows(&shared));
+    Ok(rows(&lines).into_iter().chain(beside).collect())
 }
 
 fn table(lines: &[Measured]) -> String {
