@@ -1,6 +1,8 @@
 //! Suite telemetry: what measuring costs, and whether what it finds is true, on four emulated hosts with real agents.
 
+mod congestion;
 mod cost;
+mod decision;
 pub mod found;
 mod processor;
 mod training;
@@ -9,6 +11,7 @@ mod verdicts;
 
 use super::lab::Lab;
 use super::part::{self, Outcome, Part};
+use crate::fabric::Host;
 use crate::packages::Consent;
 use crate::workspace::Binaries;
 use anyhow::Result;
@@ -23,27 +26,49 @@ const HOSTS: usize = 4;
 enum Telemetry {
     /// Nothing: there is none.
     Off,
+    /// The programs run on packets, and the thread has next to nothing to do.
+    Programs,
     /// Packets alone: nothing of what the kernel knows of sockets.
     Packets,
     /// What is usual.
     On,
     /// The same, and that everything is recorded.
     Recorded,
+    /// That too, and that agents tell what they find, and their metrics.
+    Shown,
 }
+
+/// Where an agent serves its metrics, in its own namespace.
+const METRICS: &str = "127.0.0.1:9464";
 
 impl Telemetry {
     /// Lines of an agent's configuration, for links of a rate, or unshaped ones. The driver of an emulated device knows no rate.
     fn lines(self, shaped: bool) -> String {
         let rate = if shaped { "[telemetry.rate]\neth0 = \"1Gbit/s\"\n" } else { "" };
-        let record = if self == Self::Recorded { "record = \"{folder}/trace\"\n" } else { "" };
-        let kernel = if self == Self::Packets { "kernel = false\n" } else { "" };
-        match self {
-            Self::Off => String::new(),
-            Self::Packets | Self::On | Self::Recorded => {
-                format!("[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n{kernel}{record}{rate}")
-            }
-        }
+        let record = match self {
+            Self::Recorded | Self::Shown => "record = \"{folder}/trace\"\n",
+            _ => "",
+        };
+        let show = match self {
+            Self::Shown => format!("socket = \"{{folder}}/{SOCKET}\"\nmetrics = \"{METRICS}\"\n"),
+            _ => String::new(),
+        };
+        let looks = match self {
+            Self::Off => return String::new(),
+            Self::Programs => "interval = \"10s\"\nidle_gap = \"10s\"\nkernel = false\n",
+            Self::Packets => "interval = \"3ms\"\nkernel = false\n",
+            Self::On | Self::Recorded | Self::Shown => "interval = \"3ms\"\n",
+        };
+        format!("[telemetry]\ninterfaces = [\"eth0\"]\n{looks}{show}{record}{rate}")
     }
+}
+
+/// The file of the socket at which an agent tells what it finds, in its host's folder.
+const SOCKET: &str = "telemetry.sock";
+
+/// How `harmonaize` reaches the agent of a host.
+fn socket(host: &Host) -> String {
+    format!("unix:{}", host.folder.join(SOCKET).display())
 }
 
 /// How much is measured.
@@ -61,7 +86,7 @@ pub struct Effort {
     pub flows: usize,
     /// For how many seconds.
     pub seconds: u64,
-    /// Parts alone: packet, busbw, busbw-shaped, processor, thread, phases, stragglers, congestion; all if empty.
+    /// Parts alone, see [`PARTS`]; all if empty.
     pub only: Vec<String>,
     /// Where to keep the traces of trainings whose verdicts are wrong.
     pub wrong: Option<PathBuf>,
@@ -85,7 +110,8 @@ impl Effort {
     /// Shows that everything runs, and measures nothing worth a figure.
     pub fn smoke() -> Self {
         let only =
-            ["busbw", "busbw-shaped", "thread", "stragglers", "congestion"].map(str::to_owned).to_vec();
+            ["busbw", "busbw-shaped", "thread", "decision", "stragglers", "congestion", "congestion-busy"];
+        let only = only.map(str::to_owned).to_vec();
         Self { pairs: 1, iterations: 12, trainings: 1, bursts: 2, flows: 200, seconds: 1, only, wrong: None }
     }
 }
@@ -100,13 +126,16 @@ struct Suite {
 
 const PARTS: &[Part<Suite>] = &[
     ("packet", cost::packet),
+    ("mark", cost::mark),
     ("busbw", cost::unshaped),
     ("busbw-shaped", cost::shaped),
     ("processor", processor::processor),
     ("thread", cost::thread),
+    ("decision", decision::decision),
     ("phases", verdicts::foreign),
     ("stragglers", verdicts::stragglers),
-    ("congestion", verdicts::congestion),
+    ("congestion", congestion::idle),
+    ("congestion-busy", congestion::busy),
 ];
 
 /// Records the traces that tests replay, beside the logs of the trainings, instead of measuring: those of these names, all if

@@ -25,7 +25,12 @@ struct Taken {
 
 /// Runs AllReduce over unshaped links with telemetry and without, in turn, and compares what the agents took.
 pub(super) fn processor(suite: &Suite) -> Result<Vec<Row>> {
-    let modes = [("off", Telemetry::Off), ("packets", Telemetry::Packets), ("on", Telemetry::On)];
+    let modes = [
+        ("off", Telemetry::Off),
+        ("programs", Telemetry::Programs),
+        ("packets", Telemetry::Packets),
+        ("on", Telemetry::On),
+    ];
     let mut labs = Vec::new();
     for (name, telemetry) in modes {
         labs.push((name, suite.unshaped(telemetry)?));

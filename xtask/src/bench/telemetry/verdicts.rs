@@ -1,20 +1,16 @@
-//! Whether what telemetry finds is true: phases, stragglers and congestion, against logs of those who made them.
+//! Whether what telemetry finds is true: phases and stragglers, against logs of those who made them.
 
-use super::found::{Found, held, period_error, phases, replay, wrong};
+use super::found::{held, period_error, phases, replay, wrong};
 use super::training::{self, Course, Narrow, Slow};
 use super::truth::{Span, Truth};
 use super::{HOSTS, Suite, Telemetry};
 use crate::bench::figures::{magnitudes, summary};
-use crate::bench::lab::Lab;
 use crate::bench::row::{Better, Case, Row};
 use crate::fabric::Fabric;
 use crate::peers::Gloo;
-use crate::process::Process;
-use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
+use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// Iterations at a training's beginning that are not compared: the job is made out meanwhile.
 const FIRST: usize = 10;
@@ -27,13 +23,9 @@ const BEGINNING_MS: f64 = 1.0;
 const END_MS: f64 = 2.0;
 /// A straggler must be found within so many iterations.
 const WITHIN: usize = 3;
-/// The most from a burst's first packet to the verdict, at the median, in milliseconds.
-const CONGESTION_MS: f64 = 10.0;
-/// Silence of a flow before each of its bursts, in milliseconds.
-const PAUSE_MS: u64 = 2400;
 /// Time of a trace before and after what it is replayed for.
-const BEFORE_NS: u64 = 200_000_000;
-const AFTER_NS: u64 = 1_000_000_000;
+pub(super) const BEFORE_NS: u64 = 200_000_000;
+pub(super) const AFTER_NS: u64 = 1_000_000_000;
 
 fn case(case: String, ranks: usize) -> Case {
     Case { suite: "telemetry", case, size: 0, ranks, better: Better::Less, bar: 1.0 }
@@ -96,7 +88,7 @@ fn window(truth: &Truth) -> Span {
 }
 
 /// The traces that the agents have recorded, host by host.
-fn traces(fabric: &Fabric) -> Vec<PathBuf> {
+pub(super) fn traces(fabric: &Fabric) -> Vec<PathBuf> {
     fabric.hosts().iter().map(|host| host.folder.join("trace")).collect()
 }
 
@@ -189,88 +181,6 @@ pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
         .filter(|(library, _)| of(*library) > 0)
         .map(row)
         .collect())
-}
-
-/// Foreign flows that burst over links of 1 Gbit/s, one from each host to the next: how long until the host's agent says that
-/// its link is congested. Each burst comes long after the last, so that no verdict is damped as one that comes and goes.
-pub(super) fn congestion(suite: &Suite) -> Result<Vec<Row>> {
-    let mut lab = suite.lab(Telemetry::Recorded)?;
-    let program = suite.binaries.path("replay")?;
-    let each = suite.effort.bursts.div_ceil(HOSTS);
-    let bursts = bursts(&mut lab, each)?;
-    let fabric = lab.end()?;
-    let mut delays = Vec::new();
-    for (bursts, trace) in bursts.iter().zip(traces(&fabric)) {
-        let (Some(first), Some(last)) = (bursts.first(), bursts.last()) else { bail!("no burst") };
-        let began_ns = first.began_ns.saturating_sub(2 * BEFORE_NS);
-        let span = Span { began_ns, ended_ns: last.handed_over_ns + AFTER_NS };
-        delays.extend(delays_of(bursts, &replay(&program, &[trace], span)?));
-    }
-    let (all, found) = (each * HOSTS, delays.len());
-    eprintln!("congestion: {found} of {all} bursts found, ms after onset {}", summary(&delays));
-    // One that was not found has no time: it counts as one that took as long as there was until the next.
-    delays.resize(all, PAUSE_MS as f64);
-    let what =
-        format!("{all} bursts of foreign flows, links of 1 Gbit/s: ms from the first packet to the verdict");
-    Ok(vec![case(what, HOSTS).limit(&delays, CONGESTION_MS)])
-}
-
-/// From each burst's first packet to the first verdict that what leaves is held up, in milliseconds.
-fn delays_of(bursts: &[Burst], found: &[Found]) -> Vec<f64> {
-    let after = |(place, burst): (usize, &Burst)| {
-        let end = bursts.get(place + 1).map_or(u64::MAX, |next| next.began_ns);
-        found.iter().find_map(|one| match one {
-            Found::Congestion { leaving: true, state, cause, found_ns, .. }
-                if state != "none" && cause != "own" && (burst.began_ns..end).contains(found_ns) =>
-            {
-                Some((found_ns - burst.began_ns) as f64 / 1e6)
-            }
-            _ => None,
-        })
-    };
-    bursts.iter().enumerate().filter_map(after).collect()
-}
-
-/// A burst, in nanoseconds of CLOCK_MONOTONIC.
-#[derive(Debug, Clone, Copy, Deserialize)]
-struct Burst {
-    began_ns: u64,
-    handed_over_ns: u64,
-}
-
-/// Has a flow burst so often from each host to the next, one host after the other; the bursts by host.
-fn bursts(lab: &mut Lab, count: usize) -> Result<Vec<Vec<Burst>>> {
-    let hosts = lab.fabric().hosts().to_vec();
-    let deadline =
-        Instant::now() + Duration::from_secs(30) + Duration::from_millis(2 * PAUSE_MS) * count as u32;
-    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
-    for (place, (from, to)) in hosts.iter().zip(hosts.iter().cycle().skip(1)).enumerate() {
-        let address = to.addresses.first().context("a host without address")?;
-        let mut receive = Command::new(lab.program("bursts"));
-        receive.arg("receive").arg(format!("{address}:0"));
-        let log = lab.logs().join(format!("bursts-receive-{place}.log"));
-        let mut receiver = Process::start("a bursts' receiver", &mut receive, &to.namespace, &log)?;
-        let listens = receiver.line_by(deadline, |_| true)?;
-        receivers.push(receiver);
-        let mut send = Command::new(lab.program("bursts"));
-        send.args(["send", &listens, "--bursts", &count.to_string(), "--pause-ms", &PAUSE_MS.to_string()]);
-        let log = lab.logs().join(format!("bursts-send-{place}.log"));
-        senders.push(Process::start("a bursts' sender", &mut send, &from.namespace, &log)?);
-        // Apart from each other, as far as that goes.
-        std::thread::sleep(Duration::from_millis(PAUSE_MS / HOSTS as u64));
-    }
-    let mut all = Vec::new();
-    for sender in &mut senders {
-        sender.succeed_by(deadline)?;
-        let text = std::fs::read_to_string(sender.log())?;
-        let lines = text.lines().filter(|line| line.starts_with('{'));
-        let bursts: Vec<Burst> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
-        ensure!(bursts.len() == count, "{} bursts instead of {count}", bursts.len());
-        all.push(bursts);
-    }
-    receivers.iter_mut().try_for_each(|receiver| receiver.succeed_by(deadline))?;
-    lab.check()?;
-    Ok(all)
 }
 
 #[cfg(test)]
