@@ -42,14 +42,17 @@ pub(super) fn packet(_: &Suite) -> Result<Vec<Row>> {
     let text = printed(&mut bench)?;
     eprint!("{text}");
     let found = packets(&text)?;
-    let row = |(name, both): (String, f64)| {
-        case(format!("{name}: ns a packet, both ways"), 0, 1).limit(&[both], PACKET_NS)
+    let row = |(name, both, bar): (String, f64, f64)| {
+        let case = case(format!("{name}: ns a packet, both ways"), 0, 1);
+        // Without a bar it is stated alone.
+        let case = Case { bar: if bar > 0.0 { 1.0 } else { f64::INFINITY }, ..case };
+        case.limit(&[both], PACKET_NS)
     };
     Ok(found.into_iter().map(row).collect())
 }
 
-/// Name and time of both directions, of those lines that have a bar.
-fn packets(text: &str) -> Result<Vec<(String, f64)>> {
+/// Name and time of both directions, and the bar, of those lines that have one; 0 where none is held.
+fn packets(text: &str) -> Result<Vec<(String, f64, f64)>> {
     let mut found = Vec::new();
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -57,10 +60,10 @@ fn packets(text: &str) -> Result<Vec<(String, f64)>> {
         let Some(at) = words.iter().position(|word| number(word).is_some()) else { continue };
         let (name, figures) = words.split_at(at);
         let figures: Vec<f64> = figures.iter().map_while(number).collect();
-        if let [_ingress, _egress, both, _itself, _bar] = figures.as_slice()
+        if let [_ingress, _egress, both, _itself, bar] = figures.as_slice()
             && name != ["other"]
         {
-            found.push((name.join(" "), *both));
+            found.push((name.join(" "), *both, *bar));
         }
     }
     ensure!(!found.is_empty(), "no figures in: {text}");
@@ -237,11 +240,11 @@ mod tests {
         let text = "ns a packet, medians of 15 interleaved rounds\n\
                     packet         ingress  egress    both by itself   bar\n\
                     TCP, IPv4           72      73     145        19   150 within\n\
-                    RoCE RC ACK, once      90      95     185        40   150 BEYOND\n\
+                    RoCE RC ACK, once      90      95     185        40     0 stated\n\
                     other               11      11      22        19   150 within\n";
         assert_eq!(
             packets(text).unwrap(),
-            [("TCP, IPv4".to_owned(), 145.0), ("RoCE RC ACK, once".to_owned(), 185.0)]
+            [("TCP, IPv4".to_owned(), 145.0, 150.0), ("RoCE RC ACK, once".to_owned(), 185.0, 0.0)]
         );
         assert!(packets("nothing").is_err());
     }
