@@ -41,17 +41,21 @@ pub struct Rhythm {
 
 impl Rhythm {
     /// The rhythm of these operations, oldest first; none where they are too few or not regular. An iteration has as many
-    /// operations as it takes for sizes to repeat exactly, and for four of five periods, or quiet parts of them that are not short, to lie a tenth of
-    /// the period from the median at most; the silence between iterations is at least twice as long as any within.
+    /// operations as it takes for sizes to repeat exactly, and for all periods, else for four of five, or quiet parts of them that are not short, to
+    /// lie a tenth of the period from the median at most; the silence between iterations is at least twice as long as any within. Where sizes have
+    /// changed of late, as after what a job does to begin, the newest few iterations count.
     pub fn of(operations: &[Operation]) -> Option<Self> {
-        (1..=MOST_IN_ITERATION.min(operations.len() / FEWEST)).find_map(|count| {
-            let newest = operations.len().saturating_sub(count * MOST_ITERATIONS);
-            Self::with(operations.get(newest..)?, count)
+        let tries = [(MOST_ITERATIONS, 1.0), (MOST_ITERATIONS, 0.8), (FEWEST + 1, 1.0)];
+        tries.into_iter().find_map(|(iterations, alike)| {
+            (1..=MOST_IN_ITERATION.min(operations.len() / FEWEST)).find_map(|count| {
+                let newest = operations.len().saturating_sub(count * iterations);
+                Self::with(operations.get(newest..)?, count, alike)
+            })
         })
     }
 
-    /// The rhythm, if an iteration has so many operations.
-    fn with(operations: &[Operation], count: usize) -> Option<Self> {
+    /// The rhythm, if an iteration has so many operations, and such a part of them is alike.
+    fn with(operations: &[Operation], count: usize, part: f64) -> Option<Self> {
         let repeats = operations.iter().zip(operations.get(count..)?);
         let pairs = operations.len() - count;
         if repeats.filter(|(one, next)| one.bytes == next.bytes).count() * 10 < pairs * 9 {
@@ -90,7 +94,7 @@ impl Rhythm {
         let own = median(quiet.clone());
         let alike = |all: &[u64], middle: u64| {
             let regular = all.iter().filter(|found| found.abs_diff(middle) <= period / 10).count();
-            regular * 5 >= all.len() * 4
+            regular as f64 >= all.len() as f64 * part
         };
         let regular = alike(&periods, period) || own >= period / 4 && alike(&quiet, own);
         if periods.len() + 1 < FEWEST || period == 0 || !regular {
@@ -192,6 +196,22 @@ mod tests {
         let found =
             Rhythm::of(&operations).map(|rhythm| (rhythm.operations, rhythm.busy <= Nanos(80_000_000)));
         assert_eq!(found, Some((1, true)));
+    }
+
+    #[test]
+    fn many_operations_of_one_size_are_an_iteration_together() {
+        // Most periods between single ones are alike, too.
+        let found = Rhythm::of(&steady(7, &[5; 8])).map(|rhythm| (rhythm.operations, rhythm.period));
+        assert_eq!(found, Some((8, Nanos(100_000_000))));
+    }
+
+    #[test]
+    fn what_a_job_does_to_begin_hides_no_rhythm() {
+        let mut operations = steady(6, &[7]);
+        operations[0].bytes = Bytes(0);
+        assert_eq!(Rhythm::of(&operations).map(|rhythm| rhythm.period), Some(Nanos(100_000_000)));
+        operations.truncate(5);
+        assert_eq!(Rhythm::of(&operations), None);
     }
 
     #[test]
