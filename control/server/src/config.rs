@@ -70,17 +70,17 @@ struct File {
     #[serde(default)]
     tenant: Vec<FileTenant>,
     #[serde(default = "seconds::<60>")]
-    join_timeout: Nanos,
+    join_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<10>")]
-    prepare_timeout: Nanos,
+    prepare_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<30>")]
-    recovery_timeout: Nanos,
+    recovery_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<30>")]
-    operation_timeout: Nanos,
+    operation_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<5>")]
-    peer_timeout: Nanos,
+    peer_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<5>")]
-    session_timeout: Nanos,
+    session_timeout: toml::Spanned<Nanos>,
     #[serde(default = "paths")]
     paths: toml::Spanned<u32>,
     source_ports: Option<toml::Spanned<String>>,
@@ -88,7 +88,7 @@ struct File {
     most_ranks: u32,
     #[serde(default = "most_communicators")]
     most_communicators: usize,
-    #[serde(default = "seconds::<1>")]
+    #[serde(default = "telemetry_interval")]
     telemetry_interval: Nanos,
     #[serde(default = "yes")]
     replan: bool,
@@ -121,8 +121,12 @@ struct FileTenant {
     weight: Option<toml::Spanned<u32>>,
 }
 
-const fn seconds<const N: u64>() -> Nanos {
-    Nanos(N * 1_000_000_000)
+fn seconds<const N: u64>() -> toml::Spanned<Nanos> {
+    toml::Spanned::new(0..0, Nanos(N * 1_000_000_000))
+}
+
+const fn telemetry_interval() -> Nanos {
+    Nanos(1_000_000_000)
 }
 
 fn paths() -> toml::Spanned<u32> {
@@ -236,14 +240,19 @@ impl File {
                 || format!("`{}` is not a range of ports, such as \"20000-29999\"", ports.get_ref());
             range.ok_or_else(|| wrong(ports.span().start, message()))
         });
+        let time = |what: &str, time: toml::Spanned<Nanos>| match time.get_ref() {
+            Nanos(0) => Err(wrong(time.span().start, format!("{what} must be longer than nothing"))),
+            time => Ok(Duration::from(*time)),
+        };
+        let session_timeout = time("session_timeout", self.session_timeout)?;
         let settings = Settings {
             topology,
             tenants,
-            join_timeout: self.join_timeout.into(),
-            prepare_timeout: self.prepare_timeout.into(),
-            recovery_timeout: self.recovery_timeout.into(),
-            operation_timeout: self.operation_timeout.into(),
-            peer_timeout: self.peer_timeout.into(),
+            join_timeout: time("join_timeout", self.join_timeout)?,
+            prepare_timeout: time("prepare_timeout", self.prepare_timeout)?,
+            recovery_timeout: time("recovery_timeout", self.recovery_timeout)?,
+            operation_timeout: time("operation_timeout", self.operation_timeout)?,
+            peer_timeout: time("peer_timeout", self.peer_timeout)?,
             paths,
             source_ports: source_ports.transpose()?,
             most_ranks: self.most_ranks,
@@ -257,7 +266,7 @@ impl File {
             most_weight,
             tariff: Tariff { gbit_hour: self.prices.gbit, share_hour: self.prices.share },
         };
-        Ok(Config { listen: self.listen, session_timeout: self.session_timeout.into(), settings, store })
+        Ok(Config { listen: self.listen, session_timeout, settings, store })
     }
 }
 
@@ -306,6 +315,10 @@ name = "a"
             "control.toml: line 3, column 1: unknown field `join_timeuot`",
         );
         expect(change("1.5s", "1.5"), "control.toml: line 3, column 16: `1.5` is not a duration");
+        expect(
+            change("1.5s", "0s"),
+            "control.toml: line 3, column 16: join_timeout must be longer than nothing",
+        );
         expect(change("127.0.0.1:0", "localhost"), "control.toml: line 1, column 10: invalid socket address");
         expect(
             change("20000-29999", "29999-20000"),
