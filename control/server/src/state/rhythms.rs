@@ -165,7 +165,7 @@ impl State {
         let Some(plan) = self.fit_plan(&jobs, &conditions) else { return };
         self.take_said_turns(now, at, &conditions, &jobs, &plan.assignments);
         if self.settings.turns {
-            self.group_turns(now, &conditions, jobs, &plan.assignments);
+            self.group_turns(now, jobs, &plan.assignments);
         }
     }
 

@@ -3,7 +3,8 @@
 //!
 //! What an operation waits is the distance that its job lacks from the others', and the next one waits less; so jobs that could pass one after
 //! another soon do, and stay so. Nobody waits for long: a turn that lasts beyond what its communicator usually takes is lost, who loses three in
-//! a row takes none for a while, and operations go on without where control is slow or gone. Nothing of it is stored.
+//! a row takes none for a while, nor does who would wait less by sharing, and operations go on without where control is slow or gone. Nothing of
+//! it is stored.
 
 use super::rhythms::LONGEST;
 use super::{Fact, SessionId, State};
@@ -24,6 +25,9 @@ const MESSAGES: Duration = Duration::from_millis(10);
 /// Who has lost so many turns in a row takes none for so long.
 const MOST_LOST: u32 = 3;
 const LEFT_OUT: Duration = Duration::from_secs(60);
+
+/// So does whose latest operations, at least so many, waited longer in the mean than it takes to share a link with those beside it.
+const ENOUGH: usize = 16;
 
 /// Of a communicator's operation that half of the bytes lie below, so small a part asks for no turn.
 const SMALL: u64 = 4;
@@ -55,19 +59,44 @@ struct Member {
     told: v1::Turns,
     /// With whom it does not communicate at once.
     beside: BTreeSet<u64>,
-    /// How long a turn of it may last.
-    lasts: Duration,
+    /// How long its operations take alone.
+    busy: Duration,
     /// When it was last found to gain, and for how long that counts.
     found: Duration,
     keeps: Duration,
     /// Turns in a row that it lost.
     lost: u32,
-    /// Turns that it was given, and what all of them waited.
+    /// Turns that it was given, and what all operations waited.
     given: u64,
     waited: Duration,
     /// Numbers of the latest, and what each waited.
     latest: VecDeque<(u64, Duration)>,
     reason: String,
+}
+
+impl Member {
+    /// Takes note of what the operation of a turn waited since it asked, patience permitting.
+    fn note(&mut self, turn: u64, since_asked: Duration) {
+        let waited = since_asked.min(Duration::from_nanos(self.told.patience_ns));
+        self.waited = self.waited.saturating_add(waited);
+        if self.latest.len() == LATEST {
+            self.latest.pop_front();
+        }
+        self.latest.push_back((turn, waited));
+    }
+
+    /// Whether its operations would wait less if they shared links with all that are beside it.
+    fn would_rather_share(&self) -> bool {
+        let others = u32::try_from(self.beside.len()).unwrap_or(u32::MAX);
+        let waited: Duration = self.latest.iter().map(|(_, waited)| *waited).sum();
+        let turns = u32::try_from(self.latest.len()).unwrap_or(u32::MAX);
+        self.latest.len() >= ENOUGH && waited > self.busy.saturating_mul(others).saturating_mul(turns)
+    }
+}
+
+/// How long a turn may last.
+fn lasts(busy: Duration) -> Duration {
+    busy.saturating_mul(LASTS).saturating_add(MESSAGES)
 }
 
 #[derive(Debug)]
@@ -89,8 +118,8 @@ impl AllTurns {
     }
 
     fn until(&self, asked: &Asked) -> Option<Duration> {
-        let lasts = self.members.get(&asked.communicator).map_or(Duration::ZERO, |member| member.lasts);
-        Some(asked.given?.saturating_add(lasts))
+        let busy = self.members.get(&asked.communicator).map_or(Duration::ZERO, |member| member.busy);
+        Some(asked.given?.saturating_add(lasts(busy)))
     }
 
     /// What an operation waited for its turn.
@@ -120,13 +149,8 @@ impl AllTurns {
                 continue;
             }
             asked.given = Some(now);
-            let waited = now.saturating_sub(asked.since);
             member.given += 1;
-            member.waited = member.waited.saturating_add(waited);
-            if member.latest.len() == LATEST {
-                member.latest.pop_front();
-            }
-            member.latest.push_back((asked.turn, waited));
+            member.note(asked.turn, now.saturating_sub(asked.since));
             let Asked { communicator, turn, .. } = *asked;
             given.push((member.leader, v1::TurnGiven { communicator, turn }));
         }
@@ -136,13 +160,7 @@ impl AllTurns {
 
 impl State {
     /// Has communicators take turns, or no longer, by what is known of them now.
-    pub(super) fn group_turns(
-        &mut self,
-        now: Duration,
-        conditions: &Conditions,
-        mut jobs: Vec<Job>,
-        assignments: &[Assignment],
-    ) {
+    pub(super) fn group_turns(&mut self, now: Duration, mut jobs: Vec<Job>, assignments: &[Assignment]) {
         self.turns.out.retain(|_, until| *until > now);
         for job in &mut jobs {
             if !self.may_take_turns(job.communicator) {
@@ -150,15 +168,17 @@ impl State {
             }
         }
         let taking = self.turns.members.keys().copied().collect();
-        let found = turns(&self.settings.topology, conditions, &jobs, assignments, &taking);
-        let lasts: BTreeMap<u64, Duration> = found
-            .iter()
-            .map(|turn| (turn.communicator, Duration::from(turn.busy) * LASTS + MESSAGES))
-            .collect();
+        // Jobs that share a link find each other's queues there, which are easily taken for strangers'. What links carry settles it.
+        let conditions = Conditions::clear(&self.settings.topology);
+        let found = turns(&self.settings.topology, &conditions, &jobs, assignments, &taking);
+        let each: BTreeMap<u64, Duration> =
+            found.iter().map(|turn| (turn.communicator, lasts(turn.busy.into()))).collect();
         for turn in found {
             let job = jobs.iter().find(|job| job.communicator == turn.communicator);
             if let Some(rhythm) = job.and_then(|job| job.rhythm) {
-                let others = turn.beside.iter().filter_map(|id| lasts.get(id));
+                // Who waits longer than it takes itself would lose more than by sharing.
+                let own = each.get(&turn.communicator);
+                let others = turn.beside.iter().filter_map(|id| each.get(id).min(own));
                 let patience: Duration =
                     others.sum::<Duration>().min(LONGEST).min(self.settings.operation_timeout / 4);
                 let bulk = self.rhythms.get(&turn.communicator).map_or(0, |known| known.bulk());
@@ -170,8 +190,7 @@ impl State {
                     pause_ns: (rhythm.silence.0 / 4).saturating_mul(5).saturating_add(1_000_000),
                 };
                 let keeps = KEEPS.max(Duration::from(rhythm.period).saturating_mul(KEEPS_ITERATIONS));
-                let lasts = lasts.get(&turn.communicator).copied().unwrap_or_default();
-                self.take_turn(now, turn, told, lasts, keeps);
+                self.take_turn(now, turn, told, keeps);
             }
         }
         let over = self.turns.members.iter().filter(|(_, member)| member.found + member.keeps <= now);
@@ -193,12 +212,13 @@ impl State {
         members.iter().find(|member| !member.closed)?.session
     }
 
-    fn take_turn(&mut self, now: Duration, turn: Turn, told: v1::Turns, lasts: Duration, keeps: Duration) {
+    fn take_turn(&mut self, now: Duration, turn: Turn, told: v1::Turns, keeps: Duration) {
         let id = turn.communicator;
         let Some(leader) = self.leader(id) else { return };
-        let Turn { beside, reason, .. } = turn;
+        let Turn { beside, reason, busy, .. } = turn;
+        let busy = Duration::from(busy);
         if let Some(member) = self.turns.members.get_mut(&id) {
-            (member.found, member.keeps, member.lasts) = (now, keeps, lasts);
+            (member.found, member.keeps, member.busy) = (now, keeps, busy);
             (member.beside, member.reason) = (beside, reason);
             let stays = member.leader == leader && alike(&member.told, &told);
             if !stays {
@@ -219,7 +239,7 @@ impl State {
             leader,
             told,
             beside,
-            lasts,
+            busy,
             found: now,
             keeps,
             lost: 0,
@@ -296,9 +316,20 @@ impl State {
         }
         let this = |asked: &Asked| (asked.communicator, asked.turn) == (done.communicator, done.turn);
         let leads = self.turns.members.get_mut(&done.communicator).filter(|member| member.leader == from);
-        if let (Some(member), true) = (leads, self.turns.queue.iter().any(this)) {
+        if let (Some(member), Some(asked)) = (leads, self.turns.queue.iter().find(|asked| this(asked))) {
             member.lost = 0;
+            if asked.given.is_none() {
+                member.note(asked.turn, now.saturating_sub(asked.since));
+            }
+            let leaves = member.would_rather_share();
             self.turns.queue.retain(|asked| !this(asked));
+            if leaves {
+                self.leave_out(
+                    now,
+                    done.communicator,
+                    "its operations would wait less if they shared the link",
+                );
+            }
             self.give_turns(now);
         }
         Ok(())
@@ -325,9 +356,14 @@ impl State {
         let Some(member) = self.turns.members.get_mut(&id) else { return };
         member.lost += 1;
         if member.lost >= MOST_LOST {
-            self.turns.out.insert(id, now.saturating_add(LEFT_OUT));
-            self.leave_turns(now, id, "its operations take much longer than they would alone");
+            self.leave_out(now, id, "its operations take much longer than they would alone");
         }
+    }
+
+    /// A communicator takes no turns for a while.
+    fn leave_out(&mut self, now: Duration, id: u64, why: &str) {
+        self.turns.out.insert(id, now.saturating_add(LEFT_OUT));
+        self.leave_turns(now, id, why);
     }
 
     /// For operators: with whom a communicator takes turns and what it waited; nothing where it takes none.
