@@ -1,0 +1,100 @@
+//! Turns, end to end: two tenants' periodic jobs that share one narrow link take turns on it, and every sum stays right.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use anyhow::{Context, Result, bail, ensure};
+use harmonaize_client::Access;
+use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
+use harmonaize_tests::star;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use xtask::deployment::Deployment;
+
+const RATE: &str = "100Mbit/s";
+/// Elements of 8 bytes: 80 ms over such a link, where it is a job's own.
+const COUNT: usize = 125_000;
+/// How long a job computes between two sums.
+const COMPUTES: Duration = Duration::from_millis(100);
+/// How long anything may take: a bound for machines that are busy with other things, and no figure.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Turns that each job is seen to take.
+const TURNS: u64 = 20;
+const TENANTS: [&str; 2] = ["a", "b"];
+
+/// How many sums a job has begun, and how many it may.
+struct Progress {
+    begun: u64,
+    limit: u64,
+}
+
+/// Computes and sums in turn, as long as it may.
+fn work(worker: &Worker, progress: &Mutex<Progress>) -> Result<()> {
+    for operation in 0.. {
+        std::thread::sleep(COMPUTES);
+        {
+            let mut progress = progress.lock().unwrap();
+            if operation >= progress.limit {
+                break;
+            }
+            progress.begun = progress.begun.max(operation + 1);
+        }
+        worker.sum(operation, COUNT, operation % 2 == 0, PATIENCE)?;
+    }
+    Ok(())
+}
+
+/// How many turns each tenant's job has been given; none where not both take turns with each other.
+fn given(deployment: &Deployment) -> Result<Option<Vec<u64>>> {
+    let answer = deployment.ask(&["plans"])?;
+    let plans = answer["plans"].as_array().context("no plans")?;
+    let given = |index: usize| -> Result<Option<u64>> {
+        let plan = plans.iter().find(|plan| plan["tenant"] == TENANTS[index]);
+        let Some(plan) = plan else { return Ok(None) };
+        let words = plan["turns"].as_str().context("no word of turns")?;
+        let Some(rest) = words.strip_prefix("takes turns with ") else { return Ok(None) };
+        let (with, rest) = rest.split_once(", ").context("no number of turns")?;
+        ensure!(with == format!("{}/job", TENANTS[1 - index]), "{words}");
+        Ok(Some(rest.split(' ').next().unwrap_or_default().parse()?))
+    };
+    (0..TENANTS.len()).map(given).collect()
+}
+
+/// Waits until each of both jobs has been given some turns: it asks for one once the one before is over.
+fn both_take_turns(deployment: &Deployment) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = None;
+    while Instant::now() < deadline {
+        last = given(deployment)?;
+        if last.as_ref().is_some_and(|given| given.iter().all(|turns| *turns >= TURNS)) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    bail!("not {TURNS} turns of each job within {PATIENCE:?}: {last:?}")
+}
+
+#[test]
+fn two_jobs_on_one_link_take_turns_and_their_sums_are_right() {
+    let Some(mut deployment) = deploy(&star(2, RATE), |setup| setup.measure(RATE)) else { return };
+    let sockets = TENANTS.map(|tenant| sockets(&deployment, tenant));
+    let progress = TENANTS.map(|_| Mutex::new(Progress { begun: 0, limit: u64::MAX }));
+    let (seen, results) = std::thread::scope(|scope| {
+        let job = |index: usize| {
+            let (sockets, progress) = (&sockets[index], &progress[index]);
+            scope.spawn(move || run(sockets, "job", 1, |_| Access::Mapped, |worker| work(worker, progress)))
+        };
+        let jobs: Vec<_> = (0..TENANTS.len()).map(job).collect();
+        let seen = both_take_turns(&deployment);
+        for progress in &progress {
+            let mut progress = progress.lock().unwrap();
+            // What one rank has begun, all do.
+            progress.limit = progress.begun;
+        }
+        (seen, jobs.into_iter().map(|job| job.join().unwrap()).collect::<Vec<_>>())
+    });
+    results.into_iter().for_each(|of_job| drop(succeeded(of_job)));
+    if let Err(error) = seen {
+        let control = deployment.control().unwrap().said(16_384);
+        panic!("{error:#}\ncontrol's log:\n{control}");
+    }
+    deployment.check().unwrap();
+}
