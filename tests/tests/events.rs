@@ -47,7 +47,7 @@ fn a_drain_is_told_before_the_host_goes_and_then_the_rank_that_is_lost() {
     let agent = deployment.agent(2).unwrap().id().to_string();
     assert!(std::process::Command::new("kill").args(["-9", &agent]).status().unwrap().success());
     let lost = next(&mut events, |kind| matches!(kind, EventKind::Failure { .. }));
-    assert_eq!(lost.kind, EventKind::Failure { ranks: vec![Rank(2)] });
+    assert_eq!(lost.kind, EventKind::Failure { ranks: vec![Rank(2)], regroup_by_ns: 0 });
 
     // With control gone there is a plain word, and once it is back, a new feed.
     deployment.control().unwrap().end().unwrap();
@@ -71,7 +71,10 @@ fn an_agent_that_is_stopped_in_order_is_a_failure_for_who_stays() {
     assert_eq!(events.read(Duration::ZERO).unwrap().events, []);
     deployment.agent(2).unwrap().end().unwrap();
     let lost = next(&mut events, |kind| matches!(kind, EventKind::Failure { .. }));
-    assert_eq!((lost.communicator.as_str(), lost.kind), ("job", EventKind::Failure { ranks: vec![Rank(2)] }));
+    assert_eq!(
+        (lost.communicator.as_str(), lost.kind),
+        ("job", EventKind::Failure { ranks: vec![Rank(2)], regroup_by_ns: 0 })
+    );
     // Calls end with the same, also those that come later.
     for worker in &workers[..2] {
         match worker.communicator.barrier().and_then(|mut barrier| barrier.wait(PATIENCE)) {

@@ -4,7 +4,7 @@ use crate::v1::{self, budget::Lets};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{
     Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Expected, Hints, Knobs, Negotiated,
-    Priority, Reason, Record, Target,
+    OnFailure, Priority, Reason, Record, Target,
 };
 use std::time::Duration;
 
@@ -86,6 +86,13 @@ impl From<&Constraints> for v1::Constraints {
             min_busbw: constraints.min_busbw,
             no_aggregation: !constraints.aggregation,
             go_on: false,
+            on_failure: constraints.on_failure.map(|policy| v1::OnFailure {
+                regroup_within_ns: match policy {
+                    OnFailure::End => 0,
+                    // None at all is out of range, and to be told so.
+                    OnFailure::Regroup { within } => nanos(within).max(1),
+                },
+            }),
             price_ceiling: constraints.price_ceiling,
         }
     }
@@ -109,6 +116,10 @@ impl From<&v1::Constraints> for Constraints {
             weight: said.weight,
             min_busbw: said.min_busbw,
             aggregation: !said.no_aggregation,
+            on_failure: said.on_failure.map(|said| match said.regroup_within_ns {
+                0 => OnFailure::End,
+                nanos => OnFailure::Regroup { within: Duration::from_nanos(nanos) },
+            }),
             price_ceiling: said.price_ceiling,
         }
     }
@@ -124,6 +135,7 @@ impl From<Clause> for v1::Clause {
             Clause::Weight => Self::Weight,
             Clause::Bandwidth => Self::Bandwidth,
             Clause::Aggregation => Self::Aggregation,
+            Clause::OnFailure => Self::OnFailure,
             Clause::Price => Self::Price,
         }
     }
@@ -133,7 +145,7 @@ impl v1::Clause {
     /// As tenants are told it; none for one that is not known here.
     pub fn told(self) -> Option<Clause> {
         Some(match self {
-            Self::Unspecified | Self::OnFailure => return None,
+            Self::Unspecified => return None,
             Self::Budget => Clause::Budget,
             Self::Completion => Clause::Completion,
             Self::Iteration => Clause::Iteration,
@@ -141,6 +153,7 @@ impl v1::Clause {
             Self::Weight => Clause::Weight,
             Self::Bandwidth => Clause::Bandwidth,
             Self::Aggregation => Clause::Aggregation,
+            Self::OnFailure => Clause::OnFailure,
             Self::Price => Clause::Price,
         })
     }
@@ -337,13 +350,15 @@ mod tests {
             .weight(3)
             .min_busbw(125_000_000)
             .aggregation(false)
+            .on_failure(OnFailure::Regroup { within: Duration::from_secs(30) })
             .price_ceiling(7)
     }
 
     #[test]
     fn what_is_said_arrives() {
         let exact = Constraints::new().budget(Budget::Exact).priority(Priority::Low);
-        for constraints in [everything(), exact, Constraints::new()] {
+        let ends = Constraints::new().on_failure(OnFailure::End);
+        for constraints in [everything(), exact, ends, Constraints::new()] {
             assert_eq!(Constraints::from(&v1::Constraints::from(&constraints)), constraints);
         }
         let mut strange = v1::Constraints::from(&everything());
@@ -358,6 +373,7 @@ mod tests {
             Clause::Weight,
             Clause::Bandwidth,
             Clause::Aggregation,
+            Clause::OnFailure,
             Clause::Price,
         ];
         assert_eq!(clauses(&clause_numbers(&all)), all);

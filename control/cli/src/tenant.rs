@@ -9,7 +9,7 @@ use crate::Failure;
 use clap::{Args, Subcommand, ValueEnum};
 use harmonaize_client::{
     Access, AttachOptions, Budget, Client, Collective, Constraints, Error, EventCursor, Expected, Hints,
-    Negotiated, Priority,
+    Negotiated, OnFailure, Priority,
 };
 use harmonaize_planner::{Bytes, Nanos};
 use std::io::Write;
@@ -24,6 +24,7 @@ Examples:
   harmonaize tenant constraints job --weight 2 --min-busbw 80MB/s
   harmonaize tenant constraints serve --priority high --p99 64KiB=5ms --take
   harmonaize tenant constraints job --iteration 1GiB=2s --price-ceiling 500000 --json
+  harmonaize tenant constraints job --min-busbw 80MB/s --on-failure regroup=1min
   harmonaize tenant constraints job --none                 gives everything back
   harmonaize tenant hints job --period 50ms --bytes 64MiB  what is expected of it
   harmonaize tenant hints job --bytes 48MiB:hidden --bytes 16MiB --bytes alltoall=1MiB --task-priority 2
@@ -38,6 +39,9 @@ Agreements and hints end with their communicator.";
 
 /// Most rounds of a negotiation with `--take`.
 const ROUNDS: usize = 4;
+
+/// How long members have to regroup, where no time is said.
+const REGROUP_WITHIN: Duration = Duration::from_secs(30);
 
 /// What a tenant asks.
 #[derive(Args)]
@@ -123,6 +127,9 @@ struct Wanted {
     /// Nothing is to be summed on the way.
     #[arg(long)]
     no_aggregation: bool,
+    /// What becomes of it when it fails: it is over, or it is kept for its members to regroup, 30s where nothing else is said.
+    #[arg(long, value_name = "end|regroup[=DURATION]")]
+    on_failure: Option<Policy>,
     /// Most that it may cost an hour, in millionths of the provider's currency.
     #[arg(long, value_name = "N")]
     price_ceiling: Option<u64>,
@@ -234,6 +241,25 @@ impl FromStr for Loss {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
+struct Policy(OnFailure);
+
+impl FromStr for Policy {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let within = match text.split_once('=') {
+            _ if text == "end" => return Ok(Self(OnFailure::End)),
+            None if text == "regroup" => REGROUP_WITHIN,
+            Some(("regroup", time)) => {
+                let time: Nanos = time.parse().map_err(|error| format!("{error}"))?;
+                time.into()
+            }
+            _ => return Err("neither `end` nor `regroup`, such as regroup=30s".to_owned()),
+        };
+        Ok(Self(OnFailure::Regroup { within }))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Cursor(EventCursor);
 
 impl FromStr for Cursor {
@@ -263,6 +289,7 @@ impl Wanted {
         };
         wanted.budget = self.budget.map(|Loss(budget)| budget);
         wanted.aggregation = !self.no_aggregation;
+        wanted.on_failure = self.on_failure.map(|Policy(policy)| policy);
         wanted.price_ceiling = self.price_ceiling;
         let said = wanted != Constraints::new() || self.weight.is_some() || self.priority.is_some();
         (self.none || said).then_some(wanted)
@@ -401,7 +428,7 @@ mod tests {
         assert_eq!(wanted("tenant constraints job --none"), Some(Constraints::new()));
         assert_eq!(wanted("tenant constraints job --weight 1"), Some(Constraints::new()));
         let all = "tenant constraints job --p99 1MiB=20ms --p99 64KiB=5ms --p99 allgather=2MiB=7ms --iteration 1GiB=2s --min-busbw 80MB/s \
-            --weight 2 --priority high --budget vnmse=0.01 --no-aggregation --price-ceiling 7";
+            --weight 2 --priority high --budget vnmse=0.01 --no-aggregation --on-failure regroup=1500ms --price-ceiling 7";
         let expected = Constraints::new()
             .p99(64 << 10, ms * 5)
             .p99(1 << 20, ms * 20)
@@ -412,8 +439,13 @@ mod tests {
             .priority(Priority::High)
             .budget(Budget::Vnmse(0.01))
             .aggregation(false)
+            .on_failure(OnFailure::Regroup { within: ms * 1500 })
             .price_ceiling(7);
         assert_eq!(wanted(all), Some(expected));
+        let policy =
+            |text| wanted(&format!("tenant constraints job --on-failure {text}")).unwrap().on_failure;
+        assert_eq!(policy("end"), Some(OnFailure::End));
+        assert_eq!(policy("regroup"), Some(OnFailure::Regroup { within: REGROUP_WITHIN }));
         let codecs = wanted("tenant constraints job --budget int8,bf16").unwrap().budget;
         assert_eq!(codecs, Some(Budget::Codecs(vec!["int8".to_owned(), "bf16".to_owned()])));
     }
@@ -445,6 +477,8 @@ mod tests {
     fn what_makes_no_sense_is_said_so() {
         assert!("5ms".parse::<Target>().unwrap_err().contains("64KiB=5ms"));
         assert!("64KiB=5".parse::<Target>().unwrap_err().contains("not a duration"));
+        assert!("end=3s".parse::<Policy>().unwrap_err().contains("regroup=30s"));
+        assert!("regroup=3".parse::<Policy>().unwrap_err().contains("not a duration"));
         assert!("80MB".parse::<Busbw>().unwrap_err().contains("80MB/s"));
         assert!("vnmse=x".parse::<Loss>().unwrap_err().contains("`x`"));
         assert!("7".parse::<Cursor>().is_err() && "x:1".parse::<Cursor>().is_err());

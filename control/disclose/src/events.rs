@@ -59,6 +59,8 @@ pub enum Fact {
     Failure {
         /// Of the communicator.
         ranks: Vec<Rank>,
+        /// Until when the others are expected to go on, on the clock of `now`, if that was agreed on.
+        regroup_by: Option<Duration>,
     },
     /// The hosts of these ranks, and of no others, will be taken away, or are: when each is, on the clock of `now`.
     Maintenance {
@@ -77,12 +79,13 @@ pub enum Fact {
         /// Of the agreement.
         broken: BTreeSet<Clause>,
     },
-    /// What was agreed on for the communicator that it goes on from cannot be promised for it: because of these.
+    /// What was agreed on for the communicator that it goes on from cannot be promised for it: because of these. Or its members have not
+    /// gone on in time.
     AgreementEnded {
         /// Of that agreement.
         clauses: BTreeSet<Clause>,
     },
-    /// The communicator has ended: nothing more is told of it but what ranks were lost and what was not kept.
+    /// The communicator has ended: nothing more is told of it but what ranks were lost, what was not kept, and that no more is promised.
     Ended,
 }
 
@@ -169,6 +172,7 @@ struct Subject {
     /// Processes.
     waiting: u32,
     clauses: BTreeSet<Clause>,
+    regroup_by: Option<Duration>,
     /// The communicator's name.
     name: String,
     /// Whether the communicator is no more.
@@ -223,7 +227,8 @@ impl Feed {
                 // What ended it, and what was not kept as it did.
                 let lost = |kind: Kind, subject: &Subject| {
                     let broken = kind == Kind::Agreement && !subject.clauses.is_empty();
-                    subject.waits.is_some() && (kind == Kind::Failure || broken)
+                    let told = matches!(kind, Kind::Failure | Kind::AgreementEnded);
+                    subject.waits.is_some() && (told || broken)
                 };
                 self.subjects.retain(|(of, kind), subject| {
                     subject.ended |= *of == id;
@@ -248,7 +253,8 @@ impl Feed {
                 self.plan_changed(now);
                 return;
             }
-            Fact::Failure { ranks } => {
+            Fact::Failure { ranks, regroup_by } => {
+                subject.regroup_by = regroup_by;
                 // Those already told of are not told of again.
                 let before = subject.ranks.len();
                 subject.ranks.extend(ranks.into_iter().map(|rank| (rank, now)));
@@ -402,7 +408,10 @@ impl Subject {
         let ranks = || self.ranks.keys().copied().collect();
         match kind {
             Kind::Failure if self.ranks.is_empty() => None,
-            Kind::Failure => Some(EventKind::Failure { ranks: ranks() }),
+            Kind::Failure => {
+                let regroup_by_ns = self.regroup_by.map_or(0, |by| floor(by, tick));
+                Some(EventKind::Failure { ranks: ranks(), regroup_by_ns })
+            }
             Kind::Maintenance => {
                 let first = self.ranks.values().min().copied().unwrap_or_default();
                 Some(EventKind::Maintenance { ranks: ranks(), at_ns: floor(first, tick) })

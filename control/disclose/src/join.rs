@@ -2,6 +2,7 @@
 
 use crate::ranks::{list, sorted, verb};
 use harmonaize_abi::Rank;
+use std::time::Duration;
 
 /// Most ranks that a refusal carries.
 const MOST_RANKS: usize = 1000;
@@ -78,6 +79,11 @@ pub enum JoinFailure {
         /// Members that did not come.
         missing: Vec<Rank>,
     },
+    /// The communicator to go on from is over, by what was agreed on for its failure.
+    Over {
+        /// How long its members had to go on, if they could.
+        within: Option<Duration>,
+    },
     /// The tenant has as many communicators as it may.
     TooManyCommunicators {
         /// Most that it may have.
@@ -150,6 +156,13 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
             let text = format!("{came} came in time{of}{enough}");
             (sorted(missing).into_iter().take(MOST_RANKS).collect(), text)
         }
+        JoinFailure::Over { within: None } => {
+            (vec![], "the communicator is over: it was agreed on that it ends where it fails".to_owned())
+        }
+        JoinFailure::Over { within: Some(within) } => (
+            vec![],
+            format!("the communicator is over: its members had {within:?} to regroup, as it was agreed on"),
+        ),
         JoinFailure::TooManyCommunicators { most } => {
             (vec![], format!("the tenant has {most} communicators, the most that the provider allows"))
         }
@@ -179,6 +192,13 @@ mod tests {
             (told.ranks.len(), told.text.as_str()),
             (1000, "ranks 1-4999 of 5000 have not joined in time")
         );
+    }
+
+    #[test]
+    fn says_that_it_is_over_and_why() {
+        let text = |within| disclose_join(&JoinFailure::Over { within }).text;
+        assert!(text(None).contains("agreed on that it ends"));
+        assert!(text(Some(Duration::from_secs(30))).contains("had 30s to regroup"));
     }
 
     #[test]

@@ -6,7 +6,9 @@
 //! A counter-offer, proposed while nothing else changes, is agreed on.
 
 use harmonaize_abi::Collective;
-use harmonaize_abi::session::{BUSBW, Clause, Constraints, MAX_REASONS, Priority, Reason, TARGETS, Target};
+use harmonaize_abi::session::{
+    BUSBW, Clause, Constraints, MAX_REASONS, OnFailure, Priority, REGROUP, Reason, TARGETS, Target,
+};
 use std::time::Duration;
 
 /// Steps of a decade, E12 of IEC 60063.
@@ -45,6 +47,8 @@ pub struct House<'a> {
     pub hosts: u32,
     /// The largest weight for this tenant.
     pub most_weight: u32,
+    /// How long what is promised is kept at most for members that regroup.
+    pub longest_regroup: Duration,
     /// What it charges.
     pub tariff: Tariff,
     /// What its hosts could send at all.
@@ -114,6 +118,16 @@ impl Talk<'_, '_> {
                 format!("a weight of {}; this tenant has at most {most}", self.counter.weight),
             );
             self.counter.weight = most.max(1);
+        }
+        let longest = self.house.longest_regroup;
+        if let Some(OnFailure::Regroup { within }) = self.counter.on_failure
+            && within > longest
+        {
+            let text = format!("{within:?} to regroup in; nothing is kept for longer than {longest:?}");
+            self.refuse(Clause::OnFailure, text);
+            // Where nothing is ever kept, what is had without a word on it.
+            let offer = OnFailure::Regroup { within: longest };
+            self.counter.on_failure = (longest >= REGROUP.0).then_some(offer);
         }
     }
 

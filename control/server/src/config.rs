@@ -100,6 +100,8 @@ struct File {
     direct: BTreeMap<String, Directly>,
     #[serde(default = "most_weight")]
     most_weight: toml::Spanned<u32>,
+    #[serde(default = "longest_regroup")]
+    longest_regroup: Nanos,
     #[serde(default)]
     prices: Prices,
 }
@@ -123,6 +125,10 @@ struct FileTenant {
 
 fn seconds<const N: u64>() -> toml::Spanned<Nanos> {
     toml::Spanned::new(0..0, Nanos(N * 1_000_000_000))
+}
+
+const fn longest_regroup() -> Nanos {
+    Nanos(600_000_000_000)
 }
 
 const fn telemetry_interval() -> Nanos {
@@ -171,6 +177,7 @@ impl Config {
     /// compression = true            # whether tensors may travel in fewer bits where tenants let something be lost
     /// direct = { b = "never" }       # whether a tenant's small operations go straight from each host to all; control decides where absent
     /// most_weight = 8               # the largest weight that a tenant can have promised
+    /// longest_regroup = "600s"      # how long what a communicator that failed was promised is kept at most for its members to regroup
     /// prices = { gbit = 0, share = 0 }    # of an hour in millionths: a Gbit/s set aside at a host, a share beyond the usual
     /// [[tenant]]
     /// name = "a"
@@ -264,6 +271,7 @@ impl File {
             direct: self.direct,
             terms,
             most_weight,
+            longest_regroup: self.longest_regroup.into(),
             tariff: Tariff { gbit_hour: self.prices.gbit, share_hour: self.prices.share },
         };
         Ok(Config { listen: self.listen, session_timeout, settings, store })
@@ -343,6 +351,8 @@ name = "a"
             load(&format!("most_weight = 65\n{GOOD}")).unwrap_err(),
             "control.toml: line 1, column 15: most_weight must be 1 to 64, not 65",
         );
+        let short = load(&format!("longest_regroup = \"0s\"\n{GOOD}")).unwrap().settings;
+        assert_eq!(short.longest_regroup, Duration::ZERO);
         let priced = load(&format!("prices = {{ gbit = 3 }}\n{GOOD}")).unwrap().settings;
         assert_eq!((priced.tariff, priced.most_weight), (Tariff { gbit_hour: 3, share_hour: 0 }, 8));
         expect(change("topology.toml", "broken.toml"), "broken.toml: line 2, column 1: unknown field `nmae`");

@@ -80,6 +80,12 @@ pub(crate) fn log(fact: &Fact) {
             let (communicator, broken) = (id(*communicator), broken.join(","));
             tracing::warn!(%tenant, %communicator, %name, number, %broken, "an agreement is not kept");
         }
+        Fact::Kept { communicator, tenant, name, within } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, ?within, "kept for its members to regroup");
+        }
+        Fact::NotRegrouped { communicator, tenant, name, within } => {
+            tracing::warn!(%tenant, communicator = %id(*communicator), %name, ?within, "its members have not regrouped in time");
+        }
         Fact::Ended { communicator, tenant, name, kind, ranks, detail } => {
             let communicator = id(*communicator);
             tracing::warn!(%tenant, %communicator, %name, ?kind, ?ranks, %detail, "communicator ended");

@@ -126,6 +126,10 @@ pub enum Fact {
     /// What was agreed on for the communicator before this one cannot be promised for it: because of these clauses; of none: it could not
     /// be stored.
     AgreementLost { communicator: u64, tenant: String, name: String, lost: Vec<String> },
+    /// A communicator that failed is kept for its members to regroup.
+    Kept { communicator: u64, tenant: String, name: String, within: Duration },
+    /// They have not, and it is over.
+    NotRegrouped { communicator: u64, tenant: String, name: String, within: Duration },
     /// A communicator ended otherwise.
     Ended {
         communicator: u64,
@@ -176,6 +180,8 @@ pub struct Settings {
     pub terms: BTreeMap<String, Terms>,
     /// The largest weight that a tenant can have promised.
     pub most_weight: u32,
+    /// How long a communicator that failed, and what was promised for it, are kept at most for its members to regroup.
+    pub longest_regroup: Duration,
     /// What promises cost.
     pub tariff: Tariff,
 }
@@ -352,7 +358,7 @@ impl State {
             self.plan_deadline(),
             self.aggregation_deadline(),
             self.events_deadline(),
-            self.regroups.deadline(),
+            self.regroups_deadline(),
             self.agreements_deadline(),
             self.turns.deadline(),
         ];

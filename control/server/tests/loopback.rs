@@ -42,6 +42,7 @@ fn config() -> Config {
         direct: Default::default(),
         terms: Default::default(),
         most_weight: 8,
+        longest_regroup: Duration::from_secs(600),
         tariff: Default::default(),
     };
     let listen = "127.0.0.1:0".parse().unwrap();

@@ -18,17 +18,19 @@ mod hints;
 mod knobs;
 mod offer;
 mod proof;
+mod unanswered;
 
 pub use budget::Budget;
 pub use constraints::{
     Agreement, BULK_BYTES, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
-    Negotiated, Priority, Reason, Record, TARGETS, Target,
+    Negotiated, OnFailure, Priority, REGROUP, Reason, Record, TARGETS, Target,
 };
 pub use event::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};
 pub use knobs::{Because, Checkpoint, Choice, Knobs, KnobsError, MAX_ACCUMULATE};
 pub use offer::{Offer, PairEnd, Registered};
 pub use proof::{Challenge, Knock, MIN_SECRET, Proven, Response, Secret};
+pub use unanswered::Unanswered;
 
 /// Opens the first message each way.
 pub const MAGIC: [u8; 8] = *b"harmoniz";
@@ -268,36 +270,36 @@ pub enum Answer {
     BudgetSet {
         /// Of the request.
         id: u64,
-        /// For people.
-        refused: Option<String>,
+        /// Or so.
+        refused: Option<Unanswered>,
     },
     /// Events, or why there are none to be had.
     Events {
         /// Of the request.
         id: u64,
-        /// Or for people.
-        read: Result<EventBatch, String>,
+        /// Or not.
+        read: Result<EventBatch, Unanswered>,
     },
     /// What came of a proposal, or what is agreed on.
     Negotiated {
         /// Of the request.
         id: u64,
-        /// Or for people, why nothing came of it.
-        outcome: Result<Negotiated, String>,
+        /// Or why nothing came of it.
+        outcome: Result<Negotiated, Unanswered>,
     },
     /// What the provider chose.
     Iteration {
         /// Of the request.
         id: u64,
-        /// Or for people.
-        choice: Result<Choice, String>,
+        /// Or not.
+        choice: Result<Choice, Unanswered>,
     },
     /// Hints were taken note of, or why not.
     Hinted {
         /// Of the request.
         id: u64,
-        /// For people.
-        refused: Option<String>,
+        /// Or so.
+        refused: Option<Unanswered>,
     },
 }
 
@@ -341,6 +343,8 @@ pub enum JoinRefusal {
     Internal,
     /// The budget makes no sense, or ranks name different ones.
     Budget,
+    /// The communicator to go on from is over, by what its tenant agreed on for failures.
+    Over,
 }
 
 /// Why joining failed.
@@ -406,7 +410,7 @@ impl Bounded for EventBatch {
         for event in &mut self.events {
             event.communicator.truncate(event.communicator.floor_char_boundary(MAX_NAME));
             match &mut event.kind {
-                EventKind::Failure { ranks } | EventKind::Maintenance { ranks, .. } => {
+                EventKind::Failure { ranks, .. } | EventKind::Maintenance { ranks, .. } => {
                     ranks.truncate(MAX_LISTED);
                 }
                 EventKind::Congestion(_)

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, Item};
 
 /// Where the structures are: of the descriptors in rings, and of messages.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "collective.rs",
     "descriptor.rs",
     "session.rs",
@@ -21,6 +21,7 @@ const SOURCES: [&str; 10] = [
     "session/knobs.rs",
     "session/offer.rs",
     "session/proof.rs",
+    "session/unanswered.rs",
 ];
 
 fn root() -> PathBuf {

@@ -18,6 +18,7 @@ pub(crate) fn refusal(kind: v1::JoinRefusedKind) -> JoinRefusal {
         v1::JoinRefusedKind::Timeout => JoinRefusal::Timeout,
         v1::JoinRefusedKind::Limit => JoinRefusal::Quota,
         v1::JoinRefusedKind::Budget => JoinRefusal::Budget,
+        v1::JoinRefusedKind::Over => JoinRefusal::Over,
         v1::JoinRefusedKind::UnknownTenant
         | v1::JoinRefusedKind::Unavailable
         | v1::JoinRefusedKind::Unspecified => JoinRefusal::Unavailable,

@@ -6,6 +6,7 @@
 mod attached;
 mod connection;
 mod network;
+mod pace;
 mod rdma;
 mod server;
 mod socket;

@@ -3,7 +3,7 @@
 
 use crate::attach::Client;
 use crate::{Agreement, Choice, Constraints, Error, Hints, Knobs, Negotiated, Reason};
-use harmonaize_abi::session::{Answer, Request};
+use harmonaize_abi::session::{Answer, Request, Unanswered};
 use std::time::{Duration, Instant};
 
 /// How long the provider may take: what it promises is on disk by then.
@@ -11,6 +11,10 @@ const WITHIN: Duration = Duration::from_secs(10);
 
 /// Most proposals of one [`Client::negotiate`].
 const MOST_ROUNDS: usize = 8;
+
+fn unanswered(why: Unanswered) -> Error {
+    Error::unanswered(why, Error::Agreement)
+}
 
 impl Client {
     /// Proposes what the provider shall promise for the tenant's communicator of this name, in which this process need not be. What is
@@ -33,7 +37,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Agreement`] where nothing came of it: no such communicator runs, there were too many proposals lately, or the
-    /// provider cannot be asked now.
+    /// provider cannot be asked now. [`Error::TooOften`] where this process has asked the provider too much, whatever it was: more
+    /// than 600 times at once, or than 100 times a second in the long run.
     pub fn propose(&self, communicator: &str, constraints: &Constraints) -> Result<Negotiated, Error> {
         self.ask(communicator, Some(constraints.clone()))
     }
@@ -84,11 +89,12 @@ impl Client {
     /// one is due.
     ///
     /// # Errors
-    /// [`Error::Agreement`] where the knobs make no sense or no such communicator runs.
+    /// [`Error::Agreement`] where the knobs make no sense or no such communicator runs, [`Error::TooOften`] where iterations are so short
+    /// that asking for each is too much: what is chosen changes once a second.
     pub fn iteration(&self, communicator: &str, knobs: &Knobs) -> Result<Choice, Error> {
         let (communicator, knobs) = (communicator.to_owned(), *knobs);
         match self.answered(|id| Request::Iteration { id, communicator, knobs })? {
-            Answer::Iteration { choice, .. } => choice.map_err(Error::Agreement),
+            Answer::Iteration { choice, .. } => choice.map_err(unanswered),
             _ => Err(Error::Protocol("the agent answered an iteration with something else".into())),
         }
     }
@@ -109,11 +115,11 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Agreement`] where the hints make no sense, no such communicator runs, there were too many lately, or the provider
-    /// cannot be asked now.
+    /// cannot be asked now; [`Error::TooOften`] as [`Client::propose`].
     pub fn hint(&self, communicator: &str, hints: &Hints) -> Result<(), Error> {
         let (communicator, hints) = (communicator.to_owned(), hints.clone());
         match self.answered(|id| Request::Hint { id, communicator, hints })? {
-            Answer::Hinted { refused, .. } => refused.map_or(Ok(()), |text| Err(Error::Agreement(text))),
+            Answer::Hinted { refused, .. } => refused.map_or(Ok(()), |why| Err(unanswered(why))),
             _ => Err(Error::Protocol("the agent answered hints with something else".into())),
         }
     }
@@ -121,7 +127,7 @@ impl Client {
     fn ask(&self, communicator: &str, propose: Option<Constraints>) -> Result<Negotiated, Error> {
         let communicator = communicator.to_owned();
         match self.answered(|id| Request::Negotiate { id, communicator, propose })? {
-            Answer::Negotiated { outcome, .. } => outcome.map_err(Error::Agreement),
+            Answer::Negotiated { outcome, .. } => outcome.map_err(unanswered),
             _ => Err(Error::Protocol("the agent answered a proposal with something else".into())),
         }
     }

@@ -181,7 +181,8 @@ impl Communicator {
     /// its tensor may hold parts of the result.
     ///
     /// # Errors
-    /// [`Error::Regroup`] where too few have come in time.
+    /// [`Error::Regroup`] where too few have come in time, or the communicator is over by its
+    /// [policy](crate::Constraints::on_failure): [`JoinRefusal::Over`].
     pub fn regroup(&self, options: &RegroupOptions) -> Result<Self, Error> {
         let Member { shared, handle, name, rank, .. } = &*self.member;
         let who = Regrouping::Member { communicator: *handle };
@@ -193,7 +194,8 @@ impl Communicator {
     /// Returns when the agent has passed it on.
     ///
     /// # Errors
-    /// [`Error::Budget`] where it makes no sense or the communicator has ended.
+    /// [`Error::Budget`] where it makes no sense or the communicator has ended, [`Error::TooOften`] where this process has asked the
+    /// provider too much lately.
     pub fn set_budget(&self, budget: &Budget) -> Result<(), Error> {
         let (shared, communicator) = (&self.member.shared, self.member.handle);
         let budget = budget.clone();
@@ -201,7 +203,7 @@ impl Communicator {
         let answer = shared.wait(Instant::now().checked_add(BUDGET_WITHIN), |state| state.answer(id))?;
         match answer {
             Some(Answer::BudgetSet { refused: None, .. }) => Ok(()),
-            Some(Answer::BudgetSet { refused: Some(text), .. }) => Err(Error::Budget(text)),
+            Some(Answer::BudgetSet { refused: Some(why), .. }) => Err(Error::unanswered(why, Error::Budget)),
             Some(_) => Err(Error::Protocol("the agent answered a budget with something else".into())),
             None => {
                 shared.lock().forget(id);

@@ -1,6 +1,6 @@
 //! What can go wrong, said so that a person knows what to do.
 
-use harmonaize_abi::session::{FailureDetail, JoinRefusal, MessageError, RefusalKind};
+use harmonaize_abi::session::{FailureDetail, JoinRefusal, MessageError, RefusalKind, Unanswered};
 use harmonaize_abi::{Dtype, Rank, Signature, Status};
 use harmonaize_shm::{EndError, MemoryError};
 use std::fmt::Write as _;
@@ -156,6 +156,12 @@ pub enum Error {
     /// Nothing came of a proposal, or of a question about an agreement or an iteration.
     #[error("no agreement: {0}")]
     Agreement(String),
+    /// This process has asked the provider too much lately. This question was not looked at.
+    #[error("too many questions to the provider; the next in {again:?}")]
+    TooOften {
+        /// After so long one will be answered.
+        again: Duration,
+    },
     /// Waiting took too long; what was waited for goes on.
     #[error("{what} did not end within {waited:?}; it is still in flight and can be waited for again")]
     WaitTimeout {
@@ -176,6 +182,16 @@ pub enum Error {
         /// What the agent knows: ranks that never arrived or were lost, who called what.
         detail: Option<Box<FailureDetail>>,
     },
+}
+
+impl Error {
+    /// Of a question that was not answered.
+    pub(crate) fn unanswered(why: Unanswered, refused: fn(String) -> Self) -> Self {
+        match why {
+            Unanswered::TooOften { again } => Self::TooOften { again },
+            Unanswered::Refused(text) => refused(text),
+        }
+    }
 }
 
 fn listed(prefix: &str, ranks: &[Rank]) -> String {

@@ -55,8 +55,8 @@ pub use events::Events;
 pub use feedback::Feedback;
 pub use harmonaize_abi::session::{
     Access, Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Event, EventBatch,
-    EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Level, Negotiated, Priority,
-    Reason, Record, RefusalKind, Secret, Target,
+    EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Level, Negotiated, OnFailure,
+    Priority, Reason, Record, RefusalKind, Secret, Target,
 };
 pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
 #[cfg(feature = "rdma")]

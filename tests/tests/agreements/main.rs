@@ -1,7 +1,8 @@
 //! Agreements end to end: the tutorial of docs/tenants.md as it stands there, promises that others' proposals meet and a restart of
-//! control does not end, and the commands for people.
+//! control does not end, what becomes of jobs that fail, and the commands for people.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+mod failures;
 mod tutorial;
 
 use harmonaize_client::{Clause, Constraints, Error, Knobs, Negotiated, Priority, Rank};

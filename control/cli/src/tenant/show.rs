@@ -1,8 +1,8 @@
 //! Agreements and events, for people and for programs.
 
 use harmonaize_client::{
-    Agreement, Budget, Clause, Collective, Constraints, Event, EventBatch, EventKind, Level, Priority, Rank,
-    Reason, Target,
+    Agreement, Budget, Clause, Collective, Constraints, Event, EventBatch, EventKind, Level, OnFailure,
+    Priority, Rank, Reason, Target,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -17,6 +17,7 @@ fn clause(clause: Clause) -> &'static str {
         Clause::Weight => "weight",
         Clause::Bandwidth => "min-busbw",
         Clause::Aggregation => "aggregation",
+        Clause::OnFailure => "on-failure",
         Clause::Price => "price-ceiling",
     }
 }
@@ -31,6 +32,13 @@ fn budget(budget: &Budget) -> String {
         Budget::Vnmse(most) => format!("vnmse={most}"),
         Budget::Codecs(names) => names.join(","),
         Budget::MatchBf16 => "bf16".to_owned(),
+    }
+}
+
+fn policy(policy: OnFailure) -> String {
+    match policy {
+        OnFailure::End => "end".to_owned(),
+        OnFailure::Regroup { within } => format!("regroup={}ns", within.as_nanos()),
     }
 }
 
@@ -59,6 +67,7 @@ fn options(wanted: &Constraints) -> String {
         Priority::High => add("priority", "high".to_owned()),
     }
     wanted.budget.iter().for_each(|wanted| add("budget", budget(wanted)));
+    wanted.on_failure.iter().for_each(|wanted| add("on-failure", policy(*wanted)));
     wanted.price_ceiling.iter().for_each(|ceiling| add("price-ceiling", ceiling.to_string()));
     text += if wanted.aggregation { "" } else { " --no-aggregation" };
     match text.trim() {
@@ -81,6 +90,7 @@ fn constraints_json(wanted: &Constraints) -> Value {
         "weight": wanted.weight,
         "min_busbw": wanted.min_busbw,
         "aggregation": wanted.aggregation,
+        "on_failure": wanted.on_failure.map(policy),
         "price_ceiling": wanted.price_ceiling,
     })
 }
@@ -205,7 +215,14 @@ pub(super) fn batch(batch: &EventBatch) -> String {
         let what = match kind {
             EventKind::Congestion(how) => format!("congestion: {}", level(*how)),
             EventKind::Capacity(how) => format!("capacity lost: {}", level(*how)),
-            EventKind::Failure { ranks } => format!("lost: ranks {:?}", numbers(ranks)),
+            EventKind::Failure { ranks, regroup_by_ns: 0 } => format!("lost: ranks {:?}", numbers(ranks)),
+            EventKind::Failure { ranks, regroup_by_ns } => {
+                format!(
+                    "lost: ranks {:?}; kept for the others until {}",
+                    numbers(ranks),
+                    time(*regroup_by_ns)
+                )
+            }
             EventKind::Maintenance { ranks, .. } if ranks.is_empty() => "maintenance: none".to_owned(),
             EventKind::Maintenance { ranks, at_ns } => {
                 format!("maintenance: hosts of ranks {:?} from {}", numbers(ranks), time(*at_ns))
@@ -215,6 +232,9 @@ pub(super) fn batch(batch: &EventBatch) -> String {
             EventKind::AgreementBroken { clauses } if clauses.is_empty() => "agreement kept again".to_owned(),
             EventKind::AgreementBroken { clauses: broken } => {
                 format!("agreement NOT KEPT: {}", clauses(broken))
+            }
+            EventKind::AgreementEnded { clauses: lost } if lost == &[Clause::OnFailure] => {
+                "agreement ENDED: its members have not regrouped in time".to_owned()
             }
             EventKind::AgreementEnded { clauses: lost } => {
                 format!("agreement ENDED with the communicator before this one: {}", clauses(lost))
@@ -230,7 +250,9 @@ pub(super) fn batch_json(batch: &EventBatch) -> Value {
         let (name, mut told) = match &event.kind {
             EventKind::Congestion(how) => ("congestion", json!({"level": level(*how)})),
             EventKind::Capacity(how) => ("capacity", json!({"level": level(*how)})),
-            EventKind::Failure { ranks } => ("failure", json!({"ranks": numbers(ranks)})),
+            EventKind::Failure { ranks, regroup_by_ns } => {
+                ("failure", json!({"ranks": numbers(ranks), "regroup_by_ns": regroup_by_ns}))
+            }
             EventKind::Maintenance { ranks, at_ns } => {
                 ("maintenance", json!({"ranks": numbers(ranks), "at_ns": at_ns}))
             }
@@ -272,10 +294,12 @@ mod tests {
             .p99_of(Collective::Broadcast, 1 << 10, Duration::from_micros(20))
             .min_busbw(18_000_000)
             .priority(Priority::High)
+            .on_failure(OnFailure::Regroup { within: Duration::from_millis(1500) })
             .aggregation(false);
         let reasons = [Reason { clause: Clause::Bandwidth, text: "too much".to_owned() }];
         let expected = "not agreed on\n  min-busbw: too much\ncould be had: --p99 65536B=1500000ns \
-            --p99 broadcast=1024B=20000ns --min-busbw 18000000B/s --priority high --no-aggregation";
+            --p99 broadcast=1024B=20000ns --min-busbw 18000000B/s --priority high --on-failure regroup=1500000000ns \
+            --no-aggregation";
         assert_eq!(refusal(&reasons, Some(&counter)), expected);
         assert_eq!(refusal_json(&reasons, None)["reasons"][0]["clause"], "min-busbw");
         assert_eq!(options(&Constraints::new()), "--none");
@@ -304,15 +328,19 @@ mod tests {
                 event(3, EventKind::Congestion(Level::Severe)),
                 event(4, EventKind::AgreementBroken { clauses: vec![Clause::Completion] }),
                 event(5, EventKind::AgreementBroken { clauses: vec![] }),
+                event(6, EventKind::Failure { ranks: vec![Rank(2)], regroup_by_ns: 30_000_000_000 }),
+                event(7, EventKind::AgreementEnded { clauses: vec![Clause::OnFailure] }),
             ],
-            cursor: EventCursor { feed: 255, next: 6 },
+            cursor: EventCursor { feed: 255, next: 8 },
         };
         let lines = "2 events were missed\n\
             1970-01-01T00:00:00Z job congestion: severe\n\
             1970-01-01T00:00:00Z job agreement NOT KEPT: p99\n\
-            1970-01-01T00:00:00Z job agreement kept again\n";
+            1970-01-01T00:00:00Z job agreement kept again\n\
+            1970-01-01T00:00:00Z job lost: ranks [2]; kept for the others until 1970-01-01T00:00:30Z\n\
+            1970-01-01T00:00:00Z job agreement ENDED: its members have not regrouped in time\n";
         assert_eq!(batch(&batch_of), lines);
         let told = batch_json(&batch_of);
-        assert_eq!((&told["cursor"], &told["events"][0]["level"]), (&json!("ff:6"), &json!("severe")));
+        assert_eq!((&told["cursor"], &told["events"][0]["level"]), (&json!("ff:8"), &json!("severe")));
     }
 }

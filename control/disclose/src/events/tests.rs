@@ -22,6 +22,10 @@ fn congestion(share: f64) -> Fact {
     Fact::Congestion { share }
 }
 
+fn lost(rank: u32) -> Fact {
+    Fact::Failure { ranks: vec![Rank(rank)], regroup_by: None }
+}
+
 fn maintenance(ranks: &[(u32, f64)]) -> Fact {
     Fact::Maintenance { ranks: ranks.iter().map(|(rank, at)| (Rank(*rank), seconds(*at))).collect() }
 }
@@ -59,14 +63,18 @@ fn what_is_undone_within_a_tick_is_not_told() {
 #[test]
 fn ranks_are_told_together_and_once() {
     let mut feed = feed();
-    let lost = |ranks: &[u32]| Fact::Failure { ranks: ranks.iter().copied().map(Rank).collect() };
-    feed.note((1, "job"), lost(&[5, 2]), seconds(0.1));
-    feed.note((1, "job"), lost(&[2, 3]), seconds(0.2));
+    let lost = |ranks: &[u32], by| {
+        let ranks = ranks.iter().copied().map(Rank).collect();
+        Fact::Failure { ranks, regroup_by: Some(seconds(by)) }
+    };
+    feed.note((1, "job"), lost(&[5, 2], 8.1), seconds(0.1));
+    feed.note((1, "job"), lost(&[2, 3], 9.7), seconds(0.2));
     feed.tick(seconds(1.0));
-    feed.note((1, "job"), lost(&[3]), seconds(1.1));
+    feed.note((1, "job"), lost(&[3], 9.9), seconds(1.1));
     feed.tick(seconds(2.0));
     let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect::<Vec<_>>();
-    assert_eq!(all(&feed), [("job".to_owned(), EventKind::Failure { ranks: ranks(&[2, 3, 5]) })]);
+    let told = EventKind::Failure { ranks: ranks(&[2, 3, 5]), regroup_by_ns: 9_000_000_000 };
+    assert_eq!(all(&feed), [("job".to_owned(), told)]);
 
     feed.note((1, "job"), maintenance(&[(4, 99.7)]), seconds(2.5));
     feed.note((1, "job"), maintenance(&[(4, 99.7), (0, 80.2)]), seconds(2.6));
@@ -106,11 +114,19 @@ fn an_ended_communicator_is_forgotten_but_for_whom_it_lost() {
     assert_eq!((all(&feed).len(), feed.subjects.len()), (1, 1));
     // Whom it lost is told all the same; and of another of its name, anew.
     for id in [3, 4] {
-        feed.note((id, "job"), Fact::Failure { ranks: vec![Rank(1)] }, seconds(1.1));
+        feed.note((id, "job"), lost(1), seconds(1.1));
         feed.note((id, "job"), Fact::Ended, seconds(1.1));
     }
     feed.tick(seconds(2.0));
     assert_eq!((all(&feed).len(), feed.subjects.len()), (3, 1));
+    // So is that its members have not gone on, when it is long over; and that is the last of it.
+    let over = Fact::AgreementEnded { clauses: [Clause::OnFailure].into() };
+    feed.note((3, "job"), over, seconds(2.1));
+    feed.note((3, "job"), Fact::Ended, seconds(2.1));
+    feed.tick(seconds(3.0));
+    let last = all(&feed).pop().unwrap().1;
+    assert_eq!(last, EventKind::AgreementEnded { clauses: vec![Clause::OnFailure] });
+    assert_eq!((feed.subjects.len(), feed.due()), (1, None));
 }
 
 #[test]
@@ -165,7 +181,7 @@ fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>
                 feed.note((job.into(), &job.to_string()), fact, now);
             }
             Move::Lost { job, rank } => {
-                feed.note((job.into(), &job.to_string()), Fact::Failure { ranks: vec![Rank(rank)] }, now);
+                feed.note((job.into(), &job.to_string()), lost(rank), now);
             }
             Move::Plan { job } => feed.note((job.into(), &job.to_string()), Fact::PlanChanged, now),
             Move::Wait { millis } => {
@@ -211,7 +227,7 @@ proptest! {
                 }
                 Kind::Failure => {
                     let ranks = subject.ranks.keys().copied().collect();
-                    prop_assert_eq!(last(|what| matches!(what, EventKind::Failure { .. })), Some(&EventKind::Failure { ranks }));
+                    prop_assert_eq!(last(|what| matches!(what, EventKind::Failure { .. })), Some(&EventKind::Failure { ranks, regroup_by_ns: 0 }));
                 }
                 _ => {}
             }

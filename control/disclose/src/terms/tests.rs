@@ -17,7 +17,9 @@ fn ring(hosts: u32) -> impl Fn(Collective, u64, f64) -> f64 {
 /// A provider that has `free` left.
 fn with(asked: &Constraints, hosts: u32, free: f64, tariff: Tariff) -> Outcome {
     let time = ring(hosts);
-    negotiate(asked, &House { ranks: hosts, hosts, most_weight: 8, tariff, line: LINE, free, time: &time })
+    let longest_regroup = Duration::from_secs(600);
+    let (ranks, most_weight, line) = (hosts, 8, LINE);
+    negotiate(asked, &House { ranks, hosts, most_weight, longest_regroup, tariff, line, free, time: &time })
 }
 
 fn outcome(asked: &Constraints, free: f64) -> Outcome {
@@ -133,6 +135,21 @@ fn of_what_makes_no_sense_it_is_said_what_could_be_had() {
     assert!(matches!(outcome(&counter, LINE / 10.0), Outcome::Promise { .. }));
 }
 
+#[test]
+fn members_may_be_waited_for_as_long_as_the_provider_does_that() {
+    let regroup = |seconds| OnFailure::Regroup { within: Duration::from_secs(seconds) };
+    for policy in [OnFailure::End, regroup(600)] {
+        let granted = outcome(&Constraints::new().on_failure(policy), 0.0);
+        assert_eq!(granted, Outcome::Promise { rate: 0.0, price: 0 });
+    }
+    let refused = outcome(&Constraints::new().weight(2).on_failure(regroup(601)), 0.0);
+    assert_eq!(clauses(&refused), [Clause::OnFailure]);
+    assert_eq!(counter(refused), Constraints::new().weight(2).on_failure(regroup(600)));
+    // Out of anybody's range: what is offered is this provider's.
+    let refused = outcome(&Constraints::new().on_failure(regroup(9999)), 0.0);
+    assert_eq!(counter(refused), Constraints::new().on_failure(regroup(600)));
+}
+
 fn collectives() -> proptest::sample::Select<Collective> {
     proptest::sample::select(Collective::ALL)
 }
@@ -174,8 +191,10 @@ fn anything() -> impl Strategy<Value = Constraints> {
     let priorities = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
     let targets = proptest::collection::vec(target.clone(), 0..8);
     let ceiling = proptest::option::of(number());
-    (targets, proptest::option::of(target), priorities, any::<u32>(), number(), ceiling).prop_map(
-        |(completions, iteration, priority, weight, min_busbw, price_ceiling)| {
+    let within = number().prop_map(|nanos| OnFailure::Regroup { within: Duration::from_nanos(nanos) });
+    let policy = proptest::option::of(prop_oneof![Just(OnFailure::End), within]);
+    (targets, proptest::option::of(target), priorities, any::<u32>(), number(), ceiling, policy).prop_map(
+        |(completions, iteration, priority, weight, min_busbw, price_ceiling, on_failure)| {
             let weight = if weight % 2 == 0 { weight / 2 % 70 } else { weight };
             Constraints {
                 completions,
@@ -183,6 +202,7 @@ fn anything() -> impl Strategy<Value = Constraints> {
                 priority,
                 weight,
                 min_busbw,
+                on_failure,
                 price_ceiling,
                 ..Constraints::new()
             }

@@ -9,7 +9,7 @@ use super::decisions::Trigger;
 use super::lately::Lately;
 use super::{Fact, SessionId, State};
 use harmonaize_abi::Collective;
-use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
+use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, OnFailure, Reason};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Call, Fact as Told, House, Outcome, Watch, choose, negotiate, quarters};
@@ -70,7 +70,20 @@ struct Pending {
 pub(super) struct Left {
     number: u64,
     constraints: Constraints,
+    rate: Rate,
     watch: Watch,
+}
+
+impl Left {
+    /// What was agreed on for its failure.
+    pub(super) fn on_failure(&self) -> Option<OnFailure> {
+        self.constraints.on_failure
+    }
+
+    /// What was set aside for it.
+    pub(super) fn rate(&self) -> Rate {
+        self.rate
+    }
 }
 
 /// What agents have told of one operation.
@@ -118,8 +131,17 @@ impl Agreements {
 
     /// What a communicator leaves, if it was promised anything.
     pub(super) fn left(&self, id: u64) -> Option<Left> {
-        let kept = self.kept.get(&id).filter(|kept| kept.constraints != Constraints::new())?;
-        Some(Left { number: kept.number, constraints: kept.constraints.clone(), watch: kept.watch.clone() })
+        // What goes over to it from another is its own already.
+        let coming =
+            || self.pending.get(&id).filter(|pending| pending.to.is_none()).map(|pending| &pending.kept);
+        let kept = self.kept.get(&id).or_else(coming);
+        let Kept { number, constraints, rate, watch, .. } = kept?;
+        (*constraints != Constraints::new()).then(|| Left {
+            number: *number,
+            constraints: constraints.clone(),
+            rate: *rate,
+            watch: watch.clone(),
+        })
     }
 
     /// How many agreements these communicators have, and how many of them are not kept.
@@ -196,7 +218,7 @@ impl State {
             return Some(Err(refused));
         }
         if propose.go_on {
-            let why = "communicators do not go on by themselves without ranks that are lost; they end, and their processes regroup";
+            let why = "communicators do not go on by themselves without ranks that are lost; their processes regroup";
             return Some(Err(why.to_owned()));
         }
         if let Some(code) = propose.unknown() {
@@ -257,6 +279,7 @@ impl State {
             ranks: known.ranks,
             hosts: hosts.len() as u32,
             most_weight: if self.settings.replan { self.settings.most_weight } else { 1 },
+            longest_regroup: self.settings.longest_regroup,
             tariff: self.settings.tariff,
             line: line_rate(topology, &hosts).0 as f64 * PART * PART,
             free,
@@ -281,6 +304,9 @@ impl State {
                 let hosts = known.members.iter().map(|member| member.host).collect();
                 promised.insert(*other, (hosts, rate.0 as f64));
             }
+        }
+        for (ended, hosts, rate) in self.regroups.set_aside().filter(|(.., rate)| rate.0 > 0) {
+            promised.insert(ended, (hosts.to_vec(), rate.0 as f64));
         }
         let Some((hosts, already)) = promised.remove(&id) else { return 0.0 };
         let others: Vec<Promised<'_>> =
@@ -342,10 +368,10 @@ impl State {
     /// A communicator that goes on from another is in use: what was promised for that one is from now on promised for this one, if it
     /// can be; else its tenant hears that it is not.
     pub(super) fn take_over_agreement(&mut self, now: Duration, before: u64, id: u64) {
-        let left = self.agreements.left(before).or_else(|| self.regroups.agreement(before));
         // Beside itself it might not fit.
+        let left = self.agreements.left(before).or_else(|| self.regroups.take_agreement(before));
         self.end_agreement(before);
-        let Some(Left { number, constraints, watch }) = left else { return };
+        let Some(Left { number, constraints, watch, .. }) = left else { return };
         match self.consider_proposal(id, &constraints) {
             Outcome::Promise { rate, price } => {
                 let rate = Rate(rate.ceil() as u64);

@@ -111,11 +111,14 @@ impl State {
             communicator.aggregation = pending.aggregation;
             let before = communicator.succeeds.take();
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
-            self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
-            if let Some(before) = before {
-                self.take_over_agreement(now, before, id);
-                self.regroups.succeeded(before);
+            match before {
+                Some(before) => {
+                    self.take_over_agreement(now, before, id);
+                    self.regroups.succeeded(before);
+                }
+                None => self.regroups.superseded(&tenant, &name),
             }
+            self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
             self.active_changed();
             self.want_plan(Trigger::Communicators);
         }

@@ -8,6 +8,7 @@ use super::paces::Held;
 use super::replan::{MOST_RECENT, Planned};
 use super::status::Ended;
 use super::{Fact, SessionId, State};
+use harmonaize_abi::session::OnFailure;
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_planner::{HostId, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -240,12 +241,18 @@ impl State {
     /// Ends a communicator: its agents are told, but for the one that said so.
     pub(super) fn end(&mut self, now: Duration, id: u64, cause: EndCause, except: Option<SessionId>) {
         if cause.kind == FailureKind::RanksLost {
-            self.note_lost(now, id, &cause.ranks);
+            let policy = self.agreements.left(id).and_then(|left| left.on_failure());
+            let within = policy.and_then(|policy| match policy {
+                OnFailure::Regroup { within } => Some(within),
+                OnFailure::End => None,
+            });
+            self.note_lost(now, id, &cause.ranks, within);
         }
         self.watch_end(now, id, &cause);
         let agreement = self.agreements.left(id);
         let Some(communicator) = self.remove(now, id) else { return };
-        self.regroups.ended(id, &communicator, &cause, agreement);
+        self.regroups.ended(now, (id, &communicator), &cause, agreement);
+        self.keep_or_refuse(id);
         for member in communicator.members.iter().filter(|member| !member.closed) {
             if let Some(session) = member.session.filter(|session| Some(*session) != except)
                 && self.sessions.contains_key(&session)

@@ -4,7 +4,7 @@
 use super::slowness::{Latest, Slowness};
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Level};
+use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind, Level};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits};
 use harmonaize_planner::{HostId, Rate};
@@ -130,10 +130,20 @@ impl State {
         self.note(now, id, Fact::PlanChanged);
     }
 
-    /// Ranks are lost, and their communicator with them.
-    pub(super) fn note_lost(&mut self, now: Duration, id: u64, ranks: &[u32]) {
+    /// Ranks are lost, and their communicator with them; the others are expected to go on within so long, if that was agreed on.
+    pub(super) fn note_lost(&mut self, now: Duration, id: u64, ranks: &[u32], within: Option<Duration>) {
         let ranks = ranks.iter().copied().map(Rank).collect();
-        self.note(now, id, Fact::Failure { ranks });
+        let regroup_by = within.map(|within| self.events_clock(now).saturating_add(within));
+        self.note(now, id, Fact::Failure { ranks, regroup_by });
+    }
+
+    /// The members of a communicator that has ended have not gone on in time: nothing is promised for it any more.
+    pub(super) fn note_over(&mut self, now: Duration, id: u64, tenant: &str, name: &str) {
+        let clock = self.events_clock(now);
+        let feed = self.feed(tenant);
+        let over = Fact::AgreementEnded { clauses: [Clause::OnFailure].into() };
+        feed.note((id, name), over, clock);
+        feed.note((id, name), Fact::Ended, clock);
     }
 
     /// A communicator is about to be forgotten.
@@ -316,7 +326,9 @@ fn told(event: Event) -> v1::TenantEvent {
     let (kind, level, ranks, at_ns) = match kind {
         EventKind::Congestion(how) => (Told::Congestion, level(how), Vec::new(), 0),
         EventKind::Capacity(how) => (Told::Capacity, level(how), Vec::new(), 0),
-        EventKind::Failure { ranks } => (Told::Failure, level(Level::None), numbers(ranks), 0),
+        EventKind::Failure { ranks, regroup_by_ns } => {
+            (Told::Failure, level(Level::None), numbers(ranks), regroup_by_ns)
+        }
         EventKind::Maintenance { ranks, at_ns } => {
             (Told::Maintenance, level(Level::None), numbers(ranks), at_ns)
         }

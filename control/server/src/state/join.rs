@@ -143,7 +143,7 @@ impl State {
         }
         let Some(waiting) = waiting else {
             let most = self.settings.most_communicators;
-            if self.communicators_of(&join.tenant) >= most {
+            if self.communicators_of(&join.tenant, name) >= most {
                 return Err((Kind::Limit, JoinFailure::TooManyCommunicators { most }));
             }
             return Ok(budget);

@@ -188,7 +188,7 @@ impl State {
         if !self.operator.added.contains_key(&name) {
             return Err(InstructionError::Configured(name));
         }
-        match self.communicators_of(&name) {
+        match self.communicators_of(&name, "") {
             0 => Ok(vec![Change::NoTenant(name)]),
             busy => Err(InstructionError::TenantBusy(name, busy)),
         }

@@ -1,14 +1,19 @@
 //! Communicators that go on with fewer ranks or with more: whoever is left of one, and whoever wants in, becomes a new one of the
 //! same name. The one before is not touched: its ranks leave it once they are in the new one, and keep it if there will be none.
+//!
+//! What becomes of one that failed is as its tenant agreed on: it is over; or its place and what was promised for it are kept for its
+//! members for a while, and then it is over. Where nothing was agreed on they may go on as long as they are there, and nothing is kept.
 
 use super::agreements::Left;
 use super::communicator::{Communicator, EndCause};
 use super::form::Group;
-use super::{SessionId, State};
+use super::{Fact as Logged, SessionId, State};
 use harmonaize_abi::Rank;
+use harmonaize_abi::session::OnFailure;
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Fact, JoinFailure};
+use harmonaize_planner::{HostId, Rate};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -42,10 +47,34 @@ struct Came {
 struct Past {
     key: Key,
     budget: Budget,
-    /// What was promised for it.
+    /// What was promised for it, and where it ran.
     agreement: Option<Left>,
+    hosts: Vec<HostId>,
+    going: Going,
     /// Ranks whose processes are there still, and their agents' sessions.
     ranks: BTreeMap<u32, SessionId>,
+}
+
+/// Whether the members of a communicator that has ended can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Going {
+    /// As long as they are there.
+    Open,
+    /// Until `at`; what was promised for it and its place are kept for them.
+    Until { at: Duration, within: Duration },
+    /// No, or not any more: they had so long.
+    Over { within: Option<Duration> },
+}
+
+impl Going {
+    /// As was agreed on, for communicators that fail.
+    fn after(now: Duration, kind: FailureKind, agreement: Option<&Left>) -> Self {
+        match agreement.and_then(Left::on_failure).filter(|_| kind != FailureKind::Operator) {
+            None => Self::Open,
+            Some(OnFailure::End) => Self::Over { within: None },
+            Some(OnFailure::Regroup { within }) => Self::Until { at: now.saturating_add(within), within },
+        }
+    }
 }
 
 /// The communicator that a set goes on from.
@@ -57,14 +86,27 @@ struct Before {
 }
 
 impl Regroups {
-    /// How many sets of a tenant wait.
-    pub(super) fn waiting(&self, tenant: &str) -> usize {
-        self.sets.keys().filter(|(of, _)| of == tenant).count()
+    /// How many places sets of a tenant take that wait, and communicators of other names than this one that are kept for their members.
+    pub(super) fn places(&self, tenant: &str, name: &str) -> usize {
+        let kept = self.past.values().filter(|past| matches!(past.going, Going::Until { .. }));
+        let kept = kept.map(|past| &past.key).filter(|(_, of)| of != name);
+        let all: BTreeSet<&Key> = self.sets.keys().chain(kept).filter(|(of, _)| of == tenant).collect();
+        all.len()
     }
 
-    /// When the next process has waited long enough.
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        self.sets.values().flatten().map(|came| came.until).min()
+    /// What is set aside for members of communicators that ended: by communicator, along its hosts.
+    pub(super) fn set_aside(&self) -> impl Iterator<Item = (u64, &[HostId], Rate)> {
+        let kept = self.past.iter().filter(|(_, past)| matches!(past.going, Going::Until { .. }));
+        kept.filter_map(|(id, past)| Some((*id, past.hosts.as_slice(), past.agreement.as_ref()?.rate())))
+    }
+
+    /// Whether a process asks to go on from a communicator that is over; and how long its members had.
+    fn over(&self, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<Option<Duration>> {
+        let past = self.past.get(&asked.communicator).filter(|past| past.key == *key)?;
+        match past.going {
+            Going::Over { within } if past.ranks.get(&asked.member) == Some(&from) => Some(within),
+            _ => None,
+        }
     }
 
     /// Who is expected may have changed.
@@ -105,8 +147,17 @@ impl Regroups {
     }
 
     /// A communicator that was in use has ended: its ranks may go on, but for those that are lost.
-    pub(super) fn ended(&mut self, id: u64, ended: &Communicator, cause: &EndCause, agreement: Option<Left>) {
-        let lost = |rank: &u32| cause.kind == FailureKind::RanksLost && cause.ranks.contains(rank);
+    pub(super) fn ended(
+        &mut self,
+        now: Duration,
+        (id, ended): (u64, &Communicator),
+        cause: &EndCause,
+        agreement: Option<Left>,
+    ) {
+        let going = Going::after(now, cause.kind, agreement.as_ref());
+        // Where nobody can go on, who counts as lost and is there after all is told so too.
+        let may = !matches!(going, Going::Over { .. });
+        let lost = |rank: &u32| may && cause.kind == FailureKind::RanksLost && cause.ranks.contains(rank);
         let there = ended.members.iter().filter(|member| !member.closed);
         let there = there.filter_map(|member| Some((member, member.session?)));
         let ranks = there.flat_map(|(member, session)| {
@@ -117,6 +168,8 @@ impl Regroups {
             key: (ended.tenant.clone(), ended.name.clone()),
             budget: ended.coding.agreed().clone(),
             agreement,
+            hosts: ended.members.iter().map(|member| member.host).collect(),
+            going,
             ranks: ranks.collect(),
         };
         if ended.epoch != 0 && !past.ranks.is_empty() {
@@ -125,9 +178,19 @@ impl Regroups {
         self.look();
     }
 
-    /// What was promised for a communicator that has ended.
-    pub(super) fn agreement(&self, id: u64) -> Option<Left> {
-        self.past.get(&id).and_then(|past| past.agreement.clone())
+    /// What was promised for a communicator that has ended, for the one that goes on from it.
+    pub(super) fn take_agreement(&mut self, id: u64) -> Option<Left> {
+        self.past.get_mut(&id).and_then(|past| past.agreement.take())
+    }
+
+    /// A communicator of this name is in use that went on from none: nothing is kept any more for those before it.
+    pub(super) fn superseded(&mut self, tenant: &str, name: &str) {
+        let same = |past: &&mut Past| (past.key.0.as_str(), past.key.1.as_str()) == (tenant, name);
+        for past in self.past.values_mut().filter(same) {
+            if let Going::Until { .. } = past.going {
+                (past.going, past.agreement) = (Going::Open, None);
+            }
+        }
     }
 
     /// A communicator that went on from another is in use.
@@ -141,6 +204,10 @@ impl State {
     /// A process wants to go on, or in.
     pub(super) fn regroup(&mut self, now: Duration, from: SessionId, join: v1::Join, asked: v1::Regroup) {
         let key = (join.tenant, join.communicator);
+        if let Some(within) = self.regroups.over(&key, from, &asked) {
+            let failure = JoinFailure::Over { within };
+            return self.refuse_join(from, join.request, JoinRefusedKind::Over, &failure);
+        }
         let member = self.member(&key, from, &asked);
         let came = Came {
             session: from,
@@ -195,18 +262,18 @@ impl State {
             return Err((Kind::Unavailable, JoinFailure::Maintenance { rank }));
         }
         let anew = set.is_empty() && self.before(key).is_none();
-        if anew && self.communicators_of(tenant) >= self.settings.most_communicators {
+        if anew && self.communicators_of(tenant, name) >= self.settings.most_communicators {
             let most = self.settings.most_communicators;
             return Err((Kind::Limit, JoinFailure::TooManyCommunicators { most }));
         }
         Ok(())
     }
 
-    /// What a tenant has of communicators, those that wait included.
-    pub(super) fn communicators_of(&self, tenant: &str) -> usize {
+    /// What a tenant has of communicators, those that wait included, and those kept for their members but under this name.
+    pub(super) fn communicators_of(&self, tenant: &str, name: &str) -> usize {
         let live = self.communicators.values().filter(|known| known.tenant == tenant).count();
         let waiting = self.waiting.keys().filter(|(of, _)| of == tenant).count();
-        live + waiting + self.regroups.waiting(tenant)
+        live + waiting + self.regroups.places(tenant, name)
     }
 
     /// The latest communicator of a name that is or was in use and has ranks left. Those whose hosts are withdrawn are not expected to
@@ -215,7 +282,9 @@ impl State {
         let named = |known: &&Communicator| (&known.tenant, &known.name) == (&key.0, &key.1);
         let live = self.communicators.iter().filter(|(_, known)| known.epoch != 0 && named(known));
         let live = live.map(|(id, _)| *id).max();
-        let past = self.regroups.past.iter().filter(|(_, past)| past.key == *key).map(|(id, _)| *id).max();
+        let past = self.regroups.past.iter().filter(|(_, past)| past.key == *key);
+        let past = past.filter(|(_, past)| !matches!(past.going, Going::Over { .. }));
+        let past = past.map(|(id, _)| *id).max();
         let id = live.max(past)?;
         if let Some(known) = self.communicators.get(&id) {
             let stays = known.members.iter().filter(|member| !self.is_withdrawn(member.host));
@@ -285,8 +354,74 @@ impl State {
         }
     }
 
+    /// When [`State::expire_regroups`] has something to do.
+    pub(super) fn regroups_deadline(&self) -> Option<Duration> {
+        let waiting = self.regroups.sets.values().flatten().map(|came| came.until);
+        waiting.chain(self.kept().map(|(_, at, _)| at)).min()
+    }
+
+    /// Communicators that are kept for their members, of which none is about to go on: until when, and how long that is.
+    fn kept(&self) -> impl Iterator<Item = (u64, Duration, Duration)> {
+        let kept = self.regroups.past.iter().filter_map(|(id, past)| match past.going {
+            Going::Until { at, within } => Some((*id, at, within)),
+            Going::Open | Going::Over { .. } => None,
+        });
+        kept.filter(|(id, ..)| !self.communicators.values().any(|known| known.succeeds == Some(*id)))
+    }
+
+    /// The members of a communicator had their time: it goes on with those who came, or is over.
+    fn expire_kept(&mut self, now: Duration) {
+        let late = self.kept().filter(|(_, at, _)| *at <= now).map(|(id, _, within)| (id, within));
+        for (id, within) in late.collect::<Vec<_>>() {
+            let Some(key) = self.regroups.past.get(&id).map(|past| past.key.clone()) else { continue };
+            let latest = self.before(&key).is_some_and(|before| before.id == id);
+            if latest && self.close_regroup(now, &key, true) {
+                continue;
+            }
+            if let Some(past) = self.regroups.past.get_mut(&id) {
+                (past.going, past.agreement) = (Going::Over { within: Some(within) }, None);
+            }
+            self.refuse_over(id, &key, Some(within));
+            let (tenant, name) = key;
+            self.note_over(now, id, &tenant, &name);
+            self.fact(Logged::NotRegrouped { communicator: id, tenant, name, within });
+        }
+    }
+
+    /// A communicator has ended: what is kept of it, and who waits for what will not be.
+    pub(super) fn keep_or_refuse(&mut self, id: u64) {
+        let Some((key, going)) = self.regroups.past.get(&id).map(|past| (past.key.clone(), past.going))
+        else {
+            return;
+        };
+        match going {
+            Going::Open => {}
+            Going::Until { within, .. } => {
+                let (tenant, name) = key;
+                self.fact(Logged::Kept { communicator: id, tenant, name, within });
+            }
+            Going::Over { within } => self.refuse_over(id, &key, within),
+        }
+    }
+
+    /// Refuses those who wait to go on from a communicator that is over.
+    fn refuse_over(&mut self, id: u64, key: &Key, within: Option<Duration>) {
+        let waiting = self.regroups.sets.get(key).into_iter().flatten();
+        let members = waiting.filter(|came| came.member.is_some_and(|(of, _)| of == id));
+        for came in members.cloned().collect::<Vec<_>>() {
+            self.turn_away(key, &came, JoinRefusedKind::Over, &JoinFailure::Over { within });
+        }
+    }
+
+    fn turn_away(&mut self, key: &Key, came: &Came, kind: JoinRefusedKind, failure: &JoinFailure) {
+        self.forget_join(came.session, came.request);
+        self.regroups.withdraw(key, came.session, came.request);
+        self.refuse_join(came.session, came.request, kind, failure);
+    }
+
     /// Goes on with those who came where a member has waited long enough; else refuses whoever has.
     pub(super) fn expire_regroups(&mut self, now: Duration) {
+        self.expire_kept(now);
         let late = |set: &&Vec<Came>| set.iter().any(|came| came.until <= now);
         let keys = self.regroups.sets.iter().filter(|(_, set)| late(set));
         for key in keys.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
@@ -307,9 +442,7 @@ impl State {
             let missing: Vec<Rank> = missing.difference(&here).map(|rank| Rank(*rank)).collect();
             for process in late {
                 let failure = JoinFailure::Regroup { came, least, missing: missing.clone() };
-                self.forget_join(process.session, process.request);
-                self.regroups.withdraw(&key, process.session, process.request);
-                self.refuse_join(process.session, process.request, JoinRefusedKind::Timeout, &failure);
+                self.turn_away(&key, &process, JoinRefusedKind::Timeout, &failure);
             }
         }
     }

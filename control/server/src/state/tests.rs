@@ -14,6 +14,7 @@ mod hints;
 mod noise;
 mod operator;
 mod paths;
+mod policies;
 mod random;
 mod regroup;
 mod scenarios;

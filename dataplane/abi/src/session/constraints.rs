@@ -19,6 +19,8 @@ pub const MAX_TARGET_BYTES: u64 = 1 << 44;
 pub const TARGETS: (Duration, Duration) = (Duration::from_micros(10), Duration::from_secs(3600));
 /// The least and most bytes a second that can be asked for.
 pub const BUSBW: (u64, u64) = (1_000, 1_000_000_000_000);
+/// The shortest and longest time for members to [go on](OnFailure::Regroup) in.
+pub const REGROUP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
 /// Operations of fewer bytes say nothing of bandwidth: their delays are what takes the time.
 pub const BULK_BYTES: u64 = 1 << 20;
 
@@ -55,6 +57,19 @@ pub enum Priority {
     High,
 }
 
+/// What becomes of a communicator that fails: one that ends because ranks are lost, or with another error than that an operator ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OnFailure {
+    /// It is over. Nothing is kept of it, and its members cannot regroup.
+    End,
+    /// Its members are expected to regroup.
+    Regroup {
+        /// How long its place and what was promised for it are kept for them. Then the one that goes on has formed of those who came,
+        /// or it is over.
+        within: Duration,
+    },
+}
+
 /// What a tenant wants of one communicator: intent, no mechanism. What is left out is the provider's choice.
 ///
 /// ```
@@ -82,6 +97,8 @@ pub struct Constraints {
     pub min_busbw: u64,
     /// Whether its operations may be summed on the way.
     pub aggregation: bool,
+    /// What becomes of it when it fails; if left out its members may regroup, and nothing is kept for them.
+    pub on_failure: Option<OnFailure>,
     /// Most that it may cost an hour, in millionths of the provider's currency.
     pub price_ceiling: Option<u64>,
 }
@@ -97,6 +114,7 @@ impl Default for Constraints {
             weight: 1,
             min_busbw: 0,
             aggregation: true,
+            on_failure: None,
             price_ceiling: None,
         }
     }
@@ -119,6 +137,8 @@ pub enum Clause {
     Bandwidth,
     /// [`Constraints::aggregation`].
     Aggregation,
+    /// [`Constraints::on_failure`].
+    OnFailure,
     /// [`Constraints::price_ceiling`].
     Price,
 }
@@ -238,6 +258,13 @@ impl Constraints {
         self
     }
 
+    /// Says what becomes of it when it fails.
+    #[must_use]
+    pub fn on_failure(mut self, policy: OnFailure) -> Self {
+        self.on_failure = Some(policy);
+        self
+    }
+
     /// Pays at most so much an hour, in millionths of the provider's currency.
     #[must_use]
     pub fn price_ceiling(mut self, an_hour: u64) -> Self {
@@ -271,6 +298,9 @@ impl Constraints {
         targets.dedup_by_key(|target| (target.collective, target.bytes));
         targets.truncate(MAX_COMPLETIONS);
         mended.order_times();
+        if let Some(OnFailure::Regroup { within }) = &mut mended.on_failure {
+            *within = (*within).clamp(REGROUP.0, REGROUP.1);
+        }
         if self.priority == Priority::Low && mended.wants_guarantee() {
             mended.priority = Priority::Normal;
         }
@@ -333,6 +363,12 @@ impl Constraints {
                 wrong(Clause::Completion, text);
             }
         }
+        if let Some(OnFailure::Regroup { within }) = self.on_failure
+            && !(REGROUP.0..=REGROUP.1).contains(&within)
+        {
+            let text = format!("{within:?} to regroup in; {:?} to {:?} are possible", REGROUP.0, REGROUP.1);
+            wrong(Clause::OnFailure, text);
+        }
         if self.priority == Priority::Low && self.wants_guarantee() {
             let text = "low priority gives way to others, so nothing can be promised beside it; \
                 leave out the targets and the bandwidth, or the priority";
@@ -351,8 +387,13 @@ mod tests {
         reasons.into_iter().map(|reason| reason.clause).collect()
     }
 
+    fn regroup(within: Duration) -> Constraints {
+        Constraints::new().on_failure(OnFailure::Regroup { within })
+    }
+
     #[test]
     fn what_makes_sense_passes() {
+        assert_eq!(clauses(&Constraints::new().on_failure(OnFailure::End)), []);
         assert_eq!(clauses(&Constraints::new()), []);
         let second = Duration::from_secs(1);
         let all = Constraints::new()
@@ -364,6 +405,7 @@ mod tests {
             .weight(MAX_WEIGHT)
             .min_busbw(BUSBW.1)
             .aggregation(false)
+            .on_failure(OnFailure::Regroup { within: REGROUP.1 })
             .price_ceiling(0);
         assert_eq!(clauses(&all), []);
         assert!(all.completions[0].bytes < all.completions[1].bytes, "sorted");
@@ -384,6 +426,8 @@ mod tests {
             (Constraints::new().p99(1, long), Clause::Completion, "3601s"),
             (Constraints::new().iteration(1, Duration::MAX), Clause::Iteration, "3600s"),
             (Constraints::new().iteration(0, second), Clause::Iteration, "0 B"),
+            (regroup(Duration::ZERO), Clause::OnFailure, "0ns"),
+            (regroup(long), Clause::OnFailure, "3601s"),
         ];
         for (constraints, clause, named) in cases {
             let reasons = constraints.check().unwrap_err();
@@ -407,6 +451,7 @@ mod tests {
         let low = Constraints::new().priority(Priority::Low);
         assert_eq!(low.mended(), low);
         assert_eq!(low.weight(99).min_busbw(7).mended(), Constraints::new().weight(64).min_busbw(BUSBW.0));
+        assert_eq!(regroup(Duration::MAX).mended(), regroup(REGROUP.1));
         let crossed = Constraints::new().p99(4, ms).p99(2, ms * 3).p99(2, ms * 2).p99(0, Duration::ZERO);
         let expected = Constraints::new().p99(1, TARGETS.0).p99(2, ms * 3).p99(4, ms * 3);
         assert_eq!(crossed.mended(), expected);

@@ -43,7 +43,7 @@ fn event(told: v1::TenantEvent) -> Option<Event> {
         v1::EventKind::Unspecified => return None,
         v1::EventKind::Congestion => EventKind::Congestion(level),
         v1::EventKind::Capacity => EventKind::Capacity(level),
-        v1::EventKind::Failure => EventKind::Failure { ranks },
+        v1::EventKind::Failure => EventKind::Failure { ranks, regroup_by_ns: at_ns },
         v1::EventKind::Maintenance => EventKind::Maintenance { ranks, at_ns },
         v1::EventKind::PlanChanged => EventKind::PlanChanged,
         v1::EventKind::Newcomers => EventKind::Newcomers { waiting },
@@ -77,14 +77,21 @@ mod tests {
             waiting: 0,
             clauses: vec![v1::Clause::Bandwidth.into(), 77],
         };
-        let kinds = [v1::EventKind::Maintenance, v1::EventKind::Unspecified, v1::EventKind::AgreementBroken];
+        let kinds = [
+            v1::EventKind::Maintenance,
+            v1::EventKind::Unspecified,
+            v1::EventKind::AgreementBroken,
+            v1::EventKind::Failure,
+        ];
         let events = kinds.into_iter().zip(3..).map(|(kind, number)| event(kind, number)).collect();
-        let cursor = Some(v1::EventCursor { feed: 7, next: 6 });
+        let cursor = Some(v1::EventCursor { feed: 7, next: 7 });
         let read = batch(v1::EventsRead { request: 3, events, cursor, ..Default::default() }).unwrap();
         let expected = |number, kind| Event { number, communicator: "job".to_owned(), kind, since_ns: 4 };
         let maintenance = EventKind::Maintenance { ranks: vec![Rank(2)], at_ns: 5 };
         let broken = EventKind::AgreementBroken { clauses: vec![Clause::Bandwidth] };
-        assert_eq!((read.events, read.cursor.next), (vec![expected(3, maintenance), expected(5, broken)], 6));
+        let lost = EventKind::Failure { ranks: vec![Rank(2)], regroup_by_ns: 5 };
+        let events = vec![expected(3, maintenance), expected(5, broken), expected(6, lost)];
+        assert_eq!((read.events, read.cursor.next), (events, 7));
         let refused = v1::EventsRead { refused: "no".to_owned(), ..Default::default() };
         assert_eq!(batch(refused).unwrap_err(), "no");
     }

@@ -1,16 +1,17 @@
 //! A connection after the handshake: requests and answers until either side goes away.
 
+use super::pace::Pace;
 use super::stream::Stream;
 use super::tenant::Tenant;
 use super::{AttachmentId, Joined, Question, SessionRequest};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     Answer, Bounded, Budget, Choice, Clause, Constraints, EventBatch, JoinRefusal, JoinRefused, MAX_LISTED,
-    MAX_NAME, MessageError, Negotiated, Reason, Regrouping, Request, decode, encode, length,
+    MAX_NAME, MessageError, Negotiated, Reason, Regrouping, Request, Unanswered, decode, encode, length,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -41,6 +42,8 @@ pub(super) struct Attached {
     iterating: bool,
     /// Whether it waits for hints to be taken note of.
     hinting: bool,
+    /// How often it has asked control lately.
+    pace: Pace,
 }
 
 impl Attached {
@@ -62,6 +65,7 @@ impl Attached {
             negotiating,
             iterating,
             hinting,
+            pace: Pace::default(),
         }
     }
 
@@ -147,7 +151,8 @@ impl Attached {
             Request::SetBudget { id, communicator, budget } => {
                 let known = self.joined.contains(&communicator);
                 let unknown = || "no such communicator on this attachment".to_owned();
-                let refused = nonsense(&budget).or_else(|| (!known).then(unknown));
+                let refused = nonsense(&budget).or_else(|| (!known).then(unknown)).map(Unanswered::from);
+                let refused = refused.or_else(|| self.paced());
                 let passed_on = refused.is_none();
                 let set = SessionRequest::SetBudget { attachment, communicator, budget };
                 (
@@ -156,15 +161,18 @@ impl Attached {
                 )
             }
             Request::Events { id, .. } if self.reading => {
-                let read = Err("this process waits for events already; one can at a time".to_owned());
+                let read = Err("this process waits for events already; one can at a time".into());
                 (None, Some(Answer::Events { id, read }))
             }
             Request::Events { id, from, wait_ns } => {
+                if let Some(refused) = self.paced() {
+                    return Ok(Some(Answer::Events { id, read: Err(refused) }));
+                }
                 let (reply, answer) = oneshot::channel::<Result<EventBatch, String>>();
                 self.reading = true;
                 self.pending.spawn(async move {
                     let read = answer.await.unwrap_or_else(|_| Err(AWAY.to_owned()));
-                    Answer::Events { id, read: read.map(Bounded::bounded).map_err(Bounded::bounded) }
+                    Answer::Events { id, read: read.map(Bounded::bounded).map_err(refusal) }
                 });
                 let wait = Duration::from_nanos(wait_ns);
                 let question = Question::Events { from, wait, reply };
@@ -173,14 +181,14 @@ impl Attached {
             Request::Negotiate { id, communicator, propose } => {
                 let senseless = propose.as_ref().map_or_else(Vec::new, senseless);
                 let refused = if self.negotiating {
-                    Some(Err("this process waits for an answer already; propose again after it".to_owned()))
+                    Some("this process waits for an answer already; propose again after it".into())
                 } else if !is_name(&communicator) {
-                    Some(Err(NO_NAME.to_owned()))
+                    Some(NO_NAME.into())
                 } else {
-                    None
+                    self.paced()
                 };
-                if let Some(outcome) = refused {
-                    return Ok(Some(Answer::Negotiated { id, outcome }));
+                if let Some(refused) = refused {
+                    return Ok(Some(Answer::Negotiated { id, outcome: Err(refused) }));
                 }
                 let (reply, answer) = oneshot::channel::<Result<Negotiated, String>>();
                 self.negotiating = true;
@@ -190,7 +198,7 @@ impl Attached {
                         false => Ok(Negotiated::Refused { reasons: senseless, counter: None }),
                     };
                     let outcome = answer.await.unwrap_or_else(alone);
-                    let outcome = outcome.map(Bounded::bounded).map_err(Bounded::bounded);
+                    let outcome = outcome.map(Bounded::bounded).map_err(refusal);
                     Answer::Negotiated { id, outcome }
                 });
                 let question = Question::Negotiate { communicator, propose, reply };
@@ -198,28 +206,30 @@ impl Attached {
             }
             Request::Iteration { id, communicator, knobs } => {
                 let refused = match knobs.check() {
-                    _ if self.iterating => Some("this process waits for a choice already".to_owned()),
-                    Err(error) => Some(error.to_string()),
-                    Ok(()) => (!is_name(&communicator)).then(|| NO_NAME.to_owned()),
+                    _ if self.iterating => Some("this process waits for a choice already".into()),
+                    Err(error) => Some(error.to_string().into()),
+                    Ok(()) if !is_name(&communicator) => Some(NO_NAME.into()),
+                    Ok(()) => self.paced(),
                 };
-                if let Some(text) = refused {
-                    return Ok(Some(Answer::Iteration { id, choice: Err(text) }));
+                if let Some(refused) = refused {
+                    return Ok(Some(Answer::Iteration { id, choice: Err(refused) }));
                 }
                 let (reply, answer) = oneshot::channel::<Result<Choice, String>>();
                 self.iterating = true;
                 self.pending.spawn(async move {
                     // An iteration waits for nobody who is away.
                     let choice = answer.await.unwrap_or_else(|_| Ok(knobs.alone()));
-                    Answer::Iteration { id, choice: choice.map_err(Bounded::bounded) }
+                    Answer::Iteration { id, choice: choice.map_err(refusal) }
                 });
                 let question = Question::Iteration { communicator, knobs, reply };
                 (Some(SessionRequest::Ask { attachment, question }), None)
             }
             Request::Hint { id, communicator, hints } => {
                 let refused = match hints.check() {
-                    _ if self.hinting => Some("this process waits for an answer to hints already".to_owned()),
-                    Err(error) => Some(error.to_string()),
-                    Ok(()) => (!is_name(&communicator)).then(|| NO_NAME.to_owned()),
+                    _ if self.hinting => Some("this process waits for an answer to hints already".into()),
+                    Err(error) => Some(error.to_string().into()),
+                    Ok(()) if !is_name(&communicator) => Some(NO_NAME.into()),
+                    Ok(()) => self.paced(),
                 };
                 if refused.is_some() {
                     return Ok(Some(Answer::Hinted { id, refused }));
@@ -228,7 +238,7 @@ impl Attached {
                 self.hinting = true;
                 self.pending.spawn(async move {
                     let hinted = answer.await.unwrap_or_else(|_| Err(AWAY.to_owned()));
-                    Answer::Hinted { id, refused: hinted.err().map(Bounded::bounded) }
+                    Answer::Hinted { id, refused: hinted.err().map(refusal) }
                 });
                 let question = Question::Hint { communicator, hints, reply };
                 (Some(SessionRequest::Ask { attachment, question }), None)
@@ -238,6 +248,11 @@ impl Attached {
             self.requests.send(request).await.map_err(|_| "the agent goes down".to_owned())?;
         }
         Ok(answer)
+    }
+
+    /// Takes note of a question for control; why it is not passed on, if it is one too many.
+    fn paced(&mut self) -> Option<Unanswered> {
+        self.pace.take(Instant::now()).err()
     }
 
     /// Has the agent's answer to a join sent on.
@@ -306,6 +321,11 @@ fn check_name(name: &str) -> Result<(), JoinRefused> {
         return refused(JoinRefusal::Name, text);
     }
     Ok(())
+}
+
+/// Why control does not answer.
+fn refusal(why: String) -> Unanswered {
+    Unanswered::Refused(why).bounded()
 }
 
 /// For who names what cannot be a communicator.

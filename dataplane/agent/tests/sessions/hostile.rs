@@ -7,7 +7,9 @@ use harmonaize_abi::session::{
 };
 use harmonaize_abi::{ABI_VERSION, Rank};
 use harmonaize_agent::session::{BindError, SessionServer, TenantRules};
-use harmonaize_client::{AttachOptions, Client, Dtype, ReduceOp};
+use harmonaize_client::{
+    AttachOptions, Client, Constraints, Dtype, Error, EventCursor, Hints, Knobs, ReduceOp,
+};
 use harmonaize_shm::{Memory, receive_with_descriptors};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -262,4 +264,35 @@ fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
     let mut nobody = crate::stub::rules(path);
     nobody.socket.as_mut().unwrap().uids.clear();
     assert!(matches!(bind(nobody), Err(BindError::NoUser { .. })));
+}
+
+/// One process asks the provider as fast as it can: it is told so, its next questions reach nobody, and no other process is held up.
+#[test]
+fn floods_of_questions_stop_at_the_agent() {
+    let stub = Stub::start();
+    let [flooder, client] = [good(&stub), good(&stub)];
+    let knobs = Knobs { accumulate: (1, 2), checkpoint: None };
+    let floods: [&dyn Fn() -> Result<(), Error>; 4] = [
+        &|| flooder.iteration("job", &knobs).map(drop),
+        &|| flooder.events(Some(EventCursor { feed: 9, next: 4 })).read(Duration::ZERO).map(drop),
+        &|| flooder.propose("job", &Constraints::new().weight(2)).map(drop),
+        &|| flooder.hint("job", &Hints::new().period(Duration::from_secs(1))),
+    ];
+    let mut asked = 0;
+    for flood in floods {
+        let again = loop {
+            match flood() {
+                Ok(()) => asked += 1,
+                Err(Error::TooOften { again }) => break again,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(asked < 100_000, "nothing stops it");
+        };
+        assert!(again > Duration::ZERO && again <= Duration::from_millis(10), "{again:?}");
+        client.iteration("job", &knobs).unwrap();
+        works(&client);
+        std::thread::sleep(again);
+        flood().unwrap();
+    }
+    assert!(asked >= 600, "a whole feed of events can be read at once: {asked}");
 }

@@ -303,7 +303,8 @@ impl Engine {
                 match from {
                     Some(EventCursor { feed: 0, .. }) => self.readers.push(reply),
                     Some(EventCursor { feed, next }) => {
-                        let kind = EventKind::Failure { ranks: (0..5000).map(Rank).collect() };
+                        let kind =
+                            EventKind::Failure { ranks: (0..5000).map(Rank).collect(), regroup_by_ns: 0 };
                         let event = Event { number: next, communicator: "job".into(), kind, since_ns: 1 };
                         let cursor = EventCursor { feed, next: next + 1 };
                         let _ = reply.send(Ok(EventBatch { missed: 2, events: vec![event], cursor }));
@@ -320,7 +321,7 @@ impl Engine {
                     let _ = reply.send(Ok(Negotiated::Agreed(agreement)));
                 }
             }
-            Question::Iteration { .. } => {}
+            Question::Iteration { reply, .. } => drop(reply),
             Question::Hint { communicator, hints, reply } => {
                 self.knobs.say(format!("hints for {communicator}: {hints:?}"));
                 if hints.period.is_some() {

@@ -247,7 +247,7 @@ fn events_are_read_one_batch_after_the_other_and_by_one_reader_at_a_time() {
     let mut reader = client.events(Some(EventCursor { feed: 9, next: 4 }));
     let batch = reader.read(LIMIT).unwrap();
     assert_eq!((batch.missed, batch.events[0].number, reader.cursor().unwrap().next), (2, 4, 5));
-    let EventKind::Failure { ranks } = &batch.events[0].kind else { panic!("{batch:?}") };
+    let EventKind::Failure { ranks, .. } = &batch.events[0].kind else { panic!("{batch:?}") };
     assert_eq!(ranks.len(), 1024, "as many as a message may list");
     // The first of these is not answered while there is somebody who could.
     std::thread::scope(|scope| {

@@ -25,6 +25,7 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         direct: Default::default(),
         terms: Default::default(),
         most_weight: 8,
+        longest_regroup: Duration::from_secs(600),
         tariff: Default::default(),
     }
 }

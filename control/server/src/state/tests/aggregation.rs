@@ -42,7 +42,7 @@ pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
     }
 }
 
-fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
+pub(super) fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
     let abilities = v1::Abilities { aggregation: true, carry: true, ..v1::Abilities::default() };
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
@@ -78,7 +78,7 @@ pub(super) fn answer(world: &mut World, session: SessionId, communicator: u64, r
 }
 
 /// All prepare the epoch that they were told of, and use it; their recipes.
-fn change_over(world: &mut World, sessions: &[SessionId], id: u64, epoch: u64) -> Vec<v1::Recipe> {
+pub(super) fn change_over(world: &mut World, sessions: &[SessionId], id: u64, epoch: u64) -> Vec<v1::Recipe> {
     let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| world.recipe(*session)).collect();
     assert!(recipes.iter().all(|recipe| recipe.epoch == epoch), "{recipes:?}");
     world.prepare(sessions, id, epoch);

@@ -142,7 +142,7 @@ fn operations_that_fail_break_what_was_promised_unless_it_is_the_tenants_doing()
         let facts = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::AgreementBroken { .. }));
         assert_eq!(facts.count(), usize::from(breaks), "operators see it too");
         // What was kept goes with the agreement to the communicator that goes on.
-        let left = fabric.state.regroups.agreement(ids[0]).unwrap();
+        let left = fabric.state.regroups.take_agreement(ids[0]).unwrap();
         assert!(format!("{left:?}").contains(&format!("late: {}", u64::from(breaks))));
     }
 }

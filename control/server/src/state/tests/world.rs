@@ -4,6 +4,7 @@ use crate::state::{Output, SessionId, Settings, State};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
+use harmonaize_store::Change;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -51,6 +52,7 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         direct: BTreeMap::new(),
         terms: BTreeMap::new(),
         most_weight: 8,
+        longest_regroup: SECOND * 600,
         tariff: harmonaize_disclose::Tariff::default(),
     }
 }
@@ -74,13 +76,21 @@ impl World {
 
     /// Carries out what the state decided.
     pub(super) fn settle(&mut self) {
+        let mut agreed = Vec::new();
         for output in self.state.take_outputs() {
             match output {
                 Output::Send(session, message) => self.got.entry(session).or_default().push(message),
                 Output::End(session) => self.ended.push(session),
                 Output::Status(_, reply) => self.status.push(*reply),
-                Output::Fact(_) | Output::Keep(_) => {}
+                Output::Keep(changes) => {
+                    agreed.extend(changes.into_iter().filter(|one| matches!(one, Change::Agreement(_))));
+                }
+                Output::Fact(_) => {}
             }
+        }
+        if !agreed.is_empty() {
+            self.state.carry_out(self.now, &agreed);
+            self.settle();
         }
     }
 

@@ -48,7 +48,7 @@ impl Fabric {
         }
     }
 
-    fn ask(&mut self, host: usize, message: from_agent::Message) {
+    pub(in crate::state::tests) fn ask(&mut self, host: usize, message: from_agent::Message) {
         self.say(self.agents[host].session.unwrap(), message);
     }
 
@@ -92,17 +92,29 @@ impl Fabric {
         Some(answer.outcome())
     }
 
-    /// A process on a host, which has a rank of a communicator, wants to go on with whoever else does.
+    /// A process on a host, which has a rank of a communicator, wants to go on with whoever else does, and waits a second.
     pub(in crate::state::tests) fn regroup(
         &mut self,
         host: usize,
         tenant: &str,
         communicator: &str,
+        member: (u64, u32),
+    ) {
+        self.regroup_within(host, tenant, communicator, member, Duration::from_secs(1));
+    }
+
+    /// The same, with its patience.
+    pub(in crate::state::tests) fn regroup_within(
+        &mut self,
+        host: usize,
+        tenant: &str,
+        communicator: &str,
         (of, member): (u64, u32),
+        patience: Duration,
     ) {
         let regroup = Some(v1::Regroup { communicator: of, member, key: member, least: 1 });
         let (tenant, communicator) = (tenant.to_owned(), communicator.to_owned());
-        let (request, timeout_ns) = (900_000 + u64::from(member), 1_000_000_000);
+        let (request, timeout_ns) = (900_000 + u64::from(member), patience.as_nanos() as u64);
         let join = v1::Join { request, tenant, communicator, timeout_ns, regroup, ..v1::Join::default() };
         self.ask(host, from_agent::Message::Join(join));
     }

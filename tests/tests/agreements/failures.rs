@@ -1,0 +1,110 @@
+//! What becomes of jobs that lose a rank, by what they have agreed on.
+
+use super::PATIENCE;
+use harmonaize_client::{
+    Clause, Constraints, Error, EventKind, JoinRefusal, Negotiated, OnFailure, Rank, RegroupOptions, Status,
+};
+use harmonaize_tests::job::{Worker, deploy, joined, sockets};
+use harmonaize_tests::star;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Something at all ranks at once.
+fn at_all<T: Send>(workers: &mut [Worker], work: impl Fn(&mut Worker) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| work(worker))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn is_over(worker: &mut Worker) {
+    match worker.communicator.regroup(&RegroupOptions { timeout: PATIENCE, ..Default::default() }) {
+        Err(Error::Regroup { kind: JoinRefusal::Over, text, .. }) => println!("{text}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_lost_rank_ends_a_job_or_is_gone_on_without_in_time_as_was_agreed_on() {
+    let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
+    let (own, others) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
+    let others = joined(&others[..2], "job");
+    let mut jobs: BTreeMap<&str, Vec<Worker>> =
+        ["ends", "goes", "late"].into_iter().map(|name| (name, joined(&own, name))).collect();
+    let regroup = |within| Constraints::new().on_failure(OnFailure::Regroup { within });
+    let goes = regroup(PATIENCE * 2).min_busbw(60_000_000);
+    let late = Duration::from_secs(5);
+    let wanted = [("ends", Constraints::new().on_failure(OnFailure::End)), ("goes", goes.clone())];
+    for (name, wanted) in wanted {
+        let outcome = jobs[name][0].client.propose(name, &wanted).unwrap();
+        assert!(matches!(&outcome, Negotiated::Agreed(told) if told.constraints == wanted), "{outcome:?}");
+    }
+    let socket = own[0].to_str().unwrap();
+    let line = ["tenant", "--socket", socket, "constraints", "late", "--on-failure", "regroup=5s"];
+    let told = deployment.harmonaize(&line).unwrap();
+    assert!(told.contains("agreement 1") && told.contains("--on-failure regroup=5000000000ns"), "{told}");
+    let mut events = jobs["ends"][0].client.events(None);
+    events.read(Duration::ZERO).unwrap();
+
+    let agent = deployment.agent(2).unwrap().id().to_string();
+    assert!(std::process::Command::new("kill").args(["-9", &agent]).status().unwrap().success());
+    for workers in jobs.values_mut() {
+        drop(workers.pop());
+        for error in at_all(workers, |worker| worker.sum(1, 1000, true, PATIENCE).unwrap_err()) {
+            match error.downcast_ref() {
+                Some(Error::Operation { status: Status::RankLost, .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    // At once, and it is nobody's: the same name is a new job's.
+    at_all(jobs.get_mut("ends").unwrap(), is_over);
+    at_all(jobs.get_mut("ends").unwrap(), |worker| {
+        worker.communicator = worker.client.join("ends", Rank(worker.rank), 2, PATIENCE).unwrap();
+        worker.ranks = 2;
+        worker.sum(2, 10_000, true, PATIENCE).unwrap();
+    });
+    // What is kept is nobody else's.
+    let much = Constraints::new().min_busbw(56_000_000);
+    let refused = others[0].client.propose("job", &much).unwrap();
+    assert!(
+        matches!(&refused, Negotiated::Refused { reasons, .. } if reasons[0].clause == Clause::Bandwidth)
+    );
+    at_all(jobs.get_mut("goes").unwrap(), |worker| {
+        let options = RegroupOptions { timeout: PATIENCE, ..Default::default() };
+        worker.communicator = worker.communicator.regroup(&options).unwrap();
+        worker.ranks = worker.communicator.ranks();
+        worker.sum(2, 10_000, true, PATIENCE).unwrap();
+    });
+    let deadline = Instant::now() + PATIENCE;
+    let agreement = loop {
+        let agreement = jobs["goes"][0].client.agreement("goes").unwrap();
+        if agreement.number > 0 {
+            break agreement;
+        }
+        assert!(Instant::now() < deadline, "it did not go over");
+    };
+    assert_eq!((agreement.number, agreement.constraints), (2, goes));
+
+    // Members are told until when they are expected, and when that is over.
+    let (mut lost, mut ended) = (BTreeMap::new(), Vec::new());
+    while ended.is_empty() {
+        assert!(Instant::now() < deadline, "nobody was told of the end: {lost:?}");
+        for event in events.read(PATIENCE).unwrap().events {
+            match event.kind {
+                EventKind::Failure { ranks, regroup_by_ns } => {
+                    assert_eq!(ranks, [Rank(2)]);
+                    lost.insert(event.communicator, (event.since_ns, regroup_by_ns));
+                }
+                EventKind::AgreementEnded { clauses } => ended.push((event.communicator, clauses)),
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(ended, [("late".to_owned(), vec![Clause::OnFailure])]);
+    assert!(lost["ends"].1 == 0 && lost["goes"].1 > lost["late"].1, "{lost:?}");
+    let given = Duration::from_nanos(lost["late"].1 - lost["late"].0);
+    assert!(given >= late && given <= late + Duration::from_secs(1), "{given:?}");
+    at_all(jobs.get_mut("late").unwrap(), is_over);
+    deployment.end().unwrap();
+}
