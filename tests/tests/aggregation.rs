@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Result, ensure};
-use harmonaize_client::{Access, Algorithm, Dtype, Rank, ReduceOp};
+use harmonaize_client::{Access, Algorithm, Constraints, Dtype, Negotiated, Rank, ReduceOp};
 use harmonaize_tests::aggregated::{Course, EACH, MOST, rounds, sum, through_everything, whole};
-use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
+use harmonaize_tests::job::{Worker, deploy, joined, run, sockets, succeeded};
 use harmonaize_tests::{STEP, star_with_aggregator};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Instant;
 use xtask::fabric::Faults;
 
 const HOSTS: usize = 4;
@@ -83,6 +84,42 @@ fn sums_go_to_all_workers_at_once() {
         Ok((all && at_once * 2 > sums && sent < 2 * sums).then_some(told))
     });
     println!("{}", told.unwrap());
+    deployment.end().unwrap();
+}
+
+/// From an agreement on that nothing is summed on the way no operation goes by the aggregator; once it is given back they do again.
+#[test]
+fn who_agrees_on_no_aggregation_has_none() {
+    let topology = star_with_aggregator(HOSTS, 1000, "0us");
+    let Some(deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into()) else {
+        return;
+    };
+    let workers = joined(&sockets(&deployment, "a"), "world");
+    let salt = AtomicUsize::new(0);
+    // One operation; how many ranks it went by the aggregator for.
+    let served = || -> usize {
+        let salt = salt.fetch_add(1, SeqCst) as u64;
+        std::thread::scope(|scope| {
+            let sum = |worker| scope.spawn(move || sum(worker, salt, ELEMENTS).unwrap().0);
+            let ranks: Vec<_> = workers.iter().map(sum).collect();
+            ranks.into_iter().map(|rank| usize::from(rank.join().unwrap())).sum()
+        })
+    };
+    let settle = |wanted: usize| {
+        let deadline = Instant::now() + STEP;
+        while served() != wanted {
+            assert!(Instant::now() < deadline, "{wanted} ranks' never went by the aggregator");
+        }
+        (0..EACH).for_each(|_| assert_eq!(served(), wanted));
+    };
+    settle(HOSTS);
+    for (allowed, ranks) in [(false, 0), (true, HOSTS)] {
+        let outcome = workers[1].client.propose("world", &Constraints::new().aggregation(allowed)).unwrap();
+        assert!(matches!(outcome, Negotiated::Agreed(_)), "{outcome:?}");
+        settle(ranks);
+        let plans = deployment.harmonaize(&["plans"]).unwrap();
+        assert_eq!(plans.contains("the tenant wants none"), !allowed, "{plans}");
+    }
     deployment.end().unwrap();
 }
 
