@@ -4,7 +4,7 @@ use crate::v1::{self, budget::Lets};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{
     Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Expected, Hints, Knobs, Negotiated,
-    OnFailure, Priority, Reason, Record, Target,
+    OnFailure, PartialSums, Priority, Reason, Record, Target,
 };
 use std::time::Duration;
 
@@ -94,6 +94,10 @@ impl From<&Constraints> for v1::Constraints {
                 },
             }),
             price_ceiling: constraints.price_ceiling,
+            ordered: constraints.ordered,
+            partial: constraints
+                .partial
+                .map(|PartialSums { least, after }| v1::PartialSums { least, after_ns: nanos(after) }),
         }
     }
 }
@@ -121,6 +125,11 @@ impl From<&v1::Constraints> for Constraints {
                 nanos => OnFailure::Regroup { within: Duration::from_nanos(nanos) },
             }),
             price_ceiling: said.price_ceiling,
+            ordered: said.ordered,
+            partial: said.partial.map(|v1::PartialSums { least, after_ns }| PartialSums {
+                least,
+                after: Duration::from_nanos(after_ns),
+            }),
         }
     }
 }
@@ -137,6 +146,8 @@ impl From<Clause> for v1::Clause {
             Clause::Aggregation => Self::Aggregation,
             Clause::OnFailure => Self::OnFailure,
             Clause::Price => Self::Price,
+            Clause::Order => Self::Order,
+            Clause::Partial => Self::Partial,
         }
     }
 }
@@ -155,6 +166,8 @@ impl v1::Clause {
             Self::Aggregation => Clause::Aggregation,
             Self::OnFailure => Clause::OnFailure,
             Self::Price => Clause::Price,
+            Self::Order => Clause::Order,
+            Self::Partial => Clause::Partial,
         })
     }
 }
@@ -358,7 +371,9 @@ mod tests {
     fn what_is_said_arrives() {
         let exact = Constraints::new().budget(Budget::Exact).priority(Priority::Low);
         let ends = Constraints::new().on_failure(OnFailure::End);
-        for constraints in [everything(), exact, ends, Constraints::new()] {
+        let ordered = Constraints::new().ordered(true);
+        let partial = Constraints::new().partial_sums(3, Duration::from_millis(20));
+        for constraints in [everything(), exact, ends, ordered, partial, Constraints::new()] {
             assert_eq!(Constraints::from(&v1::Constraints::from(&constraints)), constraints);
         }
         let mut strange = v1::Constraints::from(&everything());
@@ -375,6 +390,8 @@ mod tests {
             Clause::Aggregation,
             Clause::OnFailure,
             Clause::Price,
+            Clause::Order,
+            Clause::Partial,
         ];
         assert_eq!(clauses(&clause_numbers(&all)), all);
         assert_eq!(clauses(&[0, 99, -1]), []);

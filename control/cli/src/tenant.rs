@@ -9,7 +9,7 @@ use crate::Failure;
 use clap::{Args, Subcommand, ValueEnum};
 use harmonaize_client::{
     Access, AttachOptions, Budget, Client, Collective, Constraints, Error, EventCursor, Expected, Hints,
-    Negotiated, OnFailure, Priority,
+    Negotiated, OnFailure, PartialSums, Priority,
 };
 use harmonaize_planner::{Bytes, Nanos};
 use std::io::Write;
@@ -133,6 +133,12 @@ struct Wanted {
     /// Most that it may cost an hour, in millionths of the provider's currency.
     #[arg(long, value_name = "N")]
     price_ceiling: Option<u64>,
+    /// Sums of floats have the same bits in every run.
+    #[arg(long)]
+    ordered: bool,
+    /// Aggregators' sums may leave out hosts that are late: of at least HOSTS, once TIME has passed since the first part.
+    #[arg(long, value_name = "HOSTS=TIME")]
+    partial_sums: Option<Partial>,
 }
 
 /// What is expected; what is left out is not known.
@@ -223,6 +229,19 @@ impl FromStr for Busbw {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Partial(PartialSums);
+
+impl FromStr for Partial {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (least, after) = text.split_once('=').ok_or("no HOSTS=TIME, such as 3=20ms")?;
+        let least = least.parse().map_err(|_| format!("`{least}` is no number of hosts"))?;
+        let after: Nanos = after.parse().map_err(|error| format!("{error}"))?;
+        Ok(Self(PartialSums { least, after: after.into() }))
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 struct Loss(Budget);
 
@@ -291,6 +310,8 @@ impl Wanted {
         wanted.aggregation = !self.no_aggregation;
         wanted.on_failure = self.on_failure.map(|Policy(policy)| policy);
         wanted.price_ceiling = self.price_ceiling;
+        wanted.ordered = self.ordered;
+        wanted.partial = self.partial_sums.map(|Partial(partial)| partial);
         let said = wanted != Constraints::new() || self.weight.is_some() || self.priority.is_some();
         (self.none || said).then_some(wanted)
     }
@@ -446,6 +467,10 @@ mod tests {
             |text| wanted(&format!("tenant constraints job --on-failure {text}")).unwrap().on_failure;
         assert_eq!(policy("end"), Some(OnFailure::End));
         assert_eq!(policy("regroup"), Some(OnFailure::Regroup { within: REGROUP_WITHIN }));
+        let ordered = Constraints::new().ordered(true);
+        assert_eq!(wanted("tenant constraints job --ordered"), Some(ordered));
+        let partial = Constraints::new().partial_sums(3, ms * 20);
+        assert_eq!(wanted("tenant constraints job --partial-sums 3=20ms"), Some(partial));
         let codecs = wanted("tenant constraints job --budget int8,bf16").unwrap().budget;
         assert_eq!(codecs, Some(Budget::Codecs(vec!["int8".to_owned(), "bf16".to_owned()])));
     }
@@ -481,6 +506,8 @@ mod tests {
         assert!("regroup=3".parse::<Policy>().unwrap_err().contains("not a duration"));
         assert!("80MB".parse::<Busbw>().unwrap_err().contains("80MB/s"));
         assert!("vnmse=x".parse::<Loss>().unwrap_err().contains("`x`"));
+        assert!("3".parse::<Partial>().unwrap_err().contains("3=20ms"));
+        assert!("x=20ms".parse::<Partial>().unwrap_err().contains("`x`"));
         assert!("7".parse::<Cursor>().is_err() && "x:1".parse::<Cursor>().is_err());
         assert_eq!("ff:3".parse(), Ok(Cursor(EventCursor { feed: 255, next: 3 })));
     }

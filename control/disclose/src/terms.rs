@@ -55,6 +55,8 @@ pub struct House<'a> {
     pub line: f64,
     /// What can be set aside for it beside all that is promised.
     pub free: f64,
+    /// Why its sums cannot be of the same bits in every run; none where they can.
+    pub unordered: Option<&'a str>,
     /// Seconds that an operation of a collective and of so many bytes takes at this rate, as predicted.
     pub time: &'a dyn Fn(Collective, u64, f64) -> f64,
 }
@@ -128,6 +130,15 @@ impl Talk<'_, '_> {
             // Where nothing is ever kept, what is had without a word on it.
             let offer = OnFailure::Regroup { within: longest };
             self.counter.on_failure = (longest >= REGROUP.0).then_some(offer);
+        }
+        if let Some(why) = self.house.unordered.filter(|_| self.counter.ordered) {
+            self.refuse(Clause::Order, format!("sums of the same bits in every run: {why}"));
+            self.counter.ordered = false;
+        }
+        let hosts = self.house.hosts;
+        if let Some(partial) = self.counter.partial.take_if(|partial| partial.least > hosts) {
+            let text = format!("partial sums of at least {} hosts; its ranks are on {hosts}", partial.least);
+            self.refuse(Clause::Partial, text);
         }
     }
 

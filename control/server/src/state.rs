@@ -25,6 +25,7 @@ mod rhythms;
 mod session;
 mod slowness;
 mod status;
+mod sums;
 mod telemetry;
 mod trace;
 mod turns;

@@ -23,7 +23,7 @@ mod unanswered;
 pub use budget::Budget;
 pub use constraints::{
     Agreement, BULK_BYTES, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
-    Negotiated, OnFailure, Priority, REGROUP, Reason, Record, TARGETS, Target,
+    Negotiated, OnFailure, PARTIAL_AFTER, PartialSums, Priority, REGROUP, Reason, Record, TARGETS, Target,
 };
 pub use event::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};

@@ -54,7 +54,7 @@ pub(crate) fn read(
         return Err(of("a window of 0"));
     }
     let [hold, most_hold] = HOLDS;
-    let &v1::Aggregation { averages, least_bytes, at_once, barriers, .. } = told;
+    let &v1::Aggregation { averages, others, least_bytes, at_once, barriers, .. } = told;
     // Aggregators above and below each other carry sums of elements alone.
     if told.branch.is_some() && (codes || barriers || told.broadcast_most_bytes > 0) {
         return Err(of("what is no sum of elements, by several aggregators"));
@@ -65,7 +65,8 @@ pub(crate) fn read(
     }
     let broadcasts = (range[1] > 0).then_some(range);
     let group = group(told).map_err(|what| of(&what))?;
-    let rules = Aggregation { form, averages, least_bytes, at_once, broadcasts, barriers, hold, most_hold };
+    let rules =
+        Aggregation { form, averages, others, least_bytes, at_once, broadcasts, barriers, hold, most_hold };
     let rdma = told.datagrams.as_ref().map(|port| {
         let gid: [u8; 16] = port.gid.as_slice().try_into().map_err(|_| of("a port's address"))?;
         Ok::<_, String>((RdmaAddress { gid: Gid(gid), number: port.number }, port.key))

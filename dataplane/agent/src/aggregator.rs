@@ -96,6 +96,7 @@ pub async fn run_on(
         codes: true,
         spreads: true,
         parents: true,
+        others: true,
         multicast: config.multicast.map_or_else(String::new, |groups| groups.to_string()),
         datagrams,
     };

@@ -82,6 +82,7 @@ impl Paths {
             aggregated_codes: true,
             aggregated_at_once: true,
             aggregated_trees: true,
+            aggregated_others: true,
             datagram_bytes: 0,
         }
     }

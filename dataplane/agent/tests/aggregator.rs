@@ -96,7 +96,7 @@ impl Tensors for Ramp {
             to.copy_from_slice(&(self.host + at as f32).to_le_bytes());
         }
     }
-    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8], _: u16) {
         for (sum, at) in bytes.chunks_exact(4).zip(offset..) {
             assert_eq!(sum, (6.0 + 4.0 * at as f32).to_le_bytes());
         }

@@ -182,13 +182,13 @@ impl Communicator {
             self.counters.lost += 1;
             self.answer(Kind::Lost, incarnation, header, 0, 0, pool, out);
         } else if self.up.as_ref().is_some_and(|up| !up.is_granted()) {
-            self.climb(now, Kind::Begin, true, 0, 0, &mut [0; HEADER_BYTES], out);
+            self.climb(now, Kind::Begin, true, 0, (0, 0), &mut [0; HEADER_BYTES], out);
         } else {
             if header.incarnation == incarnation {
                 self.join(header.worker);
             }
             if self.up.as_ref().is_some_and(|up| !up.has_joined()) && self.all_joined() {
-                self.climb(now, Kind::Begin, true, 0, 0, &mut [0; HEADER_BYTES], out);
+                self.climb(now, Kind::Begin, true, 0, (0, 0), &mut [0; HEADER_BYTES], out);
             }
             self.grant_to(incarnation, header, pool, out);
         }
@@ -397,7 +397,7 @@ impl Communicator {
     }
 
     fn add_in_order(&mut self, entry: Entry, pool: &mut Pool) {
-        let chunk = entry.chunk;
+        let (chunk, form) = (entry.chunk, self.form(entry.content));
         let Some(first) = (0..self.grant.workers).find(|worker| self.has(chunk, *worker)) else { return };
         let (from, words) = (self.place(chunk) * self.grain as usize, self.place(chunk) * self.words);
         // The sum's unit is the first; whose part lay there, if any, has not come.
@@ -411,7 +411,7 @@ impl Communicator {
         let range = HEADER_BYTES..HEADER_BYTES + entry.bytes;
         let parts = others
             .map(|worker| pool.unit(self.unit_of(chunk, worker)).get(range.clone()).unwrap_or_default());
-        let added = memory.get_mut(range.clone()).is_some_and(|sum| self.grant.form.add_all(parts, sum));
+        let added = memory.get_mut(range.clone()).is_some_and(|sum| form.add_all(parts, sum));
         debug_assert!(added, "lengths were looked at");
         pool.put(sum, memory);
     }
@@ -449,7 +449,7 @@ impl Communicator {
             chunk: entry.chunk,
             had: self.base,
             window: self.window(pool),
-            note: entry.content as u8,
+            note: entry.content.note(),
         }
     }
 
@@ -489,7 +489,7 @@ impl Communicator {
             self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
             return;
         };
-        if entry.stage == Stage::Filling && entry.content.adds() && self.all_joined() {
+        if entry.stage == Stage::Filling && entry.content == Content::Sum && self.all_joined() {
             let enough = |entry: Entry| {
                 self.grant.partial.is_some_and(|partial| {
                     entry.seen >= partial.least.max(1) && now.saturating_sub(entry.since) >= partial.after

@@ -10,6 +10,7 @@
 mod aggregator;
 mod agreement;
 mod communicator;
+mod losses;
 pub mod packet;
 mod pool;
 mod round_trip;

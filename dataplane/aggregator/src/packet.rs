@@ -3,6 +3,8 @@
 //! A packet is believed only after its tag: until then nothing but its length, version and names is looked at. The table of fields
 //! is in `docs/protocol.md`.
 
+use crate::Form;
+use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_kernels::polyval::Polyval;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -23,29 +25,54 @@ pub const ALL_WORKERS: u16 = u16::MAX;
 
 /// What the parts of a chunk are; the note of a Contribution or a Result says it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
 pub(crate) enum Content {
-    /// Elements or codes, which are added.
+    /// Elements or codes of the communicator's form, which are added.
     #[default]
-    Sum = 0,
+    Sum,
     /// Ranges of shared codes, of which the greatest counts.
-    Ranges = 1,
+    Ranges,
     /// Bytes of one worker, for all others, whose parts are empty.
-    Spread = 2,
+    Spread,
     /// Nothing: all parts are empty, and all wait for the last.
-    Nothing = 3,
+    Nothing,
+    /// Elements of another type, or reduced otherwise, than the form says.
+    Other(Dtype, ReduceOp),
 }
+
+/// In a note: what follows in it are the codes of a type and of a reduction.
+const OTHER: u8 = 128;
+/// Bits of a reduction's code in a note.
+const OP_BITS: u8 = 3;
 
 impl Content {
     pub(crate) fn of(note: u8) -> Option<Self> {
-        [Self::Sum, Self::Ranges, Self::Spread, Self::Nothing]
-            .into_iter()
-            .find(|content| *content as u8 == note)
+        match note {
+            0 => Some(Self::Sum),
+            1 => Some(Self::Ranges),
+            2 => Some(Self::Spread),
+            3 => Some(Self::Nothing),
+            _ => {
+                let codes = note.checked_sub(OTHER)?;
+                let (dtype, op) = (codes >> OP_BITS, codes & ((1 << OP_BITS) - 1));
+                let (dtype, op) = (Dtype::from_code(dtype)?, ReduceOp::from_code(op)?);
+                Form::Tensor { dtype, op }.is_possible().then_some(Self::Other(dtype, op))
+            }
+        }
+    }
+
+    pub(crate) const fn note(self) -> u8 {
+        match self {
+            Self::Sum => 0,
+            Self::Ranges => 1,
+            Self::Spread => 2,
+            Self::Nothing => 3,
+            Self::Other(dtype, op) => OTHER | dtype.code() << OP_BITS | op.code(),
+        }
     }
 
     /// Whether parts are added.
     pub(crate) const fn adds(self) -> bool {
-        matches!(self, Self::Sum | Self::Ranges)
+        matches!(self, Self::Sum | Self::Ranges | Self::Other(..))
     }
 }
 
@@ -290,7 +317,7 @@ impl<'a> Sealed<'a> {
         let expected = usize::from(wire.length.get());
         let empty = match Content::of(wire.note).filter(|_| kind.carries()) {
             None => !kind.carries(),
-            Some(Content::Sum | Content::Ranges) => false,
+            Some(Content::Sum | Content::Ranges | Content::Other(..)) => false,
             Some(Content::Spread) => kind == Kind::Contribution && payload.is_empty(),
             Some(Content::Nothing) => true,
         };

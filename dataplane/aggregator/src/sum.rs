@@ -66,6 +66,11 @@ impl Form {
         self.sum_bytes(elements).map_or(0, |bytes| bytes / size_of::<f32>() * usize::from(block))
     }
 
+    /// Elements of a type of which a chunk has as many as fit the sum of a chunk of `elements` elements of this form.
+    pub fn others(self, elements: usize, dtype: Dtype) -> usize {
+        self.sum_bytes(elements).map_or(0, |bytes| bytes / dtype.size())
+    }
+
     /// Bytes of the ranges of `elements` elements.
     pub fn ranges_bytes(self, elements: usize) -> usize {
         let Self::Shared { block, .. } = self else { return 0 };

@@ -1,6 +1,7 @@
 //! The worker: a host's side. Segments in; packets out and in; sums written, and at the end of a session the reason why.
 
 use crate::Form;
+use crate::losses::Losses;
 use crate::packet::{Content, HEADER_BYTES, Header, Kind, seal};
 use crate::round_trip::RoundTrip;
 use crate::sum::SQUARES;
@@ -18,8 +19,10 @@ use work::{Flight, Work};
 /// Windows between the lowest chunk without a sum and the highest that is sent. What is lost holds up nothing but itself for as long as
 /// it takes to ask for it and to send it again.
 pub const SPAN: u32 = 4;
-/// Questions over which losses are judged.
-const JUDGED: u32 = 64;
+/// Of its patience a worker has one part of so many with an aggregator of which the network says that nobody is there.
+const DOUBT: u32 = 5;
+/// How often it asks in that time.
+const DOUBTS: u32 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -69,8 +72,9 @@ pub struct Worker {
     /// Nothing is due before.
     due: Duration,
     unanswered: Option<Duration>,
-    questions: u32,
-    answers: u32,
+    /// Since when the network says that nobody is there.
+    doubted: Option<Duration>,
+    losses: Losses,
     told: u64,
     ended: Option<Reason>,
     round_trip: RoundTrip,
@@ -111,8 +115,8 @@ impl Worker {
             begins: 0,
             due: Duration::MAX,
             unanswered: None,
-            questions: 0,
-            answers: 0,
+            doubted: None,
+            losses: Losses::new(config.loss_most, config.patience),
             told: 0,
             ended: None,
             round_trip,
@@ -129,7 +133,8 @@ impl Worker {
         self.flights.fill(Flight::default());
         (self.open, self.judged, self.hears, self.alone) = (0, 0, None, 0);
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
-        (self.unanswered, self.questions, self.answers) = (None, 0, 0);
+        self.heard();
+        self.losses.begin(now);
     }
 
     /// Whether the aggregator has answered in this session.
@@ -171,14 +176,17 @@ impl Worker {
     pub fn submit(&mut self, segment: u64, task: Task) -> bool {
         let follows = self.work.back().is_none_or(|last| last.segment + 1 == segment);
         let running = matches!(self.state, State::Beginning { .. } | State::Running { .. });
-        let (elements, adds) = match task {
+        let (elements, of_form) = match task {
             Task::Sum(elements) => (elements, true),
+            Task::Other { elements, .. } => (elements, false),
             Task::Broadcast { bytes, .. } => (bytes, false),
             Task::Barrier => (1, false),
         };
-        let coded = adds && self.ranges_chunk > 0;
+        let coded = of_form && self.ranges_chunk > 0;
         let short = !coded || elements <= self.config.codes.segment_elements;
-        let fits = running && follows && short && elements > 0 && self.work.len() < self.config.segments;
+        let cut = self.chunk(task);
+        let fits =
+            running && follows && short && elements > 0 && cut > 0 && self.work.len() < self.config.segments;
         if fits {
             let ranged = if coded { 0 } else { elements };
             self.work.push_back(Work {
@@ -193,7 +201,7 @@ impl Worker {
                 hosts: self.config.hosts,
                 squares: Squares::default(),
             });
-            self.end += self.chunks_of_ranges(task) + elements.div_ceil(self.chunk(task));
+            self.end += self.chunks_of_ranges(task) + elements.div_ceil(cut);
         }
         fits
     }
@@ -209,11 +217,12 @@ impl Worker {
         work.map(|Work { segment, hosts, squares, .. }| Event::Done { segment, hosts, squares })
     }
 
-    /// How much of a segment is in a chunk: elements, or bytes as many as those of a sum.
+    /// How much of a segment is in a chunk: elements, or bytes as many as those of a sum; 0 if there is no such chunk.
     fn chunk(&self, task: Task) -> u64 {
         let elements = self.config.elements.max(1);
         match task {
             Task::Sum(_) | Task::Barrier => u64::from(elements),
+            Task::Other { dtype, .. } => self.config.form.others(elements as usize, dtype) as u64,
             Task::Broadcast { .. } => self.config.form.sum_bytes(elements as usize).unwrap_or(1) as u64,
         }
     }
@@ -231,6 +240,10 @@ impl Worker {
         let (form, elements) = (self.config.form, flight.elements);
         match flight.content {
             Content::Sum => (form.part_bytes(elements), form.sum_bytes(elements)),
+            Content::Other(dtype, _) => {
+                let bytes = elements.checked_mul(dtype.size());
+                (bytes, bytes)
+            }
             Content::Ranges => {
                 let bytes = Some(form.ranges_bytes(elements));
                 (bytes, bytes)
@@ -249,8 +262,8 @@ impl Worker {
             State::Beginning { .. } => self.begin_due,
             State::Running { .. } => self.due,
         };
-        let patience = self.unanswered.map(|since| since + self.config.patience);
-        let due = patience.map_or(due, |end| end.min(due));
+        let ends = self.silent_from().into_iter().chain(self.refused_from());
+        let due = ends.fold(due, Duration::min);
         (due != Duration::MAX).then_some(due)
     }
 
@@ -262,7 +275,10 @@ impl Worker {
         tensors: &impl Tensors,
         packet: &mut [u8],
     ) -> Option<usize> {
-        if self.unanswered.is_some_and(|since| now.saturating_sub(since) >= self.config.patience) {
+        if self.refused_from().is_some_and(|end| now >= end) {
+            self.end(Reason::Refused);
+        }
+        if self.silent_from().is_some_and(|end| now >= end) {
             self.end(Reason::Silent);
         }
         match self.state {
@@ -271,7 +287,7 @@ impl Worker {
                 if now < self.begin_due {
                     return None;
                 }
-                self.begin_due = now + self.round_trip.retry(self.begins);
+                self.begin_due = now + self.retry(self.begins);
                 self.begins += 1;
                 self.ask(now);
                 self.bare(Kind::Begin, incarnation, 0, 0, packet)
@@ -364,6 +380,7 @@ impl Worker {
             work.made += elements;
             let (content, root) = match task {
                 Task::Sum(_) => (Content::Sum, false),
+                Task::Other { dtype, op, .. } => (Content::Other(dtype, op), false),
                 Task::Broadcast { root, .. } => (Content::Spread, root),
                 Task::Barrier => (Content::Nothing, false),
             };
@@ -378,15 +395,48 @@ impl Worker {
 
     fn ask(&mut self, now: Duration) {
         self.unanswered.get_or_insert(now);
-        self.questions += 1;
-        // A whole window is asked for at once where answers are late; what is under way is not lost.
-        let under_way = u32::from(self.config.window.max(1));
-        if self.questions > JUDGED + under_way {
-            let unanswered = u64::from(self.questions.saturating_sub(self.answers + under_way));
-            if unanswered * 1000 > u64::from(self.config.loss_most) * u64::from(self.questions) {
-                self.end(Reason::Losses);
+        if self.losses.asked(now) {
+            self.end(Reason::Losses);
+        }
+    }
+
+    /// The aggregator has answered: it is there.
+    fn heard(&mut self) {
+        (self.unanswered, self.doubted) = (None, None);
+    }
+
+    /// After how long a question is asked again that was asked `attempts` times before now.
+    fn retry(&self, attempts: u32) -> Duration {
+        let usual = self.round_trip.retry(attempts);
+        if self.doubted.is_some() { usual.min(self.config.patience / (DOUBT * DOUBTS)) } else { usual }
+    }
+
+    /// When the session ends if nothing is answered until then; none where nothing is asked.
+    fn silent_from(&self) -> Option<Duration> {
+        self.unanswered.map(|since| since + self.config.patience)
+    }
+
+    /// The same where the network says that nobody is there.
+    fn refused_from(&self) -> Option<Duration> {
+        self.doubted.map(|since| since + self.config.patience / DOUBT)
+    }
+
+    /// The network says that nobody is where the aggregator was. Whoever can send packets to this host could have said so: the aggregator is
+    /// asked at once, and given up if it does not answer within a part of the patience.
+    pub fn refused(&mut self, now: Duration) {
+        let open = |chunk: &u64| {
+            let flight = self.flight(*chunk);
+            flight.made && !flight.done
+        };
+        match self.state {
+            _ if self.doubted.is_some() => {}
+            State::Idle | State::Ended => {}
+            State::Beginning { .. } => (self.doubted, self.begin_due) = (Some(now), now),
+            State::Running { .. } => {
+                let Some(chunk) = (self.had..self.next).find(open) else { return };
+                self.set(chunk, Flight { due: now, ..self.flight(chunk) });
+                (self.doubted, self.due) = (Some(now), now);
             }
-            (self.questions, self.answers) = (self.questions / 2, self.answers / 2);
         }
     }
 
@@ -414,7 +464,7 @@ impl Worker {
             self.counters.sent_again += u64::from(flight.attempts > 0);
             return self.part(now, incarnation, chunk, tensors, packet);
         }
-        flight.due = now + self.round_trip.retry(flight.attempts);
+        flight.due = now + self.retry(flight.attempts);
         flight.attempts += 1;
         flight.asked = true;
         self.set(chunk, flight);
@@ -439,7 +489,9 @@ impl Worker {
             (Content::Spread, _) if root => tensors.give(segment, offset, payload),
             (Content::Spread | Content::Nothing, _) => {}
             (Content::Ranges, _) => tensors.ranges(segment, offset, elements, payload),
-            (Content::Sum, Form::Tensor { .. }) => tensors.read(segment, offset, elements, payload),
+            (Content::Sum, Form::Tensor { .. }) | (Content::Other(..), _) => {
+                tensors.read(segment, offset, elements, payload);
+            }
             (Content::Sum, Form::Shared { .. }) => {
                 let (codes, squares) = payload.split_at_mut_checked(bytes.checked_sub(SQUARES)?)?;
                 let of_all = self.ranges.get(self.ranges_at(segment, offset, elements))?;
@@ -454,7 +506,7 @@ impl Worker {
         flight.attempts += 1;
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);
-        self.seal(Kind::Contribution, incarnation, chunk, content as u8, packet);
+        self.seal(Kind::Contribution, incarnation, chunk, content.note(), packet);
         Some(HEADER_BYTES + bytes)
     }
 

@@ -24,7 +24,7 @@ impl Tensors for Ones {
     fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(4).for_each(|to| to.copy_from_slice(&1_i32.to_le_bytes()));
     }
-    fn write(&mut self, _: u64, _: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, _: u64, _: u64, elements: usize, bytes: &[u8], _: u16) {
         assert!(bytes.chunks_exact(4).all(|value| value == (WORKERS as i32).to_le_bytes()));
         self.0 += elements as u64;
     }

@@ -99,7 +99,7 @@ struct Nothing;
 
 impl Tensors for Nothing {
     fn read(&self, _: u64, _: u64, _: usize, _: &mut [u8]) {}
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8], _: u16) {}
 }
 
 #[test]
@@ -221,7 +221,7 @@ impl Tensors for Memory {
         let at = offset as usize / self.elements * self.part;
         bytes.copy_from_slice(&self.input[at..at + bytes.len()]);
     }
-    fn write(&mut self, _: u64, offset: u64, _: usize, bytes: &[u8]) {
+    fn write(&mut self, _: u64, offset: u64, _: usize, bytes: &[u8], _: u16) {
         let at = offset as usize / self.elements * self.sum;
         self.output[at..at + bytes.len()].copy_from_slice(bytes);
     }

@@ -23,7 +23,7 @@ impl Tensors for Nothing {
     fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.fill(1);
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8], _: u16) {}
 }
 
 /// Runs communicators of these shares until `until`, each from its own beginning on; the sums of each after `from`. A host has at most

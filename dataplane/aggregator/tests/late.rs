@@ -5,7 +5,7 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Kind, Sealed};
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Form, Grant, Key, Pool, Share, Task, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Form, Grant, Key, Pool, Reason, Share, Task, Tensors, To, Worker, WorkerConfig,
 };
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Tensors for Zeros {
     fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.fill(0);
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8], _: u16) {}
 }
 
 fn done(segment: u64) -> Option<Event> {
@@ -101,24 +101,8 @@ struct Ends {
 }
 
 impl Ends {
-    /// In a session, of which a short chunk has told the worker how fast sums usually come.
-    fn in_session(now: Duration) -> Self {
-        let most = 2 * u32::from(WINDOW);
-        let mut aggregator = Aggregator::new(1, Pool::new(most, 64));
-        let grant = Grant {
-            communicator: COMMUNICATOR,
-            secret: SECRET,
-            workers: 1,
-            form: FORM,
-            elements: 4,
-            ordered: false,
-            partial: None,
-            group: false,
-            share: Share { tenant: 1, weight: 1, guaranteed: most, most },
-            parent: None,
-        };
-        aggregator.grant(grant).unwrap();
-        let worker = Worker::new(WorkerConfig {
+    fn config() -> WorkerConfig {
+        WorkerConfig {
             communicator: COMMUNICATOR,
             worker: 0,
             key: Key::derive(&SECRET, COMMUNICATOR, 0),
@@ -134,8 +118,31 @@ impl Ends {
             retry_least: Duration::from_millis(4),
             retry_most: Duration::from_millis(40),
             loss_most: 500,
-        });
-        let mut ends = Self { aggregator, worker };
+        }
+    }
+
+    /// In a session, of which a short chunk has told the worker how fast sums usually come.
+    fn in_session(now: Duration) -> Self {
+        Self::with(now, Self::config())
+    }
+
+    fn with(now: Duration, config: WorkerConfig) -> Self {
+        let most = 2 * u32::from(WINDOW);
+        let mut aggregator = Aggregator::new(1, Pool::new(most, 64));
+        let grant = Grant {
+            communicator: COMMUNICATOR,
+            secret: SECRET,
+            workers: 1,
+            form: FORM,
+            elements: 4,
+            ordered: false,
+            partial: None,
+            group: false,
+            share: Share { tenant: 1, weight: 1, guaranteed: most, most },
+            parent: None,
+        };
+        aggregator.grant(grant).unwrap();
+        let mut ends = Self { aggregator, worker: Worker::new(config) };
         ends.worker.begin(now, 1);
         let begin = ends.sent(now);
         ends.answer(now, &begin);
@@ -246,4 +253,94 @@ fn sums_that_take_longer_from_now_on_are_asked_for_no_longer_than_it_takes_to_se
         assert_eq!(ends.worker.poll_event(), done(segment));
     }
     assert!(questions[0] > 0 && questions[5..].iter().all(|asked| *asked == 0), "{questions:?}");
+}
+
+/// Until the session ends; when, and why.
+fn ended(ends: &mut Ends, mut now: Duration) -> (Duration, Option<Event>) {
+    loop {
+        now = now.max(ends.worker.poll_timeout().unwrap());
+        ends.sent(now);
+        if let Some(event) = ends.worker.poll_event() {
+            return (now, Some(event));
+        }
+    }
+}
+
+/// Whoever says that nobody is there, the aggregator is asked; it is given up only if it does not answer.
+#[test]
+fn a_refusal_is_believed_only_if_nobody_answers() {
+    let mut now = Duration::from_millis(1);
+    let mut ends = Ends::in_session(now);
+    ends.worker.refused(now);
+    now += Duration::from_secs(1);
+    ends.sent(now);
+    assert_eq!(ends.worker.poll_event(), None, "nothing is waited for");
+    for segment in 1..=50 {
+        assert!(ends.worker.submit(segment, Task::Sum(4 * 8)));
+        let parts = ends.sent(now);
+        ends.worker.refused(now);
+        let questions = ends.sent(now);
+        assert_eq!(kinds(&questions), [Kind::Acknowledge], "at once, and not for everything");
+        ends.answer(now, &questions);
+        now += Duration::from_millis(10);
+        ends.answer(now, &parts);
+        assert_eq!(ends.worker.poll_event(), done(segment), "a lie changes nothing");
+    }
+    let (refused, fifth) = (Some(Event::Ended(Reason::Refused)), Duration::from_millis(30));
+    assert!(ends.worker.submit(51, Task::Sum(4 * 8)));
+    ends.sent(now);
+    ends.worker.refused(now);
+    assert_eq!(ended(&mut ends, now), (now + fifth, refused));
+    // A session that begins where nobody is.
+    ends.worker.begin(now, 2);
+    assert_eq!(ends.sent(now).len(), 1);
+    ends.worker.refused(now);
+    assert_eq!(ended(&mut ends, now), (now + fifth, refused));
+    ends.worker.begin(now, 3);
+    let silent = Some(Event::Ended(Reason::Silent));
+    assert_eq!(ended(&mut ends, now), (now + 5 * fifth, silent), "as long where nobody says so");
+}
+
+/// Sums through a network that loses this part of all packets, each way; how the session ended, if it did.
+fn through(lost: f64, loss_most: u32) -> Option<Event> {
+    let mut now = Duration::from_millis(1);
+    let mut ends = Ends::with(now, WorkerConfig { loss_most, ..Ends::config() });
+    let mut state = 1_u64;
+    let mut drops = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) as f64) < lost * (1_u64 << 31) as f64
+    };
+    for segment in 1..20 {
+        assert!(ends.worker.submit(segment, Task::Sum(4 * u64::from(WINDOW))));
+        loop {
+            now += Duration::from_micros(500);
+            let mut answers = Vec::new();
+            for packet in ends.sent(now).into_iter().filter(|_| !drops()) {
+                let mut out = |_: To, packet: &[u8]| answers.push(packet.to_vec());
+                ends.aggregator.receive(now, &packet, &mut out);
+            }
+            for packet in answers.into_iter().filter(|_| !drops()) {
+                ends.worker.receive(now, &packet, &mut Zeros);
+            }
+            match ends.worker.poll_event() {
+                Some(Event::Done { .. }) => break,
+                None => {}
+                ended => return ended,
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn a_session_is_left_where_hardly_anything_comes_through_and_not_before() {
+    let losses = Some(Event::Ended(Reason::Losses));
+    for lost in [0.0, 0.01, 0.05] {
+        assert_eq!(through(lost, 900), None, "{lost}");
+    }
+    for lost in [0.2, 0.3, 0.5] {
+        assert_ne!(through(lost, 900), losses, "{lost}");
+    }
+    assert_eq!(through(0.9, 900), losses);
+    assert_ne!(through(0.9, 1000), losses, "none is too much");
 }

@@ -110,9 +110,12 @@ fn restarts() {
     assert!(sum.by_aggregator > 0 && sum.sessions > 0);
 }
 
-/// From the kill until a question is asked, until it is given up, until all have stopped and gone on, and the hosts' own time.
+/// From the kill until a question is asked, until it is given up, until all have stopped and gone on, and the hosts' own time. Where hosts are
+/// told that nobody is there they give it up sooner.
 fn soon(world: &World) {
-    let bound = RETRY_MOST + PATIENCE + RETRY_MOST + Duration::from_millis(2);
+    let told = world.scenario.refusing && world.scenario.leaves == 0;
+    let patience = if told { PATIENCE / 5 } else { PATIENCE };
+    let bound = RETRY_MOST + patience + RETRY_MOST + Duration::from_millis(2);
     if let (Some(killed), Some(recovered)) = (world.killed, world.recovered) {
         assert!(recovered - killed <= bound, "{:?} from the kill\n{world:?}", recovered - killed);
     }
@@ -154,6 +157,12 @@ fn a_kill_at_any_packet_is_made_good_in_time() {
 fn kills() {
     let sum = family("kills", 400, |seed| Scenario::new(seed).killing(), soon);
     assert!(sum.by_hosts > 0);
+    let sum = family("kills", 300, |seed| Scenario::new(seed).killing().refusing(), soon);
+    assert!(sum.by_hosts > 0);
+    // Who lies that nobody is there drives nobody away.
+    let sum = family("rough", 200, |seed| Scenario::new(seed).rough().refusing(), |_| ());
+    assert!(sum.by_hosts * 1000 < sum.by_aggregator, "{sum:?}");
+    family("kills", 200, |seed| Scenario::new(seed).rough().killing().refusing(), |_| ());
     // Somebody sends what the dead one sent, again and again.
     family("kills", 200, |seed| Scenario::new(seed).killing().replaying(), soon);
     family("kills", 200, |seed| Scenario::new(seed).rough().killing(), |_| ());
@@ -233,6 +242,25 @@ fn mixed() {
     assert!(sum.ahead > 0 && sum.by_hosts * 1000 < sum.by_aggregator, "{sum:?}");
     let sum = family("mixed", 300, |seed| Scenario::new(seed).mixed().rough().squeezed(), |_| ());
     assert!(sum.by_hosts * 1000 < sum.by_aggregator, "{sum:?}");
+}
+
+/// Segments of another reduction among those of the form, also by aggregators above others.
+#[test]
+fn reduced() {
+    let sum = family(
+        "reduced",
+        200,
+        |seed| Scenario::new(seed).reduced(),
+        |world| {
+            assert_eq!(world.statistics.by_hosts, 0, "hosts had to help\n{world:?}");
+        },
+    );
+    assert!(sum.by_aggregator > 0, "{sum:?}");
+    let sum = family("reduced", 300, |seed| Scenario::new(seed).reduced().rough(), |_| ());
+    assert!(sum.by_hosts * 1000 < sum.by_aggregator, "losses alone drive nobody away: {sum:?}");
+    family("reduced", 300, |seed| Scenario::new(seed).reduced().rough().restarting(), |_| ());
+    let sum = family("reduced", 200, |seed| Scenario::new(seed).reduced().killing(), soon);
+    assert!(sum.by_hosts > 0);
 }
 
 /// The first element of each chunk says whose parts are in it: the rest are the sums of the same, and alike everywhere.

@@ -21,7 +21,7 @@ impl Tensors for Ones {
     fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(4).for_each(|word| word.copy_from_slice(&1_i32.to_le_bytes()));
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, bytes: &[u8]) {
+    fn write(&mut self, _: u64, _: u64, _: usize, bytes: &[u8], _: u16) {
         assert!(bytes.chunks_exact(4).all(|word| word == 3_i32.to_le_bytes()), "{bytes:?}");
     }
 }

@@ -56,7 +56,7 @@ pub use feedback::Feedback;
 pub use harmonaize_abi::session::{
     Access, Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Event, EventBatch,
     EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Level, Negotiated, OnFailure,
-    Priority, Reason, Record, RefusalKind, Secret, Target,
+    PartialSums, Priority, Reason, Record, RefusalKind, Secret, Target,
 };
 pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
 #[cfg(feature = "rdma")]

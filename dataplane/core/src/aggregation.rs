@@ -15,10 +15,11 @@
 //! the others, so that all end with the same bits; who has it touches no tensor any more.
 
 use crate::Nanos;
-use crate::channel::{Restored, Segment};
+use crate::channel::{Channel, Restored, Segment};
 use crate::communicator::{Action, Coded, Communicator};
 use crate::epoch::Epoch;
 use crate::message::{Control, Header, Kind, Message};
+use crate::operation::Operation;
 use harmonaize_abi::{Collective, Dtype, ReduceOp, Signature};
 use harmonaize_aggregator::{Agreement, Audience, Form, Leader, Way};
 use harmonaize_plan::{Participant, Retention};
@@ -31,6 +32,8 @@ pub struct Aggregation {
     pub form: Form,
     /// Whether averages are summed, too, where sums are: their sum is divided here.
     pub averages: bool,
+    /// Whether elements of other types, and other reductions, go this way too, of each type what an aggregator adds as it is.
+    pub others: bool,
     /// AllReduces of at least so many bytes.
     pub least_bytes: u64,
     /// Whether small operations, of which inputs are copied elsewhere, are done as soon as their sum is here: sums of tensors, broadcasts
@@ -44,6 +47,20 @@ pub struct Aggregation {
     pub hold: Nanos,
     /// up to this.
     pub most_hold: Nanos,
+}
+
+impl Aggregation {
+    /// What an AllReduce like this is to the aggregator, if it is anything: of the epoch's form, or else elements of its own.
+    pub fn form_of(&self, signature: &Signature) -> Option<Form> {
+        let Signature { dtype, reduce, .. } = *signature;
+        let op = if reduce == ReduceOp::Average && self.averages { ReduceOp::Sum } else { reduce };
+        let own = match self.form {
+            Form::Tensor { dtype: own, op: summed } => (dtype, op) == (own, summed),
+            Form::Shared { .. } => (dtype, op) == (Dtype::F32, ReduceOp::Sum),
+        };
+        let other = Form::Tensor { dtype, op };
+        if own { Some(self.form) } else { Some(other).filter(|form| self.others && form.is_possible()) }
+    }
 }
 
 /// What aggregation came to in an operation.
@@ -113,28 +130,21 @@ impl State {
 
     /// Whether operations like this are aggregated. Depends only on what all participants share.
     pub(crate) fn takes(&self, signature: &Signature) -> bool {
-        let Aggregation { form, averages, least_bytes, broadcasts, barriers, .. } = self.rules;
+        let Aggregation { least_bytes, broadcasts, barriers, .. } = self.rules;
         let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
         match signature.collective {
-            Collective::AllReduce => {}
+            Collective::AllReduce => bytes >= least_bytes.max(1) && self.rules.form_of(signature).is_some(),
             Collective::Broadcast => {
-                return broadcasts.is_some_and(|[least, most]| (least.max(1)..=most).contains(&bytes));
+                broadcasts.is_some_and(|[least, most]| (least.max(1)..=most).contains(&bytes))
             }
-            Collective::Barrier => return barriers && self.rules.at_once,
-            Collective::AllToAll | Collective::AllGather | Collective::ReduceScatter => return false,
+            Collective::Barrier => barriers && self.rules.at_once,
+            Collective::AllToAll | Collective::AllGather | Collective::ReduceScatter => false,
         }
-        let (dtype, reduce) = match form {
-            Form::Tensor { dtype, op } => (dtype, op),
-            Form::Shared { .. } => (Dtype::F32, ReduceOp::Sum),
-        };
-        let average = averages && reduce == ReduceOp::Sum && signature.reduce == ReduceOp::Average;
-        let reduces = average || signature.reduce == reduce;
-        signature.dtype == dtype && reduces && bytes >= least_bytes.max(1)
     }
 
     /// Whether an operation like this, if it is small, is done as soon as its sum is here.
     fn at_once(&self, signature: &Signature) -> bool {
-        let sums = matches!(self.rules.form, Form::Tensor { op: ReduceOp::Sum, .. });
+        let sums = matches!(self.rules.form_of(signature), Some(Form::Tensor { op: ReduceOp::Sum, .. }));
         self.rules.at_once && (sums || signature.collective != Collective::AllReduce)
     }
 
@@ -142,7 +152,7 @@ impl State {
     pub(crate) fn bytes(&self, signature: &Signature, elements: u64, root: bool) -> u64 {
         match signature.collective {
             Collective::Broadcast if root => elements.saturating_mul(signature.dtype.size() as u64),
-            Collective::AllReduce => self.rules.form.sent(elements),
+            Collective::AllReduce => self.rules.form_of(signature).map_or(0, |form| form.sent(elements)),
             _ => 0,
         }
     }
@@ -387,14 +397,23 @@ impl Communicator {
         if ended || state.is_none_or(|state| state.stopped) {
             return;
         }
-        let summed = self.channels.iter_mut().find_map(|channel| channel.sum(epoch, index));
-        if let Some(operation) = summed.and_then(|operation| self.operations.get_mut(operation)) {
-            operation.least = operation.least.min(hosts);
-        }
+        let summed = self.channels.iter_mut().find_map(|channel| channel.sum(epoch, index, hosts));
         if let Some((operation, coded)) = summed.zip(coded) {
             self.coded(operation, coded);
         }
         self.moved(now);
+    }
+
+    /// What aggregation came to in an operation so far. Sums that may still be undone count as long as they are not: so all participants
+    /// say the same of one that is complete.
+    pub(crate) fn aggregated_in(&self, operation: &Operation) -> Option<Aggregated> {
+        let under_way = self
+            .channels
+            .iter()
+            .filter(|channel| channel.segment().is_some_and(|segment| segment.operation == operation.number));
+        let least = under_way.map(Channel::hosts).fold(operation.least, u16::min);
+        let Operation { given, again, .. } = *operation;
+        (given > 0).then_some(Aggregated { segments: given.saturating_sub(again), again, least })
     }
 
     /// The session has ended here; or the aggregator does not answer an [`Action::Knock`].

@@ -71,6 +71,8 @@ pub(crate) struct Channel {
     /// Of an aggregated segment: the sum is there, and is where it belongs.
     summed: bool,
     settled: bool,
+    /// Of its sum: fewest participants whose parts are in it.
+    hosts: u16,
 }
 
 impl Channel {
@@ -88,7 +90,7 @@ impl Channel {
         self.unfinished = steps.len();
         self.committed = steps.iter().position(|step| step.committed).unwrap_or(steps.len());
         self.uncommitted_left = self.committed;
-        (self.summed, self.settled) = (false, false);
+        (self.summed, self.settled, self.hosts) = (false, false, u16::MAX);
         self.segment = Some(segment);
     }
 
@@ -167,12 +169,18 @@ impl Channel {
         self.segment.as_ref().is_some_and(|segment| segment.aggregated.is_some())
     }
 
-    /// The aggregator has summed the segment, if it is this one of an epoch's session; its operation then.
-    pub(crate) fn sum(&mut self, epoch: u32, index: u64) -> Option<u64> {
+    /// The aggregator has summed the segment of at least so many participants' parts, if it is this one of an epoch's session; its operation
+    /// then.
+    pub(crate) fn sum(&mut self, epoch: u32, index: u64, hosts: u16) -> Option<u64> {
         let this = |segment: &&Segment| segment.epoch == epoch && segment.aggregated == Some(index);
         let operation = self.segment.as_ref().filter(this)?.operation;
-        self.summed = true;
+        (self.summed, self.hosts) = (true, hosts);
         Some(operation)
+    }
+
+    /// Fewest participants whose parts are in the segment's sum; the most that can be where hosts do it.
+    pub(crate) fn hosts(&self) -> u16 {
+        if self.aggregated() { self.hosts } else { u16::MAX }
     }
 
     /// Whether a sum has to be brought where it belongs, now that everybody has acknowledged. Says so once.

@@ -41,11 +41,13 @@ impl Communicator {
             if !channel.released(acknowledged) {
                 continue;
             }
-            if let Some(run) = channel
-                .clear()
-                .and_then(|segment| self.operations.get_mut(segment.operation))
-                .and_then(|operation| operation.run.as_mut())
-            {
+            let hosts = channel.hosts();
+            let segment = channel.clear();
+            let Some(operation) = segment.and_then(|it| self.operations.get_mut(it.operation)) else {
+                continue;
+            };
+            operation.least = operation.least.min(hosts);
+            if let Some(run) = operation.run.as_mut() {
                 run.finished += 1;
             }
         }

@@ -1,6 +1,6 @@
 //! Operations in flight at one participant: which local rank has called what, and how far each is.
 
-use crate::{Aggregated, Coded, Nanos};
+use crate::{Coded, Nanos};
 use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::{Retention, Segmentation, Shots};
 
@@ -30,17 +30,11 @@ pub(crate) struct Operation {
     pub(crate) wire_bytes: u64,
     /// Set when something was coded.
     pub(crate) coded: Option<Coded>,
-    /// Segments given to an aggregator, how many of them the hosts did again, and the fewest participants in a sum.
+    /// Segments given to an aggregator, how many of them the hosts did again, and the fewest participants in a sum of those that have left
+    /// their channels.
     pub(crate) given: u64,
     pub(crate) again: u64,
     pub(crate) least: u16,
-}
-
-impl Operation {
-    pub(crate) fn aggregated(&self) -> Option<Aggregated> {
-        let Self { given, again, least, .. } = *self;
-        (given > 0).then_some(Aggregated { segments: given.saturating_sub(again), again, least })
-    }
 }
 
 /// How an operation that has begun runs.

@@ -99,7 +99,7 @@ impl Communicator {
                     wire_bytes: operation.wire_bytes,
                     shots: run.shots,
                     coded: operation.coded,
-                    aggregated: operation.aggregated(),
+                    aggregated: self.aggregated_in(operation),
                 };
                 return Some(Action::Complete { rank, token, receipt });
             }

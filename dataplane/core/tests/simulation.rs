@@ -149,6 +149,7 @@ fn aggregated() {
         agreed(world);
     });
     assert!(sum.aggregated > 0 && sum.again > sum.restored && sum.restored > 0 && sum.switches > 0, "{sum}");
+    assert!(sum.partial > 0, "{sum}");
 }
 
 /// The longest that a call took.

@@ -11,7 +11,7 @@ use harmonaize_abi::{Collective, Rank, ReduceOp, SHARED_CODEC, Signature, View, 
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{Codes, Event, Form, Tensors, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
-use harmonaize_core::{Coded, EpochPlan, Nanos, Segment};
+use harmonaize_core::{Aggregation, Coded, EpochPlan, Nanos, Segment};
 use harmonaize_kernels::Isa;
 use harmonaize_kernels::codes::{Code, Squares, Store, decode_part, encode_shared, ranges, signal};
 use harmonaize_plan::{MAX_SOURCES, Participant};
@@ -63,7 +63,9 @@ struct Session {
 /// What a host makes codes by.
 #[derive(Debug)]
 struct Coder {
-    form: Form,
+    rules: Aggregation,
+    /// Whether sums may leave hosts out.
+    partial: bool,
     /// Where the elements of several ranks are added up: as many as a chunk has.
     sum: RefCell<Box<[f32]>>,
 }
@@ -101,7 +103,8 @@ impl Path {
                 (Codes { segment_elements, most, spread }, if ranks > 1 { chunk } else { 0 })
             }
         };
-        let coder = Coder { form, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
+        let partial = aggregator.partial;
+        let coder = Coder { rules, partial, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
         let config = WorkerConfig {
             communicator: aggregator.communicator,
             worker: aggregator.worker,
@@ -113,7 +116,7 @@ impl Path {
             segments: usize::from(plan.channels),
             codes,
             hosts: u16::try_from(hosts).map_err(|error| error.to_string())?,
-            partial: aggregator.partial,
+            partial,
             patience: PATIENCE,
             retry_least: RETRY[0],
             retry_most: RETRY[1],
@@ -159,6 +162,9 @@ impl Path {
                     worker.receive(time, bytes, &mut reach);
                 }
             });
+            if datagrams.take_refusal() {
+                worker.refused(time);
+            }
             if received == 0 {
                 break;
             }
@@ -385,7 +391,7 @@ impl<'a> Reach<'a> {
     }
 
     fn norms(&self, index: u64, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
-        let Form::Shared { block, .. } = self.coder?.form else { return None };
+        let Form::Shared { block, .. } = self.coder?.rules.form else { return None };
         let block = usize::from(block);
         let several = self.member.locals.len() > 1;
         let piece = if several { self.coder?.sum.try_borrow().ok()?.len() } else { elements }.max(1);
@@ -406,7 +412,7 @@ impl<'a> Reach<'a> {
         of_all: &[u8],
         to: &mut [u8],
     ) -> Option<Squares> {
-        let Form::Shared { bits, block, .. } = self.coder?.form else { return None };
+        let Form::Shared { bits, block, .. } = self.coder?.rules.form else { return None };
         let me = u64::from(self.member.core.me().0);
         let encoded = self.of_host(index, offset, elements, |from, seed| {
             let (bits, block, noise) = (bits.into(), block.into(), mix(seed ^ (me + 1)));
@@ -421,7 +427,8 @@ impl<'a> Reach<'a> {
         Some(Squares { signal: squares.sum::<Option<f64>>()?, ..encoded })
     }
 
-    fn bring(&self, index: u64, offset: u64, elements: usize, sum: &[u8]) -> Option<()> {
+    /// `hosts`: how many hosts' parts are in it.
+    fn bring(&self, index: u64, offset: u64, elements: usize, sum: &[u8], hosts: u16) -> Option<()> {
         let (channel, segment, signature) = self.segment(index)?;
         let size = signature.dtype.size() as u64;
         let bytes = elements as u64 * size;
@@ -432,9 +439,16 @@ impl<'a> Reach<'a> {
             self.outputs(segment, &signature, segment.lo + offset, bytes)?
         };
         let (first, others) = outputs.split_first()?;
-        // What is held is divided when it goes to the outputs.
-        let average = signature.reduce == ReduceOp::Average && !holds;
-        match self.coder?.form {
+        let coder = self.coder?;
+        // What is held is divided when it goes to the outputs; where hosts may be left out, at once, by the ranks of those that are not: each has
+        // as many.
+        let average = signature.reduce == ReduceOp::Average && (!holds || coder.partial);
+        let all = self.member.participants.max(1);
+        let ranks = match coder.partial {
+            true => (self.member.ranks * u32::from(hosts) / all).max(1),
+            false => self.member.ranks,
+        };
+        match coder.rules.form_of(&signature)? {
             Form::Tensor { .. } if !average => return harmonaize_kernels::copy(sum.into(), &outputs).ok(),
             Form::Tensor { .. } => harmonaize_kernels::copy(sum.into(), &[*first]).ok()?,
             Form::Shared { bits, block, ranks } => {
@@ -447,20 +461,21 @@ impl<'a> Reach<'a> {
             }
         }
         if average {
-            let (op, dtype, of) = (signature.reduce, signature.dtype, Some(self.member.ranks));
+            let (op, dtype, of) = (signature.reduce, signature.dtype, Some(ranks));
             harmonaize_kernels::reduce(op, dtype, &[first.as_view()], &[*first], of).ok()?;
         }
         if others.is_empty() { Some(()) } else { harmonaize_kernels::copy(first.as_view(), others).ok() }
     }
 
-    /// Copies a sum that was held to where it belongs.
-    fn settle(&self, channel: u16) -> Option<()> {
+    /// Copies a sum that was held to where it belongs; `partial`: it may leave hosts out, and was divided.
+    fn settle(&self, channel: u16, partial: bool) -> Option<()> {
         let segment = self.member.core.segment(channel)?;
         let signature = segment.signature;
         let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;
         let held = self.held(channel, segment, 0, bytes)?.as_view();
         let outputs = self.outputs(segment, &signature, segment.lo, bytes)?;
-        if signature.collective == Collective::AllReduce && signature.reduce == ReduceOp::Average {
+        let average = signature.collective == Collective::AllReduce && signature.reduce == ReduceOp::Average;
+        if average && !partial {
             let (op, dtype, of) = (signature.reduce, signature.dtype, Some(self.member.ranks));
             return harmonaize_kernels::reduce(op, dtype, &[held], &outputs, of).ok();
         }
@@ -477,8 +492,8 @@ impl Tensors for Reach<'_> {
         }
     }
 
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
-        let _ = self.bring(segment, offset, elements, bytes);
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8], hosts: u16) {
+        let _ = self.bring(segment, offset, elements, bytes, hosts);
     }
 
     fn give(&self, segment: u64, offset: u64, bytes: &mut [u8]) {

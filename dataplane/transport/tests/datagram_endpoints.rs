@@ -226,3 +226,51 @@ fn over_rdma_a_device_that_goes_is_the_end_of_the_endpoint_alone() {
     a.receive(&mut |_, _| panic!("nobody sends to this one"));
     assert!(!a.failed());
 }
+
+/// Sends at once.
+fn now(from: &mut Endpoint, to: Address, bytes: &[u8]) -> bool {
+    send(from, to, bytes) && from.flush()
+}
+
+/// Where a process was and is no more, hosts say so; datagrams that are under way are not held up, and once somebody is there again all is well.
+#[test]
+fn a_peer_that_is_gone_is_told_of() {
+    let config = DatagramConfig::default();
+    let mut peer = Net::Udp.endpoint(0, config);
+    let (there, Address::Udp(at)) = (peer.local_address(), peer.local_address()) else { panic!("UDP") };
+    let mut endpoint = Endpoint::towards(at, config).unwrap();
+    assert!(now(&mut endpoint, there, b"one"));
+    let deadline = Instant::now() + PATIENCE;
+    while peer.receive(&mut |_, bytes| assert_eq!(bytes, b"one")) == 0 {
+        assert!(Instant::now() < deadline, "nothing comes");
+    }
+    assert!(!endpoint.take_refusal());
+    drop(peer);
+    while !endpoint.take_refusal() {
+        now(&mut endpoint, there, b"two");
+        endpoint.receive(&mut |_, _| panic!("from nobody"));
+        assert!(Instant::now() < deadline, "nobody says so");
+    }
+    let mut peer = Datagrams::bind(at, config).unwrap();
+    let unsent = endpoint.counters().unsent;
+    // One more word of that may be under way.
+    while peer.receive(&mut |_, bytes| assert!([b"two", b"new"].contains(&bytes.try_into().unwrap()))) == 0 {
+        now(&mut endpoint, there, b"new");
+        endpoint.take_refusal();
+        assert!(Instant::now() < deadline, "nothing comes");
+    }
+    assert_eq!(endpoint.counters().unsent, unsent, "no datagram is taken for the one that was refused");
+    // Strangers are not heard.
+    let mut stranger = Net::Udp.endpoint(1, config);
+    assert!(now(&mut stranger, endpoint.local_address(), b"lie"));
+    let to = endpoint.local_address();
+    peer.push(|room| {
+        room[..3].copy_from_slice(b"yes");
+        let Address::Udp(to) = to else { panic!("UDP") };
+        Some((to, 3))
+    });
+    peer.flush();
+    while endpoint.receive(&mut |from, bytes| assert_eq!((from, bytes), (there, &b"yes"[..]))) == 0 {
+        assert!(Instant::now() < deadline, "nothing comes");
+    }
+}

@@ -2,7 +2,7 @@
 
 use harmonaize_client::{
     Agreement, Budget, Clause, Collective, Constraints, Event, EventBatch, EventKind, Level, OnFailure,
-    Priority, Rank, Reason, Target,
+    PartialSums, Priority, Rank, Reason, Target,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -19,6 +19,8 @@ fn clause(clause: Clause) -> &'static str {
         Clause::Aggregation => "aggregation",
         Clause::OnFailure => "on-failure",
         Clause::Price => "price-ceiling",
+        Clause::Order => "ordered",
+        Clause::Partial => "partial-sums",
     }
 }
 
@@ -69,7 +71,11 @@ fn options(wanted: &Constraints) -> String {
     wanted.budget.iter().for_each(|wanted| add("budget", budget(wanted)));
     wanted.on_failure.iter().for_each(|wanted| add("on-failure", policy(*wanted)));
     wanted.price_ceiling.iter().for_each(|ceiling| add("price-ceiling", ceiling.to_string()));
+    if let Some(PartialSums { least, after }) = wanted.partial {
+        add("partial-sums", format!("{least}={}ns", after.as_nanos()));
+    }
     text += if wanted.aggregation { "" } else { " --no-aggregation" };
+    text += if wanted.ordered { " --ordered" } else { "" };
     match text.trim() {
         "" => "--none".to_owned(),
         text => text.to_owned(),
@@ -92,6 +98,10 @@ fn constraints_json(wanted: &Constraints) -> Value {
         "aggregation": wanted.aggregation,
         "on_failure": wanted.on_failure.map(policy),
         "price_ceiling": wanted.price_ceiling,
+        "ordered": wanted.ordered,
+        "partial_sums": wanted.partial.map(|PartialSums { least, after }| json!({
+            "least": least, "after_ns": u64::try_from(after.as_nanos()).unwrap_or(u64::MAX),
+        })),
     })
 }
 
@@ -295,14 +305,17 @@ mod tests {
             .min_busbw(18_000_000)
             .priority(Priority::High)
             .on_failure(OnFailure::Regroup { within: Duration::from_millis(1500) })
-            .aggregation(false);
+            .aggregation(false)
+            .ordered(true);
         let reasons = [Reason { clause: Clause::Bandwidth, text: "too much".to_owned() }];
         let expected = "not agreed on\n  min-busbw: too much\ncould be had: --p99 65536B=1500000ns \
             --p99 broadcast=1024B=20000ns --min-busbw 18000000B/s --priority high --on-failure regroup=1500000000ns \
-            --no-aggregation";
+            --no-aggregation --ordered";
         assert_eq!(refusal(&reasons, Some(&counter)), expected);
         assert_eq!(refusal_json(&reasons, None)["reasons"][0]["clause"], "min-busbw");
         assert_eq!(options(&Constraints::new()), "--none");
+        let partial = Constraints::new().partial_sums(3, Duration::from_millis(5));
+        assert_eq!(options(&partial), "--partial-sums 3=5000000ns");
     }
 
     #[test]

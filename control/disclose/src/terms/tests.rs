@@ -18,8 +18,11 @@ fn ring(hosts: u32) -> impl Fn(Collective, u64, f64) -> f64 {
 fn with(asked: &Constraints, hosts: u32, free: f64, tariff: Tariff) -> Outcome {
     let time = ring(hosts);
     let longest_regroup = Duration::from_secs(600);
+    let unordered = (hosts > 64).then_some("too many hosts");
     let (ranks, most_weight, line) = (hosts, 8, LINE);
-    negotiate(asked, &House { ranks, hosts, most_weight, longest_regroup, tariff, line, free, time: &time })
+    let house =
+        House { ranks, hosts, most_weight, longest_regroup, tariff, line, free, unordered, time: &time };
+    negotiate(asked, &house)
 }
 
 fn outcome(asked: &Constraints, free: f64) -> Outcome {
@@ -46,6 +49,18 @@ fn the_ladder_climbs_and_covers_all_rates() {
     assert_eq!((all[0], all[1], all[12], *all.last().unwrap()), (BUSBW.0, 1_200, 10_000, BUSBW.1));
     assert!(all.is_sorted_by(|one, other| one < other && *other as f64 <= *one as f64 * 1.26));
     assert_eq!([0, 10, 11, 82, 83, 1001].map(rounded_up), [10, 10, 12, 82, 100, 1200]);
+}
+
+#[test]
+fn sums_that_cannot_be_had_are_refused_and_the_rest_is_offered() {
+    let promise = Outcome::Promise { rate: 0.0, price: 0 };
+    let (ordered, few) = (Constraints::new().ordered(true), Duration::from_millis(5));
+    assert_eq!(outcome(&ordered, LINE), promise);
+    assert_eq!(outcome(&Constraints::new().partial_sums(4, few), LINE), promise);
+    let refused = with(&ordered.weight(2), 65, LINE, Tariff::default());
+    assert_eq!((clauses(&refused), counter(refused)), (vec![Clause::Order], Constraints::new().weight(2)));
+    let refused = outcome(&Constraints::new().partial_sums(5, few), LINE);
+    assert_eq!((clauses(&refused), counter(refused)), (vec![Clause::Partial], Constraints::new()));
 }
 
 #[test]

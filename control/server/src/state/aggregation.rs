@@ -76,6 +76,8 @@ struct There {
     spreads: bool,
     /// Whether its sums can go on to one above.
     parents: bool,
+    /// Whether it sums other types, and reduces otherwise, than the form of a grant says.
+    others: bool,
     /// Addresses for what goes to all workers at once.
     groups: Option<Groups>,
     /// Where it is over RDMA.
@@ -171,6 +173,7 @@ impl State {
             codes: told.codes,
             spreads: told.spreads,
             parents: told.parents,
+            others: told.others,
             groups: groups.ok().flatten(),
             datagrams: told.datagrams.clone().filter(datagrams::is_sound),
             report: None,
@@ -302,7 +305,8 @@ impl State {
         if !self.settings.terms(&known.tenant).allowed {
             return by_hosts("the tenant has none");
         }
-        if !self.agreements.aggregates(id) {
+        let sums = self.sums(id);
+        if !sums.aggregated {
             return by_hosts("the tenant wants none");
         }
         if !self.all_can(known, |abilities| abilities.aggregation) {
@@ -311,15 +315,19 @@ impl State {
         if members > usize::from(MAX_WORKERS) {
             return by_hosts("too many hosts");
         }
-        let (exact, coder) = (coding.codec == Codec::EXACT, self.codes_allowed(known, coding));
+        // Codes are neither added again nor left out.
+        let (exact, plain) = (coding.codec == Codec::EXACT, !sums.ordered && sums.partial.is_none());
+        let coder = self.codes_allowed(known, coding).filter(|_| plain);
         if !exact && coder.is_none() {
             return by_hosts("tensors travel in fewer bits");
         }
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
-        let trees = self.all_can(known, |abilities| abilities.aggregated_trees);
+        // Aggregators above each other add in another order, and know no hosts.
+        let trees = plain && self.all_can(known, |abilities| abilities.aggregated_trees);
+        let least = 2 * sums.grain(members);
         let there = self.aggregators.there.iter().filter(|(at, _)| !known.refused.holds(**at));
         let offers: Vec<Offer> = there
-            .filter(|(at, there)| self.free_units(**at, there) >= 2)
+            .filter(|(at, there)| self.free_units(**at, there) >= least)
             .flat_map(|(at, there)| {
                 let (unit, _) = self.packets(known, there);
                 let payload = Bytes(u64::from(unit));
@@ -353,7 +361,7 @@ impl State {
     }
 
     /// Whether the agents of all of a communicator's hosts are there and can.
-    fn all_can(&self, known: &Communicator, can: fn(&Abilities) -> bool) -> bool {
+    pub(super) fn all_can(&self, known: &Communicator, can: fn(&Abilities) -> bool) -> bool {
         known.members.iter().all(|member| {
             let session = member.session.and_then(|session| self.sessions.get(&session));
             session.is_some_and(|session| can(&session.abilities))

@@ -153,9 +153,9 @@ impl Agreements {
         })
     }
 
-    /// Whether a communicator's operations may be summed on the way, as far as its tenant is concerned.
-    pub(super) fn aggregates(&self, id: u64) -> bool {
-        self.kept.get(&id).is_none_or(|kept| kept.constraints.aggregation)
+    /// What is promised for a communicator; none where nothing is.
+    pub(super) fn constraints(&self, id: u64) -> Option<&Constraints> {
+        self.kept.get(&id).map(|kept| &kept.constraints)
     }
 
     /// What a tenant is told, and operators.
@@ -268,6 +268,7 @@ impl State {
             let reach =
                 Reach { hosts: hosts.len() as u32, delay, hop: delay, direct: rate, ring: rate, chunk };
             match collective {
+                Collective::AllReduce if wanted.ordered => reach.two_shot(Bytes(bytes)),
                 Collective::AllReduce => reach.fastest(Bytes(bytes)),
                 Collective::AllGather | Collective::ReduceScatter => reach.gather(Bytes(bytes)),
                 Collective::AllToAll => reach.exchange(Bytes(bytes.saturating_mul(on_one))),
@@ -283,6 +284,7 @@ impl State {
             tariff: self.settings.tariff,
             line: line_rate(topology, &hosts).0 as f64 * PART * PART,
             free,
+            unordered: self.unordered(known),
             time: &time,
         };
         negotiate(wanted, &house)

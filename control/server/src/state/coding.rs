@@ -262,6 +262,8 @@ impl State {
         let controller = &known.coding.controller;
         let (codec, reason, chosen) = if budget == Budget::Exact && !controller.knows(now, Codec::NONZERO) {
             exact("")
+        } else if self.sums(id).ordered {
+            exact("its tenant wants contributions added in one order")
         } else if budget == Budget::Exact && known.aggregation.grant.is_some() {
             exact("an aggregator sums")
         } else if !self.settings.compression {

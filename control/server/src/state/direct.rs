@@ -2,7 +2,9 @@
 
 use super::State;
 use super::coding::MOST_HOSTS;
+use super::communicator::Communicator;
 use super::replan::Planned;
+use harmonaize_abi::session::MAX_TARGET_BYTES;
 use harmonaize_planner::{Bytes, Direct, HostId, Nanos, Rate, Reach, delays, exchange_rate, line_rate};
 
 /// How a tenant's small operations go.
@@ -40,15 +42,8 @@ impl State {
         if hosts < 2 {
             return none("nothing crosses a wire");
         }
-        if hosts > MOST_HOSTS {
-            return none("too many hosts to send to each other directly");
-        }
-        let able = known.members.iter().all(|member| {
-            let session = member.session.and_then(|session| self.sessions.get(&session));
-            session.is_some_and(|session| session.abilities.direct)
-        });
-        if !able {
-            return none("not all agents can");
+        if let Some(why) = self.indirect(known) {
+            return none(why);
         }
         let forced = |one_shot, two_shot| Shots {
             sizes: Direct { one_shot, two_shot },
@@ -76,7 +71,22 @@ impl State {
             chunk: known.tuning.chunk,
         };
         let sizes = reach.direct(known.shots.sizes);
+        if self.sums(id).ordered {
+            let sizes = Direct { two_shot: Bytes(MAX_TARGET_BYTES), ..sizes };
+            return Shots {
+                sizes,
+                reason: "contributions are added in one order: its tenant wants that".to_owned(),
+            };
+        }
         Shots { sizes, reason: words(&reach, sizes) }
+    }
+
+    /// Why a communicator's operations cannot go straight from each of its hosts to all; none where they can.
+    pub(super) fn indirect(&self, known: &Communicator) -> Option<&'static str> {
+        if known.members.len() > MOST_HOSTS {
+            return Some("too many hosts to send to each other directly");
+        }
+        (!self.all_can(known, |abilities| abilities.direct)).then_some("not all agents can")
     }
 }
 

@@ -113,6 +113,7 @@ impl State {
         if !self.settings.replan {
             self.wanted.trigger = None;
             self.recode_agreed(now);
+            self.resum(now, None, &mut Vec::new());
         }
         if self.wanted.trigger.is_none() || now < self.wanted.not_before {
             return;
@@ -156,6 +157,7 @@ impl State {
         self.note_rates(now);
         self.leave_forbidden(now, number, &mut changes);
         self.recode(now, number, &mut changes);
+        self.resum(now, Some(number), &mut changes);
         self.aggregate(now, number, &mut changes);
         self.repace(now, number, &mut changes);
         if changes.is_empty() {

@@ -48,6 +48,7 @@ pub(super) struct Abilities {
     pub aggregated_codes: bool,
     pub aggregated_at_once: bool,
     pub aggregated_trees: bool,
+    pub aggregated_others: bool,
     /// Most bytes of a datagram of RDMA; 0: it has none.
     pub datagram_bytes: u32,
     /// Codecs that it takes, and what they take there.
@@ -78,6 +79,7 @@ impl Abilities {
             aggregated_codes: said.aggregated_codes,
             aggregated_at_once: said.aggregated_at_once,
             aggregated_trees: said.aggregated_trees,
+            aggregated_others: said.aggregated_others,
             datagram_bytes: said.datagram_bytes,
             codecs: super::coding::levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),

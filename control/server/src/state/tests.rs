@@ -18,6 +18,7 @@ mod policies;
 mod random;
 mod regroup;
 mod scenarios;
+mod sums;
 mod targets;
 mod telemetry;
 mod turns;

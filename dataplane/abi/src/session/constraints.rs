@@ -17,6 +17,8 @@ pub const MAX_WEIGHT: u32 = 64;
 pub const MAX_TARGET_BYTES: u64 = 1 << 44;
 /// The shortest and longest targets.
 pub const TARGETS: (Duration, Duration) = (Duration::from_micros(10), Duration::from_secs(3600));
+/// How soon after the first part a sum may leave hosts out, at the least and at the most.
+pub const PARTIAL_AFTER: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 /// The least and most bytes a second that can be asked for.
 pub const BUSBW: (u64, u64) = (1_000, 1_000_000_000_000);
 /// The shortest and longest time for members to [go on](OnFailure::Regroup) in.
@@ -101,6 +103,21 @@ pub struct Constraints {
     pub on_failure: Option<OnFailure>,
     /// Most that it may cost an hour, in millionths of the provider's currency.
     pub price_ceiling: Option<u64>,
+    /// Whether its sums and products of floats have the same bits in every run: whichever way they take, they are added in one order, rank by
+    /// rank of a host and then host by host, by each host's lowest rank. They are exact then, whatever a budget lets be lost.
+    pub ordered: bool,
+    /// Whether an aggregator's sums and averages of f32 may leave out hosts that are late; never, if left out.
+    pub partial: Option<PartialSums>,
+}
+
+/// When a sum may leave hosts out. All ranks end with the same bits, and receipts say of how many hosts the parts are in it
+/// (`harmonaize_client::Receipt::hosts`). An average is that of the hosts whose parts are in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PartialSums {
+    /// Fewest hosts in a sum, at least 1.
+    pub least: u32,
+    /// How long after the first host's part, at least.
+    pub after: Duration,
 }
 
 impl Default for Constraints {
@@ -116,6 +133,8 @@ impl Default for Constraints {
             aggregation: true,
             on_failure: None,
             price_ceiling: None,
+            ordered: false,
+            partial: None,
         }
     }
 }
@@ -141,6 +160,10 @@ pub enum Clause {
     OnFailure,
     /// [`Constraints::price_ceiling`].
     Price,
+    /// [`Constraints::ordered`].
+    Order,
+    /// [`Constraints::partial`].
+    Partial,
 }
 
 /// Why something cannot be had.
@@ -272,6 +295,20 @@ impl Constraints {
         self
     }
 
+    /// Says whether sums of floats have the same bits in every run.
+    #[must_use]
+    pub fn ordered(mut self, wanted: bool) -> Self {
+        self.ordered = wanted;
+        self
+    }
+
+    /// Lets sums leave hosts out, of at least `least` hosts, once `after` has passed since the first host's part.
+    #[must_use]
+    pub fn partial_sums(mut self, least: u32, after: Duration) -> Self {
+        self.partial = Some(PartialSums { least, after });
+        self
+    }
+
     /// Whether it wants a part of the network for itself: then others have less to share.
     pub fn wants_guarantee(&self) -> bool {
         self.min_busbw > 0 || self.iteration.is_some() || !self.completions.is_empty()
@@ -301,6 +338,11 @@ impl Constraints {
         if let Some(OnFailure::Regroup { within }) = &mut mended.on_failure {
             *within = (*within).clamp(REGROUP.0, REGROUP.1);
         }
+        mended.partial =
+            self.partial.filter(|_| self.aggregation && !self.ordered).map(|partial| PartialSums {
+                least: partial.least.max(1),
+                after: partial.after.clamp(PARTIAL_AFTER.0, PARTIAL_AFTER.1),
+            });
         if self.priority == Priority::Low && mended.wants_guarantee() {
             mended.priority = Priority::Normal;
         }
@@ -369,6 +411,27 @@ impl Constraints {
             let text = format!("{within:?} to regroup in; {:?} to {:?} are possible", REGROUP.0, REGROUP.1);
             wrong(Clause::OnFailure, text);
         }
+        if let Some(PartialSums { least, after }) = self.partial {
+            if least == 0 {
+                wrong(Clause::Partial, "partial sums of no host; of 1 at least".into());
+            }
+            if after < PARTIAL_AFTER.0 || after > PARTIAL_AFTER.1 {
+                let (least, most) = PARTIAL_AFTER;
+                wrong(
+                    Clause::Partial,
+                    format!("partial sums after {after:?}; {least:?} to {most:?} are possible"),
+                );
+            }
+            if self.ordered {
+                let text =
+                    "sums that leave out who is late are not the same in every run; leave out one of the two";
+                wrong(Clause::Partial, text.into());
+            }
+            if !self.aggregation {
+                let text = "only sums on the way can leave hosts out; leave out that, or allow aggregation";
+                wrong(Clause::Partial, text.into());
+            }
+        }
         if self.priority == Priority::Low && self.wants_guarantee() {
             let text = "low priority gives way to others, so nothing can be promised beside it; \
                 leave out the targets and the bandwidth, or the priority";
@@ -409,6 +472,29 @@ mod tests {
             .price_ceiling(0);
         assert_eq!(clauses(&all), []);
         assert!(all.completions[0].bytes < all.completions[1].bytes, "sorted");
+    }
+
+    #[test]
+    fn sums_in_order_are_of_all_hosts_and_partial_ones_are_on_the_way() {
+        let after = Duration::from_millis(20);
+        let partial = Constraints::new().partial_sums(3, after);
+        for good in [
+            &partial,
+            &Constraints::new().ordered(true),
+            &Constraints::new().ordered(true).aggregation(false),
+        ] {
+            assert_eq!((clauses(good), good.mended()), (Vec::new(), good.clone()));
+        }
+        for bad in [
+            partial.clone().ordered(true),
+            partial.clone().aggregation(false),
+            Constraints::new().partial_sums(0, after),
+            Constraints::new().partial_sums(3, Duration::from_nanos(1)),
+            Constraints::new().partial_sums(3, Duration::from_secs(61)),
+        ] {
+            assert_eq!(clauses(&bad), [Clause::Partial], "{bad:?}");
+            assert_eq!(clauses(&bad.mended()), [], "{bad:?}");
+        }
     }
 
     #[test]

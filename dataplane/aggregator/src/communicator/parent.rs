@@ -93,7 +93,7 @@ impl Communicator {
     pub(super) fn acknowledge_up(&mut self, now: Duration, out: &mut impl Outbox) {
         let all = self.base == self.top;
         if self.up.as_ref().is_some_and(|up| all && up.had == self.top && up.told < up.had) {
-            self.climb(now, Kind::Acknowledge, false, self.top, 0, &mut [0; HEADER_BYTES], out);
+            self.climb(now, Kind::Acknowledge, false, self.top, (0, 0), &mut [0; HEADER_BYTES], out);
         }
     }
 
@@ -112,7 +112,8 @@ impl Communicator {
         let unit = self.unit_of(entry.chunk, 0);
         let mut memory = pool.lift(unit);
         if let Some(packet) = memory.get_mut(..HEADER_BYTES + entry.bytes) {
-            self.climb(now, Kind::Contribution, again, entry.chunk, entry.count, packet, out);
+            let (count, note) = (entry.count, entry.content.note());
+            self.climb(now, Kind::Contribution, again, entry.chunk, (count, note), packet, out);
         }
         pool.put(unit, memory);
         self.set(entry);
@@ -126,7 +127,7 @@ impl Communicator {
         kind: Kind,
         asks: bool,
         chunk: u64,
-        count: u16,
+        (count, note): (u16, u8),
         packet: &mut [u8],
         out: &mut impl Outbox,
     ) {
@@ -148,7 +149,7 @@ impl Communicator {
             chunk,
             had: up.had,
             window: 0,
-            note: 0,
+            note,
         };
         seal(&header, &up.parent.key, packet);
         self.counters.sent += 1;

@@ -56,12 +56,12 @@ impl Communicator {
                 let to = unit.get_mut(HEADER_BYTES..HEADER_BYTES + payload.len());
                 to.map(|to| to.copy_from_slice(payload)).is_some()
             }
-            Content::Sum | Content::Ranges if self.grant.ordered => {
+            Content::Sum | Content::Ranges | Content::Other(..) if self.grant.ordered => {
                 let unit = pool.unit_mut(self.unit_of(chunk, usize::from(worker)));
                 let to = unit.get_mut(HEADER_BYTES..HEADER_BYTES + entry.bytes);
                 to.map(|to| to.copy_from_slice(payload)).is_some()
             }
-            Content::Sum | Content::Ranges => {
+            Content::Sum | Content::Ranges | Content::Other(..) => {
                 let form = self.form(entry.content);
                 let sum = form.sum_bytes(entry.elements).unwrap_or_default();
                 let unit = pool.unit_mut(self.unit_of(chunk, 0));
@@ -92,7 +92,7 @@ impl Communicator {
     /// What a part is; `None` if there are none such here. Only sums go on to an aggregator above.
     fn content(&self, header: &Header) -> Option<Content> {
         Content::of(header.note).filter(|content| match content {
-            Content::Sum => true,
+            Content::Sum | Content::Other(..) => true,
             Content::Ranges => matches!(self.grant.form, Form::Shared { .. }),
             Content::Spread | Content::Nothing => self.up.is_none(),
         })
@@ -100,13 +100,17 @@ impl Communicator {
 
     /// How the parts of a chunk are added.
     pub(super) fn form(&self, content: Content) -> Form {
-        if content == Content::Ranges { Form::RANGES } else { self.grant.form }
+        match content {
+            Content::Ranges => Form::RANGES,
+            Content::Other(dtype, op) => Form::Tensor { dtype, op },
+            Content::Sum | Content::Spread | Content::Nothing => self.grant.form,
+        }
     }
 
     /// Bytes of a chunk's sum.
     pub(super) fn sum_bytes(&self, entry: &Entry) -> usize {
         match entry.content {
-            Content::Sum | Content::Ranges => {
+            Content::Sum | Content::Ranges | Content::Other(..) => {
                 self.form(entry.content).sum_bytes(entry.elements).unwrap_or_default()
             }
             Content::Spread => entry.bytes,
@@ -130,6 +134,7 @@ impl Communicator {
         };
         let elements = match content {
             Content::Sum => added(whole),
+            Content::Other(dtype, _) => added(self.grant.form.others(whole, dtype)),
             Content::Ranges => {
                 added(self.grant.form.ranges_bytes(self.grant.form.ranged(whole)) / size_of::<f32>())
             }

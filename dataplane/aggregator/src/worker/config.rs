@@ -1,6 +1,7 @@
 //! What a worker is told, what it tells, and the memory that it reads and writes.
 
 use crate::{Form, Key};
+use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use std::time::Duration;
 pub trait Tensors {
     /// Copies this host's part of `elements` elements from `offset` of a segment to `bytes`.
     fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]);
-    /// Takes their sum. It is called once for each, in any order, and never after the session's end.
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]);
+    /// Takes their sum, of the parts of so many hosts. It is called once for each, in any order, and never after the session's end.
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8], hosts: u16);
     /// Copies this host's bytes for all from `offset` of a segment.
     fn give(&self, _segment: u64, _offset: u64, bytes: &mut [u8]) {
         bytes.fill(0);
@@ -38,8 +39,17 @@ pub trait Tensors {
 /// What is to be done with a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// All workers' elements are added; so many.
+    /// All workers' elements are added; so many, of the form.
     Sum(u64),
+    /// All workers' elements of another type, or reduced otherwise, than the form says.
+    Other {
+        /// So many.
+        elements: u64,
+        /// Their type.
+        dtype: Dtype,
+        /// What is done with them.
+        op: ReduceOp,
+    },
     /// One worker's bytes go to all others.
     Broadcast {
         /// How many.
@@ -82,7 +92,8 @@ pub struct WorkerConfig {
     pub retry_least: Duration,
     /// The longest; well below the patience.
     pub retry_most: Duration,
-    /// Unanswered questions of a thousand above which a session is left: 900 is one answer in ten.
+    /// Unanswered questions of a thousand above which a session is left: 900 is one answer in ten. They are judged over times as long as
+    /// the patience.
     pub loss_most: u32,
 }
 
@@ -109,6 +120,8 @@ impl Default for Codes {
 pub enum Reason {
     /// The aggregator does not answer.
     Silent,
+    /// The network says that nobody is there ([`crate::Worker::refused`]), and nobody answers.
+    Refused,
     /// It has no such session: it restarted, its parent is gone, or workers' lengths differ.
     Lost,
     /// Too many packets are lost on the way.

@@ -53,10 +53,13 @@ impl Worker {
         }
         // An answer to what was sent after all that was answered before: no replay keeps a dead aggregator alive.
         if header.sequence > self.echoed && header.sequence <= self.sequence {
-            (self.echoed, self.unanswered) = (header.sequence, None);
+            self.echoed = header.sequence;
+            self.heard();
         }
         // Answers overtake one another; for losses each counts.
-        self.answers = self.answers.saturating_add(u32::from(header.sequence != 0));
+        if header.sequence != 0 {
+            self.losses.answered();
+        }
         match header.kind {
             Kind::Lost => self.end(Reason::Lost),
             Kind::Granted => {
@@ -64,7 +67,7 @@ impl Worker {
                     self.window = u64::from(header.window.max(1));
                     if header.note == 1 {
                         self.state = State::Running { incarnation: header.incarnation };
-                        self.unanswered = None;
+                        self.heard();
                     } else if header.incarnation != incarnation {
                         // Partial sums wait until all have named the same incarnation.
                         self.state = State::Beginning { incarnation: header.incarnation };
@@ -113,7 +116,7 @@ impl Worker {
             return;
         };
         let few = content.adds() && header.count < self.config.hosts;
-        if few && !self.config.partial {
+        if few && !(self.config.partial && content == Content::Sum) {
             self.counters.wrong += 1;
             return;
         }
@@ -149,7 +152,7 @@ impl Worker {
                 to.copy_from_slice(payload);
                 work.ranged += elements as u64;
             }
-            Content::Sum => tensors.write(segment, offset, elements, sum),
+            Content::Sum | Content::Other(..) => tensors.write(segment, offset, elements, sum, header.count),
             Content::Spread => tensors.take(segment, offset, payload),
             Content::Nothing => {}
         }
@@ -180,9 +183,9 @@ impl Worker {
             self.round_trip.sample(now.saturating_sub(flight.sent));
         }
         if flight.attempts > 1 {
-            self.answers = self.answers.saturating_add(1);
+            self.losses.answered();
         }
-        self.unanswered = None;
+        self.heard();
         flight.done = true;
         self.set(chunk, flight);
         self.open = self.open.saturating_sub(1);

@@ -44,6 +44,9 @@ impl World {
             let at = self.random.random_range(0..64);
             self.kept[at] = (place.clone(), packet.to_vec());
         }
+        if self.scenario.refusing {
+            self.lie();
+        }
         let mut forged = packet.to_vec();
         match self.random.random_range(0..8) {
             // Sent again, at any later time.

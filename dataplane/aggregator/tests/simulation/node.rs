@@ -28,7 +28,7 @@ impl Tensors for Memory {
         }
     }
 
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8], _: u16) {
         if let Some(codes) = &self.codes {
             assert!(bytes == codes[&(segment, offset)], "segment {segment} at {offset}: other codes");
             assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");

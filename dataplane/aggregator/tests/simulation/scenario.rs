@@ -24,6 +24,8 @@ pub(crate) enum Incident {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Sum,
+    /// The greatest of each: another reduction than the form's.
+    Greatest,
     /// From this worker to all.
     Broadcast(usize),
     Barrier,
@@ -57,6 +59,8 @@ pub(crate) struct Scenario {
     pub(crate) coded: bool,
     /// Whether somebody repeats what a dead aggregator has sent.
     pub(crate) replaying: bool,
+    /// Whether hosts are told that nobody is where an aggregator was, and by whoever is hostile also where one is.
+    pub(crate) refusing: bool,
     /// A worker that messages reach late.
     pub(crate) remote: Option<usize>,
     pub(crate) group: Multicast,
@@ -117,6 +121,7 @@ impl Scenario {
             partial: false,
             coded: false,
             replaying: false,
+            refusing: false,
             remote: None,
             group,
         }
@@ -135,9 +140,10 @@ impl Scenario {
             self.segments.push(random.random_range(1..=u64::from(self.elements) * 12));
         }
         for elements in &mut self.segments {
-            let kind = match random.random_range(0..4) {
+            let kind = match random.random_range(0..5) {
                 0 => Kind::Sum,
                 1 => Kind::Barrier,
+                2 => Kind::Greatest,
                 _ => Kind::Broadcast(random.random_range(0..self.workers)),
             };
             if kind == Kind::Barrier {
@@ -145,6 +151,14 @@ impl Scenario {
             }
             self.kinds.push(kind);
         }
+        self
+    }
+
+    /// Some segments are reduced otherwise.
+    pub(crate) fn reduced(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x1f83_d9ab);
+        let kinds = self.segments.iter().map(|_| [Kind::Sum, Kind::Greatest][random.random_range(0..2)]);
+        self.kinds = kinds.collect();
         self
     }
 
@@ -157,6 +171,7 @@ impl Scenario {
         let elements = *self.segments.get(segment as usize)?;
         Some(match self.kind(segment) {
             Kind::Sum => Task::Sum(elements),
+            Kind::Greatest => Task::Other { elements, dtype: Dtype::I32, op: ReduceOp::Max },
             Kind::Broadcast(root) => Task::Broadcast { bytes: elements * 4, root: root == worker },
             Kind::Barrier => Task::Barrier,
         })
@@ -205,6 +220,12 @@ impl Scenario {
     /// What the dead aggregator sent comes again and again.
     pub(crate) fn replaying(mut self) -> Self {
         self.replaying = true;
+        self
+    }
+
+    /// The network says where nobody is any more.
+    pub(crate) fn refusing(mut self) -> Self {
+        self.refusing = true;
         self
     }
 

@@ -26,6 +26,7 @@ pub(crate) enum Place {
 enum What {
     Packet(Place, Vec<u8>),
     Timer(usize),
+    Refused(usize),
     LeaderTimer,
     Message { from: usize, to: usize, alive: (u32, u32), message: Agreement },
     Summed { worker: usize, session: u64, segment: u64 },
@@ -96,7 +97,11 @@ impl World {
             if let Act::Broadcast(root) = scenario.kind(segment as u64) {
                 return inputs[root][segment][element];
             }
-            inputs.iter().fold(0_i32, |sum, input| sum.wrapping_add(input[segment][element]))
+            let parts = inputs.iter().map(|input| input[segment][element]);
+            if scenario.kind(segment as u64) == Act::Greatest {
+                return parts.max().unwrap();
+            }
+            parts.fold(0, i32::wrapping_add)
         };
         let expected: Vec<Vec<i32>> = (scenario.segments.iter().enumerate())
             .map(|(segment, elements)| (0..*elements as usize).map(|element| sum(segment, element)).collect())
@@ -173,6 +178,10 @@ impl World {
                 What::Packet(place, bytes) => self.deliver(&place, &bytes),
                 What::Timer(index) => {
                     self.nodes[index].timer = None;
+                    self.turn(index);
+                }
+                What::Refused(index) => {
+                    self.nodes[index].worker.refused(self.now);
                     self.turn(index);
                 }
                 What::LeaderTimer => {
@@ -256,7 +265,9 @@ impl World {
             }
             Place::Aggregator(index) => {
                 let mut sent = Vec::new();
-                let Some(aggregator) = &mut self.aggregators[*index] else { return };
+                let Some(aggregator) = &mut self.aggregators[*index] else {
+                    return self.nobody_is_there(*index, bytes);
+                };
                 aggregator
                     .receive(self.now, bytes, &mut |to: To, packet: &[u8]| sent.push((to, packet.to_vec())));
                 for (to, packet) in sent {
@@ -271,6 +282,23 @@ impl World {
                 }
             }
         }
+    }
+
+    /// A packet to a dead aggregator: its sender may be told.
+    fn nobody_is_there(&mut self, aggregator: usize, packet: &[u8]) {
+        let known = self.scenario.refusing && packet.len() > 8;
+        let worker = if known { u16::from_le_bytes([packet[4], packet[5]]) } else { return };
+        if usize::from(worker) < workers_of(&self.scenario, aggregator)
+            && let Place::Worker(index) = self.below(aggregator, worker)
+        {
+            self.at(self.now + 5 * MICROSECOND, What::Refused(index));
+        }
+    }
+
+    /// Somebody says to a host that nobody is there.
+    pub(crate) fn lie(&mut self) {
+        let index = self.random.random_range(0..self.nodes.len());
+        self.at(self.now + MICROSECOND, What::Refused(index));
     }
 
     /// To each worker of an aggregator by itself, as far as it hears.

@@ -7,7 +7,7 @@ use super::node::Track;
 use super::scenario::MICROSECOND;
 use super::world::{Event, Input, World};
 use harmonaize_abi::{Collective, Signature};
-use harmonaize_core::{Nanos, Segment};
+use harmonaize_core::{Nanos, Receipt, Segment};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use std::collections::HashMap;
@@ -27,6 +27,8 @@ pub(crate) struct Aggregator {
     parts: HashMap<Submitted, Vec<(Participant, u16)>>,
     /// Bytes of one for all.
     spread: HashMap<Submitted, Vec<u8>>,
+    /// By operation: of how many participants its sums are at least, as the first receipt says; 0: of all.
+    least: HashMap<u64, u16>,
 }
 
 /// A participant in a session.
@@ -84,7 +86,8 @@ impl World {
 
     /// The aggregator dies, or comes back: either way it knows none of its sessions any more.
     pub(crate) fn aggregator(&mut self, dead: bool) {
-        self.aggregator = Aggregator { dead, ..Aggregator::default() };
+        let least = std::mem::take(&mut self.aggregator.least);
+        self.aggregator = Aggregator { dead, least, ..Aggregator::default() };
         for p in (0..self.scenario.group.participants()).map(Participant) {
             let joined = self.nodes[p.0 as usize].joined.clone();
             for (epoch, joined) in joined {
@@ -264,20 +267,36 @@ impl World {
 
     pub(crate) fn take_sum(&mut self, p: Participant, of: Submitted) {
         let all = self.nodes.len() as u16;
+        // Who has a sum at once has one of all.
+        let plan = self.plans.iter().find(|plan| plan.epoch == of.epoch);
+        let partial = plan.and_then(|plan| plan.aggregation).is_some_and(|rules| !rules.at_once);
         let node = &mut self.nodes[p.0 as usize];
         let open =
             node.joined.get(&of.epoch).is_some_and(|joined| joined.session == of.session && !joined.ended);
         let segment = (0..node.staging.len() as u16).filter_map(|channel| node.core.segment(channel));
         let mut segment =
             segment.filter(|segment| segment.epoch == of.epoch && segment.aggregated == Some(of.index));
-        let Some(number) =
-            segment.next().map(|segment| segment.number).filter(|_| open && node.failure.is_none())
+        let Some((number, collective)) = segment
+            .next()
+            .map(|segment| (segment.number, segment.signature.collective))
+            .filter(|_| open && node.failure.is_none())
         else {
             return;
         };
-        node.core.aggregated(Nanos(self.now), of.epoch, of.index, all, None);
+        let partial = partial && collective == Collective::AllReduce;
+        let hosts = if partial { all - (of.index % 3).min(u64::from(all) - 1) as u16 } else { all };
+        node.core.aggregated(Nanos(self.now), of.epoch, of.index, hosts, None);
         node.tracks.get_mut(&number).unwrap().uncommitted = 0;
         self.advance(p);
+    }
+
+    /// All say the same of how many participants' parts are at least in what an operation came to.
+    pub(crate) fn check_least(&mut self, receipt: &Receipt) {
+        let participants = self.nodes.len() as u32;
+        let least = receipt.aggregated.map_or(0, |aggregated| aggregated.short_of(participants));
+        let first = *self.aggregator.least.entry(receipt.operation).or_insert(least);
+        assert!(least == first || self.scenario.hostile.is_some(), "{receipt:?}, where another says {first}");
+        self.statistics.partial += u64::from(least > 0);
     }
 
     pub(crate) fn session_ended(&mut self, p: Participant, epoch: u32, session: u64) {

@@ -39,11 +39,13 @@ impl Scenario {
         let mut rng = generator(self.seed, 31);
         let dtype = [Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..3)];
         let averages = rng.random_bool(0.5);
+        let others = generator(self.seed, 37).random_bool(0.5);
         // What is in nobody's reach is not aggregated at all.
         let mapped = self.access.iter().all(|access| *access == Access::Mapped);
         let aggregation = |rng: &mut ChaCha8Rng| Aggregation {
             form: Form::Tensor { dtype, op: ReduceOp::Sum },
             averages,
+            others,
             least_bytes: [0, 0, 200][rng.random_range(0..3)],
             at_once: mapped && rng.random_bool(0.8),
             broadcasts: [None, Some([0, 300]), Some([100, 1 << 20])][rng.random_range(0..3)],
@@ -60,6 +62,13 @@ impl Scenario {
         for at in 0..self.scripts[0].acts.len() {
             let taken = rng.random_bool(0.7);
             let reduce = if rng.random_bool(0.3) { ReduceOp::Average } else { ReduceOp::Sum };
+            let (dtype, reduce) = match others && rng.random_bool(0.4) {
+                true => (
+                    [Dtype::U8, Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..4)],
+                    ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())],
+                ),
+                false => (dtype, reduce),
+            };
             for script in &mut self.scripts {
                 let Some(act) = script.acts.get_mut(at) else { continue };
                 let collective = act.signature.collective;
@@ -108,6 +117,7 @@ impl Scenario {
         self.plan.aggregation = aggregated.then_some(Aggregation {
             form: Form::Tensor { dtype: Dtype::U32, op: ReduceOp::Sum },
             averages: false,
+            others: false,
             least_bytes: 1,
             at_once: false,
             broadcasts: None,

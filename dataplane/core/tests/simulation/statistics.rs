@@ -22,6 +22,8 @@ pub(crate) struct Statistics {
     pub(crate) again: u64,
     /// Of these, those of which somebody had what they come to.
     pub(crate) restored: u64,
+    /// Operations of which fewer than all participants' parts are in a sum.
+    pub(crate) partial: u64,
     pub(crate) sessions: u64,
     /// How often it was asked whether one is back.
     pub(crate) knocks: u64,
@@ -48,6 +50,7 @@ impl Statistics {
         self.aggregated += other.aggregated;
         self.again += other.again;
         self.restored += other.restored;
+        self.partial += other.partial;
         self.sessions += other.sessions;
         self.knocks += other.knocks;
         self.shots = [0, 1].map(|index| self.shots[index] + other.shots[index]);

@@ -555,6 +555,7 @@ impl World {
         assert_eq!(receipt.wire_bytes, wire, "bytes sent for operation {operation}");
         self.check_kept(p, operation);
         self.check_receipt(rank, receipt);
+        self.check_least(receipt);
         let posts = &mut self.nodes[p.0 as usize].posts;
         let before = posts.len();
         posts.retain(|_, (post, _)| post.operation != operation);

@@ -7,7 +7,7 @@ use crate::feedback;
 use crate::table::Key;
 use arrayvec::ArrayVec;
 use harmonaize_abi::Collective;
-use harmonaize_aggregator::Task;
+use harmonaize_aggregator::{Form, Task};
 use harmonaize_core::{Action, Nanos};
 use harmonaize_events::MarkKind;
 use std::time::Duration;
@@ -64,8 +64,13 @@ impl Engine {
                     | Collective::AllToAll
                     | Collective::AllGather
                     | Collective::ReduceScatter => {
-                        let sent = member.path(epoch).map_or(0, |path| path.coder.form.sent(elements));
-                        (Task::Sum(elements), sent)
+                        let rules = member.path(epoch).map(|path| path.coder.rules);
+                        let form = rules.and_then(|rules| rules.form_of(&signature));
+                        let task = match form.filter(|form| rules.is_some_and(|it| it.form != *form)) {
+                            Some(Form::Tensor { dtype, op }) => Task::Other { elements, dtype, op },
+                            _ => Task::Sum(elements),
+                        };
+                        (task, form.map_or(0, |form| form.sent(elements)))
                     }
                 };
                 member.bytes_sent += given;
@@ -78,8 +83,10 @@ impl Engine {
                 }
             }
             Action::Settle { channel } => {
-                let reach = Reach { member, attachments: &self.attachments, epoch: 0, coder: None };
-                if reach.settle(channel).is_none() {
+                let epoch = member.core.segment(channel).map_or(0, |segment| segment.epoch);
+                let partial = member.path(epoch).is_some_and(|path| path.coder.partial);
+                let reach = Reach { member, attachments: &self.attachments, epoch, coder: None };
+                if reach.settle(channel, partial).is_none() {
                     member.break_off("a sum that was held cannot be brought to its tensors");
                 }
             }

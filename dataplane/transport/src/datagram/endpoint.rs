@@ -24,12 +24,14 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint over UDP from which `peer` can be reached.
+    /// An endpoint over UDP from which `peer` can be reached, and nobody else where there is a way to it now.
     ///
     /// # Errors
     /// If the kernel refuses the socket.
     pub fn towards(peer: SocketAddr, config: DatagramConfig) -> io::Result<Self> {
-        Datagrams::bind(Datagrams::any_for(peer), config).map(|datagrams| Self::Udp(Box::new(datagrams)))
+        let mut datagrams = Datagrams::bind(Datagrams::any_for(peer), config)?;
+        datagrams.keep_to(peer);
+        Ok(Self::Udp(Box::new(datagrams)))
     }
 
     /// As [`Datagrams::join`].
@@ -56,6 +58,14 @@ impl Endpoint {
         match self {
             Self::Udp(datagrams) => datagrams.counters(),
             Self::Rdma(datagrams) => datagrams.counters(),
+        }
+    }
+
+    /// Whether the network has said since the last call that nobody is at the peer's address.
+    pub fn take_refusal(&mut self) -> bool {
+        match self {
+            Self::Udp(datagrams) => datagrams.take_refusal(),
+            Self::Rdma(_) => false,
         }
     }
 

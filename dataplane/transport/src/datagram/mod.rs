@@ -120,6 +120,8 @@ pub struct Datagrams {
     /// What the kernel last said it had dropped.
     overrun: u32,
     group: Option<Group>,
+    /// The network says that nobody is where datagrams were sent.
+    refused: bool,
 }
 
 impl Datagrams {
@@ -155,8 +157,23 @@ impl Datagrams {
             counters: DatagramCounters::default(),
             overrun: 0,
             group: None,
+            refused: false,
             config,
         })
+    }
+
+    /// From now on datagrams of `peer` alone are taken in, and [`Datagrams::take_refusal`] says when nobody is there (ICMP's port unreachable). Where
+    /// there is no way to it at present everything stays as it was.
+    pub fn keep_to(&mut self, peer: SocketAddr) {
+        let connected = self.socket.connect(&peer.into()).and_then(|()| self.socket.local_addr());
+        if let Some(address) = connected.ok().and_then(|address| address.as_socket()) {
+            self.address = address;
+        }
+    }
+
+    /// Whether the network has said since the last call that nobody is at the peer's address. It may have been anybody who said so.
+    pub fn take_refusal(&mut self) -> bool {
+        std::mem::take(&mut self.refused)
     }
 
     /// Takes in what is sent to `group` too, on the way on which `sender` is reached; a second group takes the place of the first. What
@@ -254,6 +271,8 @@ impl Datagrams {
                     self.done += datagrams;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                // Of an earlier datagram, told once.
+                Err(error) if self.is_refusal(&error) => {}
                 Err(error) => self.refused(&error),
             }
         }
@@ -297,6 +316,11 @@ impl Datagrams {
         }
     }
 
+    /// Whether an error says for the first time since it was asked that nobody is at the peer's address.
+    fn is_refusal(&mut self, error: &io::Error) -> bool {
+        error.kind() == io::ErrorKind::ConnectionRefused && !std::mem::replace(&mut self.refused, true)
+    }
+
     /// The first message that waits was refused: it is dropped, unless cutting may be the reason, which one by one will tell.
     fn refused(&mut self, error: &io::Error) {
         let datagrams = self.calls.datagrams(1);
@@ -326,7 +350,10 @@ impl Datagrams {
         let messages = match self.calls.receive(socket.as_fd(), &mut self.arrived, ARRIVAL_BYTES) {
             Ok(messages) => messages,
             // Nothing there; or an earlier datagram's error (an ICMP message), which is told once, and is not the socket's.
-            Err(_) => return 0,
+            Err(error) => {
+                self.is_refusal(&error);
+                return 0;
+            }
         };
         self.counters.calls += 1;
         let mut taken = 0;

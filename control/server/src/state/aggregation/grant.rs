@@ -3,6 +3,7 @@
 use super::super::State;
 use super::super::coding;
 use super::super::replan::Planned;
+use super::super::sums::Sums;
 use super::codes::Shape;
 use super::{ELEMENT, Granted, PARTS, TURN, There, Told, WINDOWS, Weighed};
 use harmonaize_abi::{Dtype, ReduceOp};
@@ -22,6 +23,8 @@ pub(in super::super) struct Chosen {
     pub grant: Option<u64>,
     /// In words.
     pub reason: String,
+    /// What its tenant wanted of sums; none where an earlier control chose.
+    pub sums: Option<Sums>,
     /// For all workers, but for what is one's alone.
     told: Option<v1::Aggregation>,
     /// The aggregators, the one above first; one where there is no other.
@@ -99,6 +102,17 @@ impl State {
         coding: &coding::Chosen,
         planned: Option<&Planned>,
     ) -> Chosen {
+        let sums = self.sums(id);
+        Chosen { sums: Some(sums), ..self.grant_aggregation(id, coding, planned, sums) }
+    }
+
+    fn grant_aggregation(
+        &mut self,
+        id: u64,
+        coding: &coding::Chosen,
+        planned: Option<&Planned>,
+        sums: Sums,
+    ) -> Chosen {
         let Some(known) = self.communicators.get(&id) else { return Chosen::default() };
         let Weighed { best, reason } = self.weigh_aggregation(known, id, coding, planned);
         let none = |reason: String| Chosen { reason, ..Chosen::default() };
@@ -116,7 +130,15 @@ impl State {
             several => (several.iter().map(|there| there.unit_bytes).min().unwrap_or_default(), None),
         };
         let averages = self.all_can(known, |abilities| abilities.aggregated_codes);
-        let at_once = there.iter().all(|there| there.spreads)
+        let able = self.all_can(known, |abilities| abilities.aggregated_others);
+        // What is not coded takes as long as without codes: it was not weighed whether that pays.
+        let others = able && !best.coded && there.iter().all(|there| there.others);
+        // Of an average each host stands for as many ranks.
+        let even =
+            known.members.windows(2).all(|pair| matches!(pair, [a, b] if a.ranks.len() == b.ranks.len()));
+        let partial = sums.partial.filter(|_| able && even);
+        let at_once = partial.is_none()
+            && there.iter().all(|there| there.spreads)
             && self.all_can(known, |abilities| abilities.aggregated_at_once);
         let [broadcast_least_bytes, broadcast_most_bytes] =
             best.broadcasts.filter(|_| at_once).map_or([0; 2], |range| range.map(|bytes| bytes.0));
@@ -130,12 +152,15 @@ impl State {
         // Who comes later gets as large a window as who came first: who shares a link has of it what its window is of all.
         let held = best.alone.bytes_in(Nanos(u64::try_from(round.as_nanos()).unwrap_or(u64::MAX))).0;
         let window = held.div_ceil(u64::from(bytes.max(1))).clamp(*WINDOWS.start(), *WINDOWS.end()) as u32;
+        let grain = sums.grain(participants);
         let shares: Vec<(SocketAddr, u32, u32)> = all
             .iter()
             .zip(&there)
             .map(|(at, there)| {
-                let most = (2 * SPAN * window).min(there.units);
-                let guaranteed = (there.units / PARTS).clamp(2, most.max(2)).min(self.free_units(*at, there));
+                let most = (2 * SPAN * window).saturating_mul(grain).min(there.units);
+                let least = 2 * grain;
+                let guaranteed = (there.units / PARTS).clamp(least, most.max(least));
+                let guaranteed = guaranteed.min(self.free_units(*at, there));
                 (there.address, most, guaranteed)
             })
             .collect();
@@ -168,8 +193,11 @@ impl State {
                 workers: place.workers.into(),
                 form: form.clone(),
                 chunk_elements,
-                ordered: false,
-                partial: None,
+                ordered: sums.ordered,
+                partial: partial.map(|partial| v1::PartialSums {
+                    least: partial.least,
+                    after_ns: u64::try_from(partial.after.as_nanos()).unwrap_or(u64::MAX),
+                }),
                 tenant: tenant.clone(),
                 weight,
                 guaranteed,
@@ -193,6 +221,8 @@ impl State {
             form,
             most_error: if best.coded { coding.budget.most().unwrap_or(0.0) } else { 0.0 },
             averages,
+            others,
+            partial: partial.is_some(),
             at_once,
             broadcast_least_bytes,
             broadcast_most_bytes,
@@ -200,7 +230,7 @@ impl State {
             datagrams,
             ..v1::Aggregation::default()
         };
-        Chosen { grant: Some(number), reason, told: Some(told), places, workers }
+        Chosen { grant: Some(number), reason, sums: None, told: Some(told), places, workers }
     }
 }
 

@@ -9,7 +9,7 @@ use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use std::collections::BTreeSet;
 use std::net::SocketAddrV4;
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
     for host in 0..4 {
         text += &format!(
@@ -30,6 +30,7 @@ pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
         codes: true,
         spreads: true,
         parents: true,
+        others: true,
         multicast: "239.192.0.0/16".into(),
         datagrams: None,
     };

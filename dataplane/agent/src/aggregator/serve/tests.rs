@@ -67,7 +67,7 @@ impl Tensors for Ramp {
             to.copy_from_slice(&(value + self.worker).to_le_bytes());
         }
     }
-    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8], _: u16) {
         let others: i32 = (0..i32::from(WORKERS)).sum();
         for (sum, value) in bytes.chunks_exact(4).zip(offset as i32..) {
             assert_eq!(sum, (i32::from(WORKERS) * value + others).to_le_bytes());

@@ -1,0 +1,148 @@
+//! What tenants agree on for their sums: aggregators and agents are told of it by the next epoch, which comes at once.
+
+use super::aggregation::{aggregator, change_over, grants, join_all, plan, settings};
+use super::world::{SECOND, World, hello};
+use crate::state::{Output, SessionId};
+use harmonaize_abi::session::{Clause, Constraints, MAX_TARGET_BYTES, Negotiated};
+use harmonaize_api::v1::{self, from_agent, to_agent};
+use std::time::Duration;
+
+const AFTER: Duration = Duration::from_millis(20);
+
+fn abilities() -> v1::Abilities {
+    v1::Abilities {
+        aggregation: true,
+        aggregated_codes: true,
+        aggregated_at_once: true,
+        aggregated_others: true,
+        carry: true,
+        direct: true,
+        ..v1::Abilities::default()
+    }
+}
+
+/// Four hosts and an aggregator; agents can do what `can` leaves them.
+fn able(can: impl Fn(usize, &mut v1::Abilities)) -> (World, SessionId, Vec<SessionId>) {
+    let mut world = World::new(settings(), 5);
+    let agg = world.hello(aggregator(&[]));
+    let sessions: Vec<SessionId> = (0..4)
+        .map(|host| {
+            let mut abilities = abilities();
+            can(host, &mut abilities);
+            world.hello(v1::Hello { abilities: Some(abilities), ..hello(host, vec![]) })
+        })
+        .collect();
+    sessions.iter().chain([&agg]).for_each(|session| drop(world.heard(*session)));
+    (world, agg, sessions)
+}
+
+/// What comes of a proposal; what is to be stored is.
+fn propose(world: &mut World, session: SessionId, wanted: &Constraints) -> Negotiated {
+    let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+    let asked = v1::Negotiate { request: 1, tenant, communicator, propose: Some(wanted.into()) };
+    world.state.message(world.now, session, from_agent::Message::Negotiate(asked).into());
+    let mut kept = Vec::new();
+    for output in world.state.take_outputs() {
+        match output {
+            Output::Send(session, message) => world.got.entry(session).or_default().push(message),
+            Output::Keep(changes) => kept.extend(changes),
+            _ => {}
+        }
+    }
+    world.state.carry_out(world.now, &kept);
+    world.settle();
+    world.wait(SECOND);
+    let heard = world.got.entry(session).or_default();
+    let at = heard.iter().position(|message| matches!(message, to_agent::Message::Negotiated(_))).unwrap();
+    let to_agent::Message::Negotiated(told) = heard.remove(at) else { panic!("looked for it") };
+    told.outcome().unwrap()
+}
+
+fn in_use(world: &mut World, sessions: &[SessionId]) -> (u64, v1::Aggregation) {
+    let recipes = join_all(world, sessions, "a");
+    let id = recipes[0].communicator;
+    world.prepare(sessions, id, 1);
+    (id, recipes[0].aggregation.clone().unwrap())
+}
+
+#[test]
+fn sums_in_order_are_added_so_by_hosts_and_aggregators_alike() {
+    let (mut world, agg, sessions) = able(|_, _| ());
+    let (id, told) = in_use(&mut world, &sessions);
+    assert!(told.others && told.at_once && !told.partial);
+    let [grant] = grants(&mut world, agg).try_into().unwrap();
+    assert!(!grant.ordered && grant.partial.is_none());
+    let ordered = Constraints::new().ordered(true);
+    assert!(matches!(propose(&mut world, sessions[0], &ordered), Negotiated::Agreed(_)));
+    let recipes = change_over(&mut world, &sessions, id, 2);
+    let [grant] = grants(&mut world, agg).try_into().unwrap();
+    assert!(grant.ordered && grant.guaranteed >= 2 * 4 && grant.guaranteed <= grant.most, "{grant:?}");
+    for recipe in &recipes {
+        assert_eq!(recipe.tuning.unwrap().two_shot_bytes, MAX_TARGET_BYTES);
+        assert!(recipe.coding.is_none() && recipe.aggregation.is_some());
+        assert!(recipe.peers.iter().all(|peer| peer.carried), "links go on");
+    }
+    assert!(plan(&world, id).aggregation_reason.contains("agg0"), "{:?}", plan(&world, id));
+    // Asked for again nothing changes; given back it is as before.
+    propose(&mut world, sessions[0], &ordered);
+    assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+    propose(&mut world, sessions[0], &Constraints::new());
+    let recipes = change_over(&mut world, &sessions, id, 3);
+    assert!(recipes[0].tuning.unwrap().two_shot_bytes < MAX_TARGET_BYTES);
+    assert!(!grants(&mut world, agg)[0].ordered);
+}
+
+#[test]
+fn order_is_not_promised_where_an_agent_cannot_keep_it() {
+    let (mut world, _, sessions) = able(|host, can| can.direct = host != 2);
+    let (_, told) = in_use(&mut world, &sessions);
+    assert!(told.others);
+    let Negotiated::Refused { reasons, counter } =
+        propose(&mut world, sessions[0], &Constraints::new().ordered(true).weight(1))
+    else {
+        panic!("promised")
+    };
+    assert!(reasons.len() == 1 && reasons[0].clause == Clause::Order, "{reasons:?}");
+    assert!(reasons[0].text.contains("not all agents can"), "{reasons:?}");
+    assert_eq!(counter, Some(Constraints::new()));
+}
+
+#[test]
+fn who_allows_it_alone_gets_partial_sums() {
+    let allowed = Constraints::new().partial_sums(3, AFTER);
+    let (mut world, agg, sessions) = able(|_, _| ());
+    let (id, _) = in_use(&mut world, &sessions);
+    drop(grants(&mut world, agg));
+    propose(&mut world, sessions[1], &allowed);
+    let recipes = change_over(&mut world, &sessions, id, 2);
+    let [grant] = grants(&mut world, agg).try_into().unwrap();
+    assert_eq!(grant.partial, Some(v1::PartialSums { least: 3, after_ns: AFTER.as_nanos() as u64 }));
+    for told in recipes.iter().map(|recipe| recipe.aggregation.as_ref().unwrap()) {
+        assert!(
+            told.partial && !told.at_once && !told.barriers && told.broadcast_most_bytes == 0,
+            "{told:?}"
+        );
+    }
+    // Nobody may who does not know how many ranks an average is of.
+    let (mut world, agg, sessions) = able(|host, can| can.aggregated_others = host != 2);
+    let (id, told) = in_use(&mut world, &sessions);
+    assert!(!told.others);
+    drop(grants(&mut world, agg));
+    propose(&mut world, sessions[1], &allowed);
+    let recipes = change_over(&mut world, &sessions, id, 2);
+    assert!(recipes.iter().all(|recipe| !recipe.aggregation.as_ref().unwrap().partial));
+    assert_eq!(grants(&mut world, agg)[0].partial, None);
+}
+
+#[test]
+fn a_tenant_that_wants_no_aggregator_has_none_from_then_on() {
+    let (mut world, agg, sessions) = able(|_, _| ());
+    let (id, _) = in_use(&mut world, &sessions);
+    let [grant] = grants(&mut world, agg).try_into().unwrap();
+    propose(&mut world, sessions[3], &Constraints::new().aggregation(false));
+    let recipes = change_over(&mut world, &sessions, id, 2);
+    assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none()));
+    assert_eq!(plan(&world, id).aggregation_reason, "the tenant wants none");
+    world.wait(SECOND * 5);
+    assert_eq!(super::aggregation::revoked(&mut world, agg), [grant.communicator]);
+}

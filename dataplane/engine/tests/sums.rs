@@ -1,0 +1,158 @@
+//! What of sums is a communicator's own: elements of any type by any reduction, in one order, or without who is late.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+#[allow(dead_code, reason = "other tests need more of it")]
+#[path = "aggregated/served.rs"]
+mod served;
+
+use common::reduce;
+use harmonaize_abi::{Dtype, ReduceOp, Region, Submission, View};
+use harmonaize_aggregator::{Grant, Partial};
+use harmonaize_core::Aggregation;
+use harmonaize_plan::Tuning;
+use served::{CHUNK, FORM, Served, any, grant, my_turn, ordinary, rules, whole_by, world, world_where};
+use std::time::{Duration, Instant};
+
+/// Elements of any type that adds exactly, or as floats of its own, by every reduction; of several ranks on a host, in place, and small ones that
+/// are done at once.
+#[test]
+fn all_types_and_reductions_go_by_the_aggregator() {
+    let _turn = my_turn();
+    let ranks = [vec![0, 2], vec![1], vec![3]];
+    let served = Served::start(any(), 7, 3, 50);
+    let mut world = world(&ranks, served.reached_by(3));
+    let mut done = 0;
+    for dtype in Dtype::ALL.iter().copied().filter(|dtype| !matches!(dtype, Dtype::F16 | Dtype::Bf16)) {
+        for (at, op) in ReduceOp::ALL.iter().copied().enumerate() {
+            let count = if at % 2 == 0 { 2000_u64 } else { 60_001 };
+            let bytes = count * dtype.size() as u64;
+            let values: Vec<Vec<u8>> = (0..4).map(|rank| small(dtype, rank, count)).collect();
+            let views: Vec<View<'_>> = values.iter().map(|bytes| bytes.as_slice().into()).collect();
+            let mut expected = vec![0_u8; bytes as usize];
+            let of = (op == ReduceOp::Average).then_some(4);
+            let to = expected.as_mut_slice().into();
+            harmonaize_kernels::reduce(op, dtype, &views, &[to], of).unwrap();
+            let output = if at % 3 == 0 { 0 } else { 1 << 20 };
+            let submission = Submission {
+                dtype: dtype.code(),
+                input: Region { offset: 0, bytes },
+                output: Region { offset: output, bytes },
+                ..reduce(op, count, 0, output)
+            };
+            (0..4).for_each(|rank| world.tenants[rank].end.memory().write(0, &values[rank]).unwrap());
+            (0..4).for_each(|rank| world.submit(rank, submission));
+            let completions = world.completions();
+            assert!(completions.iter().all(|completion| completion.status == 0), "{completions:?}");
+            done += usize::from(whole_by(&completions));
+            for rank in 0..4 {
+                let mut found = vec![0; bytes as usize];
+                world.tenants[rank].end.memory().read(output, &mut found).unwrap();
+                assert!(found == expected, "rank {rank}: {dtype} {op} {count}");
+            }
+        }
+    }
+    assert!(done > 20, "{done} of 40 went by the aggregator");
+}
+
+/// Values of which sums, and products, of a few are exact in every type.
+fn small(dtype: Dtype, rank: usize, count: u64) -> Vec<u8> {
+    let value = |at: u64| ((at * 7 + rank as u64 * 3) % 4) as u8;
+    let of = |value: u8| match dtype {
+        Dtype::F32 => f32::from(value).to_le_bytes().to_vec(),
+        Dtype::F64 => f64::from(value).to_le_bytes().to_vec(),
+        other => [&[value][..], &[0; 7]].concat()[..other.size()].to_vec(),
+    };
+    (0..count).flat_map(|at| of(value(at))).collect()
+}
+
+/// Sums of floats that round have the same bits by the aggregator, by the hosts, and where both did some: host by host, rank by rank.
+#[test]
+fn sums_in_order_have_one_outcome_whoever_adds() {
+    let _turn = my_turn();
+    let ranks = [vec![0, 4], vec![1], vec![2], vec![3]];
+    let ordered =
+        |incarnation, at| Served::granted(Grant { ordered: true, ..grant(FORM, 4) }, at, incarnation, 20);
+    let served = ordered(1, any());
+    let reached = served.reached_by(4);
+    let address = reached[0].address;
+    // Hosts add in the order in which the aggregator does.
+    let tuning = Tuning { one_shot_bytes: 2000, two_shot_bytes: 1 << 40, ..Tuning::default() };
+    let mut world = world_where(rules(FORM), &ranks, reached, tuning);
+    let (mut served, mut by_aggregator, mut by_hosts) = (Some(served), 0, 0);
+    for round in 0..24_usize {
+        let count = [1000, 70_003][round % 2];
+        let inputs: Vec<Vec<f32>> = (0..5).map(|rank| ordinary(rank + round, count)).collect();
+        let sums = (0..count).map(|at| {
+            let host = inputs[0][at] + inputs[4][at];
+            inputs[1..4].iter().fold(host, |sum, input| sum + input[at])
+        });
+        let op = if round % 3 == 0 { ReduceOp::Average } else { ReduceOp::Sum };
+        let expected: Vec<u32> =
+            sums.map(|sum| if op == ReduceOp::Average { sum / 5.0 } else { sum }).map(f32::to_bits).collect();
+        let output = if round % 4 < 2 { 0 } else { 16 << 20 };
+        inputs.iter().enumerate().for_each(|(rank, input)| world.write_floats(rank, 0, input));
+        (0..5).for_each(|rank| world.submit(rank, reduce(op, count as u64, 0, output)));
+        if round % 8 == 5 {
+            drop(served.take());
+        }
+        let completions = world.completions();
+        assert!(completions.iter().all(|completion| completion.status == 0), "{completions:?}");
+        for (rank, completion) in completions.iter().enumerate() {
+            let found: Vec<u32> =
+                world.read_floats(rank, output, count).into_iter().map(f32::to_bits).collect();
+            assert!(found == expected, "round {round}, rank {rank}: {:?}", completion);
+        }
+        by_aggregator += usize::from(whole_by(&completions));
+        by_hosts += usize::from(completions[0].algorithm != 9 || completions[0].fallback == 1);
+        served.get_or_insert_with(|| ordered(2 + round as u64, address));
+    }
+    assert!(by_aggregator > 0 && by_hosts > 0, "{by_aggregator} by the aggregator, {by_hosts} by hosts");
+}
+
+/// A host that comes late is left out of sums and averages, where that is allowed; all ranks have the same, and say of how many hosts.
+#[test]
+fn sums_leave_out_who_is_late_where_they_may() {
+    let _turn = my_turn();
+    let ranks = [vec![0, 1], vec![2, 3], vec![4, 5]];
+    let partial = Some(Partial { least: 2, after: Duration::from_millis(1) });
+    let served = Served::granted(Grant { partial, ..grant(FORM, 3) }, any(), 7, 0);
+    let mut reached = served.reached_by(3);
+    reached.iter_mut().for_each(|aggregator| aggregator.partial = true);
+    let mut world =
+        world_where(Aggregation { at_once: false, ..rules(FORM) }, &ranks, reached, Tuning::default());
+    let deadline = Instant::now() + Duration::from_secs(120);
+    for (op, in_place) in [(ReduceOp::Sum, false), (ReduceOp::Average, false), (ReduceOp::Average, true)] {
+        loop {
+            let count = 2000;
+            let output = if in_place { 0 } else { 16 << 20 };
+            (0..6).for_each(|rank| world.write_floats(rank, 0, &vec![(1 << rank) as f32; count]));
+            let before = served.sums();
+            (0..4).for_each(|rank| world.submit(rank, reduce(op, count as u64, 0, output)));
+            let soon = Instant::now() + Duration::from_secs(1);
+            world.until("the sum of two hosts", |_| {
+                served.sums() >= before + (count as u64).div_ceil(CHUNK.into()) || Instant::now() > soon
+            });
+            (4..6).for_each(|rank| world.submit(rank, reduce(op, count as u64, 0, output)));
+            let completions = world.completions();
+            assert!(completions.iter().all(|completion| completion.status == 0), "{completions:?}");
+            let hosts = completions[0].hosts;
+            assert!(completions.iter().all(|completion| completion.hosts == hosts), "{completions:?}");
+            let found = world.read_floats(0, output, count);
+            for rank in 1..6 {
+                assert!(world.read_floats(rank, output, count) == found, "rank {rank} has other bits");
+            }
+            let [some, all] = match op {
+                ReduceOp::Average => [15.0 / 4.0, 63.0 / 6.0],
+                _ => [15.0, 63.0],
+            };
+            assert!(found.iter().all(|sum| [some, all].contains(sum)), "{:?}", &found[..8]);
+            assert_eq!(hosts == 2, found.contains(&some), "{hosts} of 3 hosts");
+            if whole_by(&completions) && hosts == 2 {
+                break;
+            }
+            assert!(Instant::now() < deadline, "no sum leaves out who is late: {completions:?}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What sums are, end to end: integers by an aggregator over a bad network, floats of the same bits whoever adds them, and sums without who
+//! is late, for who allows that.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use anyhow::{Context, Result, ensure};
+use harmonaize_client::{Access, Algorithm, Constraints, Dtype, Element, Negotiated, Receipt, ReduceOp};
+use harmonaize_tests::aggregated::{Course, EACH, rounds};
+use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
+use harmonaize_tests::{STEP, star_with_aggregator};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+use xtask::deployment::Deployment;
+use xtask::fabric::Faults;
+
+const HOSTS: usize = 4;
+/// Elements of a rank's tensor; no multiple of a chunk's.
+const ELEMENTS: usize = (1 << 16) + 3;
+/// As many as are summed before who is late has said that it has any of them.
+const FEW: usize = 15_000;
+
+/// An AllReduce of what `of` makes of each rank's words, checked against their reduction; its receipt.
+fn reduced<T: Element + PartialEq>(
+    worker: &Worker,
+    (dtype, op): (Dtype, ReduceOp),
+    salt: u64,
+    of: impl Fn(u64) -> T,
+    reduce: impl Fn(T, T) -> T,
+) -> Result<Receipt> {
+    let values = |rank| -> Vec<T> { Worker::input(rank, salt, ELEMENTS).into_iter().map(&of).collect() };
+    let mut found = values(worker.rank);
+    let tensor = worker.client.tensor(dtype, ELEMENTS as u64)?;
+    tensor.write(0, &found)?;
+    let receipt = worker.communicator.all_reduce_in_place(&tensor, op)?.wait(STEP)?;
+    tensor.read(0, &mut found)?;
+    let all = (0..worker.ranks).map(values);
+    let right = all.reduce(|one, other| one.into_iter().zip(other).map(|(a, b)| reduce(a, b)).collect());
+    ensure!(right.context("no ranks")? == found, "rank {}: wrong {op} of {dtype}, {salt}", worker.rank);
+    Ok(receipt)
+}
+
+/// Frames are lost, come twice, and are overtaken.
+#[test]
+fn integers_are_summed_on_the_way_over_a_bad_network() {
+    let topology = star_with_aggregator(HOSTS, 1000, "0us");
+    let Some(deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into()) else {
+        return;
+    };
+    deployment.fabric().set_faults(Faults { lost: 10_000, twice: 10_000, late: 20_000 }).unwrap();
+    let sockets = sockets(&deployment, "a");
+    let served = AtomicUsize::new(0);
+    rounds(&sockets, |worker, salt| {
+        let sums = ReduceOp::Sum;
+        let told = [
+            reduced(worker, (Dtype::I64, sums), salt, |word| word as i64, i64::wrapping_add)?,
+            reduced(worker, (Dtype::U64, sums), salt, |word| word, u64::wrapping_add)?,
+            reduced(worker, (Dtype::I32, sums), salt, |word| word as i32, i32::wrapping_add)?,
+            reduced(worker, (Dtype::U8, sums), salt, |word| word as u8, u8::wrapping_add)?,
+            reduced(worker, (Dtype::I64, ReduceOp::Min), salt, |word| word as i64, i64::min)?,
+            reduced(worker, (Dtype::U32, ReduceOp::Product), salt, |word| word as u32, u32::wrapping_mul)?,
+            reduced(worker, (Dtype::F64, sums), salt, |word| (word >> 40) as f64, |a, b| a + b)?,
+            reduced(worker, (Dtype::F32, sums), salt, |word| (word >> 44) as f32, |a, b| a + b)?,
+        ];
+        for (at, told) in told.iter().enumerate() {
+            let whole = told.algorithm == Algorithm::Aggregated && !told.fallback;
+            served.fetch_add(usize::from(whole) << (8 * at.min(7)), SeqCst);
+        }
+        Ok(0)
+    });
+    let served = served.into_inner().to_le_bytes();
+    println!("of {} each went whole by the aggregator: {served:?}", HOSTS as u64 * EACH);
+    assert!(served.iter().all(|count| *count > 0), "some types went by the hosts: {served:?}");
+    deployment.end().unwrap();
+}
+
+/// Waits until the only communicator goes by another epoch than its first.
+fn another_epoch(deployment: &mut Deployment) -> serde_json::Value {
+    let told = deployment.wait_until("no other epoch", |this| {
+        let told = this.ask(&["plans"])?["plans"][0].clone();
+        Ok(told["epoch"].as_u64().is_some_and(|epoch| epoch > 1).then_some(told))
+    });
+    told.unwrap()
+}
+
+fn agree(worker: &Worker, wanted: &Constraints) -> Result<()> {
+    if worker.rank == 0 {
+        let outcome = worker.client.negotiate("world", wanted, |_, _| None)?;
+        ensure!(matches!(outcome, Negotiated::Agreed(_)), "{outcome:?}");
+    }
+    Ok(())
+}
+
+/// Floats whose sum depends on the order in which they are added.
+fn floats(rank: u32, salt: u64, elements: usize) -> Vec<f32> {
+    let words = Worker::input(rank, salt, elements).into_iter();
+    words.map(|word| (word >> 32) as i32 as f32 * f32::powi(2.0, (word % 40) as i32 - 30)).collect()
+}
+
+/// Sums in order, checked bit for bit; whether all went whole by the aggregator.
+fn in_order(worker: &Worker, salt: u64) -> Result<bool> {
+    let mut whole = true;
+    for (elements, op) in [(700, ReduceOp::Sum), (ELEMENTS, ReduceOp::Sum), (9000, ReduceOp::Average)] {
+        let tensor = worker.client.tensor(Dtype::F32, elements as u64)?;
+        tensor.write(0, &floats(worker.rank, salt, elements))?;
+        let receipt = worker.communicator.all_reduce_in_place(&tensor, op)?.wait(STEP)?;
+        let mut found = vec![0_f32; elements];
+        tensor.read(0, &mut found)?;
+        let all: Vec<Vec<f32>> = (0..worker.ranks).map(|rank| floats(rank, salt, elements)).collect();
+        for (at, found) in found.iter().enumerate() {
+            let sum =
+                all.iter().map(|values| values[at]).reduce(|sum, value| sum + value).context("no ranks")?;
+            let right = if op == ReduceOp::Average { sum / worker.ranks as f32 } else { sum };
+            let (algorithm, fallback) = (receipt.algorithm, receipt.fallback);
+            let same = right.to_bits() == found.to_bits();
+            ensure!(same, "{op} {salt} at {at}: {found:e}, {right:e} in order; {algorithm:?} {fallback}");
+        }
+        whole &= receipt.algorithm == Algorithm::Aggregated && !receipt.fallback || elements == 700;
+    }
+    Ok(whole)
+}
+
+/// By the aggregator, by the hosts where it was killed in the middle, and by the hosts alone; all bits are those of the one order.
+#[test]
+fn sums_in_order_have_the_same_bits_by_whomever_they_are_added() {
+    let topology = star_with_aggregator(HOSTS, 1000, "0us");
+    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into())
+    else {
+        return;
+    };
+    let sockets = sockets(&deployment, "a");
+    let (course, whole) = (Course::default(), AtomicU64::new(0));
+    let killed_after = 1 + 2 * EACH;
+    std::thread::scope(|scope| {
+        let job = scope.spawn(|| {
+            let work = |worker: &Worker| {
+                agree(worker, &Constraints::new().ordered(true))?;
+                worker.communicator.barrier()?.wait(STEP)?;
+                course.change(|at| at.0 = at.0.max(1));
+                for salt in 1..killed_after + EACH {
+                    course.wait(|(_, allowed)| allowed > salt)?;
+                    let by_aggregator = in_order(worker, salt)?;
+                    if worker.rank == 0 {
+                        whole.fetch_add(u64::from(by_aggregator), SeqCst);
+                        course.change(|at| at.0 = salt + 1);
+                    }
+                }
+                Ok(())
+            };
+            run(&sockets, "world", 1, |_| Access::Mapped, work)
+        });
+        course.wait(|(done, _)| done > 0).unwrap();
+        let plan = another_epoch(&mut deployment);
+        assert_eq!(plan["two_shot_bytes"].as_u64(), Some(1 << 44), "{plan}");
+        course.change(|at| at.1 = killed_after);
+        course.wait(|(done, _)| done > 1 + EACH).unwrap();
+        let aggregator = deployment.aggregator(0).unwrap().id();
+        let killed = std::process::Command::new("kill").args(["-9", &aggregator.to_string()]).status();
+        assert!(killed.unwrap().success());
+        course.change(|at| at.1 = u64::MAX);
+        succeeded(job.join().unwrap());
+    });
+    let whole = whole.into_inner();
+    println!("{whole} of {} rounds went whole by the aggregator", killed_after + EACH);
+    assert!(whole > 0 && whole < killed_after + EACH - 1, "{whole} rounds went by the aggregator");
+}
+
+/// One rank calls only once others have a sum without it; all have that, and are told of how many hosts it is.
+#[test]
+fn who_is_late_is_left_out_of_sums_where_the_tenant_allows_it() {
+    let topology = star_with_aggregator(HOSTS, 1000, "0us");
+    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into())
+    else {
+        return;
+    };
+    let sockets = sockets(&deployment, "a");
+    let course = Course::default();
+    let late = HOSTS as u32 - 1;
+    let partial_sums = |this: &Deployment| -> Result<u64> {
+        let told = this.ask(&["topology"])?;
+        Ok(told["aggregators"][0]["report"]["tenants"][0]["partial_sums"].as_u64().unwrap_or(0))
+    };
+    std::thread::scope(|scope| {
+        let job = scope.spawn(|| {
+            let work = |worker: &Worker| {
+                agree(worker, &Constraints::new().partial_sums(3, Duration::from_millis(5)))?;
+                worker.communicator.barrier()?.wait(STEP)?;
+                course.change(|at| at.0 = at.0.max(1));
+                let mut told = Vec::new();
+                for (turn, op) in (1..).zip([ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max]) {
+                    course.wait(|(_, allowed)| allowed >= 2 * turn)?;
+                    let tensor = worker.client.tensor(Dtype::F32, FEW as u64)?;
+                    tensor.write(0, &vec![(1 << worker.rank) as f32; FEW])?;
+                    if worker.rank == late {
+                        course.wait(|(_, allowed)| allowed > 2 * turn)?;
+                    }
+                    let receipt = worker.communicator.all_reduce_in_place(&tensor, op)?.wait(STEP)?;
+                    let mut found = vec![0_f32; FEW];
+                    tensor.read(0, &mut found)?;
+                    ensure!(found.iter().all(|value| *value == found[0]), "chunks differ");
+                    told.push((found[0], receipt.hosts, receipt.algorithm));
+                }
+                Ok(told)
+            };
+            run(&sockets, "world", 1, |_| Access::Mapped, work)
+        });
+        course.wait(|(done, _)| done > 0).unwrap();
+        another_epoch(&mut deployment);
+        for turn in 1..=2 {
+            let before = partial_sums(&deployment).unwrap();
+            course.change(|at| at.1 = 2 * turn);
+            let without = deployment.wait_until("sums wait for the late rank", |this| {
+                let unit = this.ask(&["topology"])?["aggregators"][0]["unit_bytes"].as_u64();
+                let chunks = (FEW as u64 * 4).div_ceil(unit.context("no units")?);
+                Ok((partial_sums(this)? >= before + chunks).then_some(()))
+            });
+            without.unwrap();
+            course.change(|at| at.1 = 2 * turn + 1);
+        }
+        // What is no sum waits for all.
+        course.change(|at| at.1 = 7);
+        let told = succeeded(job.join().unwrap());
+        println!("{told:?}");
+        assert!(told.iter().all(|one| *one == told[0]), "ranks differ: {told:?}");
+        let by = Algorithm::Aggregated;
+        assert_eq!(told[0], [(7.0, Some(3), by), (7.0 / 3.0, Some(3), by), (8.0, None, by)]);
+    });
+    deployment.end().unwrap();
+}
