@@ -8,7 +8,7 @@ use harmonaize_tests::aggregated::{Course, EACH, rounds};
 use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
 use harmonaize_tests::{STEP, star_with_aggregator};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use xtask::deployment::Deployment;
 use xtask::fabric::Faults;
 
@@ -178,25 +178,39 @@ fn who_is_late_is_left_out_of_sums_where_the_tenant_allows_it() {
         let told = this.ask(&["topology"])?;
         Ok(told["aggregators"][0]["report"]["tenants"][0]["partial_sums"].as_u64().unwrap_or(0))
     };
+    let deadline = Instant::now() + 4 * STEP;
     std::thread::scope(|scope| {
         let job = scope.spawn(|| {
             let work = |worker: &Worker| {
                 agree(worker, &Constraints::new().partial_sums(3, Duration::from_millis(5)))?;
                 worker.communicator.barrier()?.wait(STEP)?;
                 course.change(|at| at.0 = at.0.max(1));
-                let mut told = Vec::new();
-                for (turn, op) in (1..).zip([ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max]) {
+                let (mut told, mut turn) = (Vec::new(), 0);
+                while let Some(op) = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max].get(told.len()) {
+                    turn += 1;
                     course.wait(|(_, allowed)| allowed >= 2 * turn)?;
                     let tensor = worker.client.tensor(Dtype::F32, FEW as u64)?;
                     tensor.write(0, &vec![(1 << worker.rank) as f32; FEW])?;
                     if worker.rank == late {
                         course.wait(|(_, allowed)| allowed > 2 * turn)?;
                     }
-                    let receipt = worker.communicator.all_reduce_in_place(&tensor, op)?.wait(STEP)?;
+                    let receipt = worker.communicator.all_reduce_in_place(&tensor, *op)?.wait(STEP)?;
                     let mut found = vec![0_f32; FEW];
                     tensor.read(0, &mut found)?;
-                    ensure!(found.iter().all(|value| *value == found[0]), "chunks differ");
-                    told.push((found[0], receipt.hosts, receipt.algorithm));
+                    let (sum, hosts) = if receipt.hosts.is_some() { (7.0, 3.0) } else { (15.0, 4.0) };
+                    let right = match op {
+                        ReduceOp::Sum => sum,
+                        ReduceOp::Average => sum / hosts,
+                        _ => 8.0,
+                    };
+                    ensure!(found.iter().all(|value| *value == right), "{op:?} of {receipt:?}: {}", found[0]);
+                    // Where the aggregator was given up meanwhile hosts have waited for all; what is no sum waits for all anyway.
+                    if receipt.hosts.is_some() || *op == ReduceOp::Max {
+                        told.push(receipt.hosts);
+                    }
+                    if worker.rank == 0 {
+                        course.change(|at| at.0 = turn + 1);
+                    }
                 }
                 Ok(told)
             };
@@ -204,24 +218,27 @@ fn who_is_late_is_left_out_of_sums_where_the_tenant_allows_it() {
         });
         course.wait(|(done, _)| done > 0).unwrap();
         another_epoch(&mut deployment);
-        for turn in 1..=2 {
+        let unit = deployment.ask(&["topology"]).unwrap()["aggregators"][0]["unit_bytes"].as_u64();
+        let chunks = (FEW as u64 * 4).div_ceil(unit.expect("no units"));
+        for turn in 1.. {
             let before = partial_sums(&deployment).unwrap();
             course.change(|at| at.1 = 2 * turn);
-            let without = deployment.wait_until("sums wait for the late rank", |this| {
-                let unit = this.ask(&["topology"])?["aggregators"][0]["unit_bytes"].as_u64();
-                let chunks = (FEW as u64 * 4).div_ceil(unit.context("no units")?);
-                Ok((partial_sums(this)? >= before + chunks).then_some(()))
-            });
-            without.unwrap();
+            let soon = Instant::now() + Duration::from_secs(2);
+            while !job.is_finished()
+                && Instant::now() < soon
+                && partial_sums(&deployment).unwrap() < before + chunks
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            if job.is_finished() {
+                break;
+            }
             course.change(|at| at.1 = 2 * turn + 1);
+            course.wait(|(done, _)| done > turn).unwrap();
+            assert!(Instant::now() < deadline, "sums wait for the late rank");
         }
-        // What is no sum waits for all.
-        course.change(|at| at.1 = 7);
         let told = succeeded(job.join().unwrap());
-        println!("{told:?}");
-        assert!(told.iter().all(|one| *one == told[0]), "ranks differ: {told:?}");
-        let by = Algorithm::Aggregated;
-        assert_eq!(told[0], [(7.0, Some(3), by), (7.0 / 3.0, Some(3), by), (8.0, None, by)]);
+        assert!(told.iter().all(|one| *one == [Some(3), Some(3), None]), "{told:?}");
     });
     deployment.end().unwrap();
 }

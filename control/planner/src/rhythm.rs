@@ -47,7 +47,12 @@ impl Rhythm {
     pub fn of(operations: &[Operation]) -> Option<Self> {
         let tries = [(MOST_ITERATIONS, 1.0), (MOST_ITERATIONS, 0.8), (FEWEST + 1, 1.0)];
         tries.into_iter().find_map(|(iterations, alike)| {
-            (1..=MOST_IN_ITERATION.min(operations.len() / FEWEST)).find_map(|count| {
+            // Many first: of operations of one size most are as far from the next one as others, also where they are an iteration together.
+            (1..=MOST_IN_ITERATION.min(operations.len() / FEWEST)).rev().find_map(|count| {
+                if iterations < MOST_ITERATIONS && operations.len() >= count * MOST_ITERATIONS {
+                    // There are enough to tell.
+                    return None;
+                }
                 let newest = operations.len().saturating_sub(count * iterations);
                 Self::with(operations.get(newest..)?, count, alike)
             })
@@ -203,6 +208,26 @@ mod tests {
         // Most periods between single ones are alike, too.
         let found = Rhythm::of(&steady(7, &[5; 8])).map(|rhythm| (rhythm.operations, rhythm.period));
         assert_eq!(found, Some((8, Nanos(100_000_000))));
+    }
+
+    #[test]
+    fn one_long_iteration_of_many_operations_takes_none_of_them_apart() {
+        let mut operations = steady(8, &[5; 8]);
+        for operation in operations.iter_mut().skip(40) {
+            operation.began.0 += 30_000_000;
+            operation.ended.0 += 30_000_000;
+        }
+        let found = Rhythm::of(&operations).map(|rhythm| (rhythm.operations, rhythm.period));
+        assert_eq!(found, Some((8, Nanos(100_000_000))));
+    }
+
+    #[test]
+    fn sizes_that_changed_of_late_do_not_make_what_is_irregular_regular() {
+        let mut operations = steady(16, &[7]);
+        for (index, operation) in operations.iter_mut().enumerate().take(11) {
+            operation.bytes = Bytes(index as u64);
+        }
+        assert_eq!(Rhythm::of(&operations), None);
     }
 
     #[test]

@@ -327,6 +327,15 @@ name = "a"
             change("1.5s", "0s"),
             "control.toml: line 3, column 16: join_timeout must be longer than nothing",
         );
+        for time in
+            ["prepare_timeout", "recovery_timeout", "operation_timeout", "peer_timeout", "session_timeout"]
+        {
+            let wrong = format!(
+                "control.toml: line 1, column {}: {time} must be longer than nothing",
+                time.len() + 4
+            );
+            expect(format!("{time} = \"0s\"\n{GOOD}"), &wrong);
+        }
         expect(change("127.0.0.1:0", "localhost"), "control.toml: line 1, column 10: invalid socket address");
         expect(
             change("20000-29999", "29999-20000"),

@@ -502,7 +502,7 @@ impl Worker {
             }
         }
         (flight.sent, flight.held, flight.asked, flight.again) = (now, None, false, flight.attempts > 0);
-        flight.due = now + self.round_trip.retry(flight.attempts);
+        flight.due = now + self.retry(flight.attempts);
         flight.attempts += 1;
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);

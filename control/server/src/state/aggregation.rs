@@ -85,6 +85,13 @@ struct There {
     report: Option<v1::AggregatorReport>,
 }
 
+impl There {
+    /// What it can do that workers count on.
+    fn able(&self) -> [bool; 3] {
+        [self.codes, self.spreads, self.others]
+    }
+}
+
 /// What one aggregator, or several that are above and below each other, serve or are to serve under one number.
 #[derive(Debug, Default)]
 struct Granted {
@@ -105,12 +112,16 @@ struct Told {
     address: SocketAddr,
     /// Where workers reach it over RDMA, if they do.
     datagrams: Option<v1::DatagramPort>,
+    /// What the aggregator could do.
+    able: [bool; 3],
 }
 
 impl Told {
-    /// Whether workers find it where it is.
+    /// Whether workers find it where it is, and what it could do.
     fn is_at(&self, there: &There) -> bool {
-        self.address == there.address && (self.datagrams.is_none() || self.datagrams == there.datagrams)
+        let here = self.address == there.address;
+        let still = self.able.iter().zip(there.able()).all(|(before, now)| now || !before);
+        here && still && (self.datagrams.is_none() || self.datagrams == there.datagrams)
     }
 }
 

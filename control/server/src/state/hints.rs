@@ -163,7 +163,9 @@ impl State {
     /// Lays what is measured of a communicator beside what was said of it.
     pub(super) fn compare_hints(&mut self, id: u64) {
         let (Some(hints), Some(measured)) = (self.hints.believed(id), self.rhythms.get(&id)) else { return };
-        if hints.period.is_none() && hints.sequence.is_empty() {
+        let nothing = hints.period.is_none() && hints.sequence.is_empty();
+        // A few of the operations of an iteration may look like iterations of their own.
+        if nothing || !measured.says_something_of(hints.sequence.len()) {
             return;
         }
         let Some(known) = self.communicators.get(&id) else { return };

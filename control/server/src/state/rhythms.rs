@@ -9,6 +9,9 @@ use std::time::Duration;
 /// Operations that are kept of a communicator.
 const MOST_OPERATIONS: usize = 64;
 
+/// Iterations after which something is said of them.
+const ITERATIONS: usize = 4;
+
 /// Least time between two looks at who may take turns.
 const BETWEEN: Duration = Duration::from_secs(1);
 
@@ -50,6 +53,11 @@ impl Operations {
     fn rhythm_until(&self, at: Nanos) -> Option<Rhythm> {
         let all = self.kept.iter().map(|(_, operation)| *operation);
         Rhythm::of(&all.filter(|operation| operation.began <= at).collect::<Vec<_>>())
+    }
+
+    /// Whether these are iterations of so many operations, enough to say something of them, or as many operations as are kept.
+    pub(super) fn says_something_of(&self, operations: usize) -> bool {
+        self.kept.len() >= operations.saturating_mul(ITERATIONS).min(MOST_OPERATIONS)
     }
 
     /// Whether there are as many as are kept.

@@ -21,6 +21,9 @@ pub(super) struct Sums {
 }
 
 impl Sums {
+    /// Where nothing was agreed on.
+    const USUAL: Self = Self { aggregated: true, ordered: false, partial: None };
+
     /// Units of an aggregator's pool that a chunk takes: to be added in order all hosts' parts are kept.
     pub(super) fn grain(&self, hosts: usize) -> u32 {
         if self.ordered { u32::try_from(hosts).unwrap_or(u32::MAX) } else { 1 }
@@ -59,8 +62,11 @@ impl State {
     ) {
         let other = |(id, known): (&u64, &Communicator)| {
             let still = known.phase() == v1::Phase::Running && known.held_off.is_none();
-            let has = known.aggregation.sums.filter(|_| still)?;
-            (has != self.sums(*id)).then_some(*id)
+            let wanted = self.sums(*id);
+            // What an earlier control had agents do is known in part.
+            let unknown = known.aggregation.left_out || wanted != Sums::USUAL;
+            let differs = known.aggregation.sums.map_or(unknown, |has| has != wanted);
+            (still && differs).then_some(*id)
         };
         for id in self.communicators.iter().filter_map(other).collect::<Vec<_>>() {
             let epoch = self.propose_same(now, id, number);

@@ -66,31 +66,40 @@ struct Member {
     keeps: Duration,
     /// Turns in a row that it lost.
     lost: u32,
-    /// Turns that it was given, and what all operations waited.
+    /// Turns that it was given.
     given: u64,
+    /// Operations that waited for theirs, whether they were given one or not, and how long all of them.
+    noted: u64,
     waited: Duration,
-    /// Numbers of the latest, and what each waited.
-    latest: VecDeque<(u64, Duration)>,
+    latest: VecDeque<Waited>,
     reason: String,
+}
+
+/// An operation that waited for its turn.
+#[derive(Debug)]
+struct Waited {
+    turn: u64,
+    waited: Duration,
+    /// What it would have lost at most by sharing with those beside it at that time.
+    shared: Duration,
 }
 
 impl Member {
     /// Takes note of what the operation of a turn waited since it asked, patience permitting.
     fn note(&mut self, turn: u64, since_asked: Duration) {
         let waited = since_asked.min(Duration::from_nanos(self.told.patience_ns));
-        self.waited = self.waited.saturating_add(waited);
+        (self.noted, self.waited) = (self.noted + 1, self.waited.saturating_add(waited));
         if self.latest.len() == LATEST {
             self.latest.pop_front();
         }
-        self.latest.push_back((turn, waited));
+        let others = u32::try_from(self.beside.len()).unwrap_or(u32::MAX);
+        self.latest.push_back(Waited { turn, waited, shared: self.busy.saturating_mul(others) });
     }
 
     /// Whether its operations would wait less if they shared links with all that are beside it.
     fn would_rather_share(&self) -> bool {
-        let others = u32::try_from(self.beside.len()).unwrap_or(u32::MAX);
-        let waited: Duration = self.latest.iter().map(|(_, waited)| *waited).sum();
-        let turns = u32::try_from(self.latest.len()).unwrap_or(u32::MAX);
-        self.latest.len() >= ENOUGH && waited > self.busy.saturating_mul(others).saturating_mul(turns)
+        let all = |of: fn(&Waited) -> Duration| self.latest.iter().map(of).sum::<Duration>();
+        self.latest.len() >= ENOUGH && all(|it| it.waited) > all(|it| it.shared)
     }
 }
 
@@ -125,8 +134,8 @@ impl AllTurns {
     /// What an operation waited for its turn.
     pub(super) fn waited(&self, id: u64, operation: u64) -> Duration {
         let latest = self.members.get(&id).map(|member| &member.latest);
-        let of_it = latest.into_iter().flatten().find(|(turn, _)| *turn == operation);
-        of_it.map_or(Duration::ZERO, |(_, waited)| *waited)
+        let of_it = latest.into_iter().flatten().find(|it| it.turn == operation);
+        of_it.map_or(Duration::ZERO, |it| it.waited)
     }
 
     /// Whether an operation waited for its turn for so large a part of its time that its edges' times say nothing of links and ranks.
@@ -244,6 +253,7 @@ impl State {
             keeps,
             lost: 0,
             given: 0,
+            noted: 0,
             waited: Duration::ZERO,
             latest: VecDeque::with_capacity(LATEST),
             reason,
@@ -374,7 +384,7 @@ impl State {
             Some(format!("{}/{}", known.tenant, known.name))
         };
         let others: Vec<String> = member.beside.iter().filter_map(name).collect();
-        let mean = member.waited.as_secs_f64() * 1e3 / member.given.max(1) as f64;
+        let mean = member.waited.as_secs_f64() * 1e3 / member.noted.max(1) as f64;
         format!(
             "takes turns with {}, {} so far that waited {mean:.1} ms in the mean: {}",
             others.join(", "),

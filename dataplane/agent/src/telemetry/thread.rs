@@ -56,7 +56,7 @@ const SAVED: Duration = Duration::from_micros(500);
 const CLOSE: Duration = Duration::from_millis(1);
 const CLOSE_SAVED: Duration = Duration::from_millis(3);
 const BEGINNING_NS: u64 = 20_000_000;
-/// Longer than this events never wait, whatever it costs.
+/// Longer than this events never wait, whatever it costs; [`THRIFT`] times as long where processors have no time to spare.
 const GATHER: Duration = Duration::from_millis(10);
 /// How long looks go on after the last sign of traffic.
 const QUIET_NS: u64 = 200_000_000;

@@ -29,6 +29,8 @@ const MESSAGE_BYTES: usize = 65_000;
 const ARRIVAL_BYTES: usize = 1 << 16;
 /// Messages that are taken in by one call.
 const ARRIVALS: usize = 16;
+/// Words of the network on earlier datagrams (ICMP) that are heard out in one call; each is told once, and is nothing of the socket's.
+const EARLIER: usize = 8;
 /// Routers that a datagram to a group may cross.
 const HOPS: u32 = 16;
 
@@ -100,6 +102,19 @@ struct Waiting {
 struct Group {
     socket: Socket,
     overrun: u32,
+}
+
+/// Whether an error may be what the network says of an earlier datagram: what is to be done now is to be tried again.
+fn is_of_earlier(error: &io::Error) -> bool {
+    let known = [
+        libc::ECONNREFUSED,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+        libc::EHOSTDOWN,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+    ];
+    known.map(Some).contains(&error.raw_os_error())
 }
 
 /// An endpoint. It never blocks.
@@ -260,6 +275,7 @@ impl Datagrams {
 
     /// Hands everything that waits to the kernel; false if it takes no more now, and something waits still.
     pub fn flush(&mut self) -> bool {
+        let mut earlier = EARLIER;
         while self.done < self.waiting.len() {
             self.gather();
             match self.calls.send(self.socket.as_fd()) {
@@ -271,8 +287,10 @@ impl Datagrams {
                     self.done += datagrams;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-                // Of an earlier datagram, told once.
-                Err(error) if self.is_refusal(&error) => {}
+                Err(error) if earlier > 0 && is_of_earlier(&error) => {
+                    self.refused |= error.kind() == io::ErrorKind::ConnectionRefused;
+                    earlier -= 1;
+                }
                 Err(error) => self.refused(&error),
             }
         }
@@ -316,11 +334,6 @@ impl Datagrams {
         }
     }
 
-    /// Whether an error says for the first time since it was asked that nobody is at the peer's address.
-    fn is_refusal(&mut self, error: &io::Error) -> bool {
-        error.kind() == io::ErrorKind::ConnectionRefused && !std::mem::replace(&mut self.refused, true)
-    }
-
     /// The first message that waits was refused: it is dropped, unless cutting may be the reason, which one by one will tell.
     fn refused(&mut self, error: &io::Error) {
         let datagrams = self.calls.datagrams(1);
@@ -347,12 +360,16 @@ impl Datagrams {
             Some(group) if of_group => (&group.socket, &mut group.overrun),
             _ => (&self.socket, &mut self.overrun),
         };
-        let messages = match self.calls.receive(socket.as_fd(), &mut self.arrived, ARRIVAL_BYTES) {
-            Ok(messages) => messages,
-            // Nothing there; or an earlier datagram's error (an ICMP message), which is told once, and is not the socket's.
-            Err(error) => {
-                self.is_refusal(&error);
-                return 0;
+        let mut earlier = EARLIER;
+        let messages = loop {
+            match self.calls.receive(socket.as_fd(), &mut self.arrived, ARRIVAL_BYTES) {
+                Ok(messages) => break messages,
+                Err(error) if earlier > 0 && is_of_earlier(&error) => {
+                    self.refused |= error.kind() == io::ErrorKind::ConnectionRefused;
+                    earlier -= 1;
+                }
+                // Nothing there.
+                Err(_) => return 0,
             }
         };
         self.counters.calls += 1;

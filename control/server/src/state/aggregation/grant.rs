@@ -25,6 +25,8 @@ pub(in super::super) struct Chosen {
     pub reason: String,
     /// What its tenant wanted of sums; none where an earlier control chose.
     pub sums: Option<Sums>,
+    /// An earlier control let sums leave hosts out.
+    pub left_out: bool,
     /// For all workers, but for what is one's alone.
     told: Option<v1::Aggregation>,
     /// The aggregators, the one above first; one where there is no other.
@@ -59,7 +61,8 @@ impl Chosen {
     pub(in super::super) fn told(recipe: &v1::Recipe) -> Self {
         let grant = recipe.aggregation.as_ref().map(|told| told.communicator);
         let reason = if grant.is_some() { "as before control restarted".to_owned() } else { String::new() };
-        Self { grant, reason, ..Self::default() }
+        let left_out = recipe.aggregation.as_ref().is_some_and(|told| told.partial);
+        Self { grant, reason, left_out, ..Self::default() }
     }
 
     /// Whether tensors go in codes.
@@ -206,8 +209,13 @@ impl State {
                 group: place.group.clone(),
             };
             let (address, datagrams) = (place.address, datagrams.clone());
-            granted.at.insert(place.aggregator, Some(Told { grant: grant.clone(), address, datagrams }));
-            if let Some(session) = self.aggregators.there.get(&place.aggregator).map(|there| there.session) {
+            let there =
+                self.aggregators.there.get(&place.aggregator).map(|there| (there.session, there.able()));
+            let able = there.map_or([false; 3], |(_, able)| able);
+            granted
+                .at
+                .insert(place.aggregator, Some(Told { grant: grant.clone(), address, datagrams, able }));
+            if let Some((session, _)) = there {
                 self.send(session, to_agent::Message::GrantAggregation(grant));
             }
         }
@@ -230,7 +238,7 @@ impl State {
             datagrams,
             ..v1::Aggregation::default()
         };
-        Chosen { grant: Some(number), reason, sums: None, told: Some(told), places, workers }
+        Chosen { grant: Some(number), reason, told: Some(told), places, workers, ..Chosen::default() }
     }
 }
 

@@ -91,7 +91,7 @@ pub(super) fn change_over(world: &mut World, sessions: &[SessionId], id: u64, ep
 }
 
 /// What an agent that has this recipe says after control has restarted.
-fn running(recipe: &v1::Recipe) -> Vec<v1::Recipe> {
+pub(super) fn running(recipe: &v1::Recipe) -> Vec<v1::Recipe> {
     let aggregation = recipe.aggregation.clone().map(|told| v1::Aggregation { key: vec![], ..told });
     vec![v1::Recipe { peers: vec![], aggregation, ..recipe.clone() }]
 }

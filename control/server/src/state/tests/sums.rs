@@ -1,6 +1,6 @@
 //! What tenants agree on for their sums: aggregators and agents are told of it by the next epoch, which comes at once.
 
-use super::aggregation::{aggregator, change_over, grants, join_all, plan, settings};
+use super::aggregation::{aggregator, change_over, grants, join_all, plan, running, settings};
 use super::world::{SECOND, World, hello};
 use crate::state::{Output, SessionId};
 use harmonaize_abi::session::{Clause, Constraints, MAX_TARGET_BYTES, Negotiated};
@@ -23,15 +23,23 @@ fn abilities() -> v1::Abilities {
 
 /// Four hosts and an aggregator; agents can do what `can` leaves them.
 fn able(can: impl Fn(usize, &mut v1::Abilities)) -> (World, SessionId, Vec<SessionId>) {
+    running_on(&[], &vec![vec![]; 4], can)
+}
+
+/// The same, which run something and have granted something already.
+fn running_on(
+    granted: &[u64],
+    recipes: &[Vec<v1::Recipe>],
+    can: impl Fn(usize, &mut v1::Abilities),
+) -> (World, SessionId, Vec<SessionId>) {
     let mut world = World::new(settings(), 5);
-    let agg = world.hello(aggregator(&[]));
-    let sessions: Vec<SessionId> = (0..4)
-        .map(|host| {
-            let mut abilities = abilities();
-            can(host, &mut abilities);
-            world.hello(v1::Hello { abilities: Some(abilities), ..hello(host, vec![]) })
-        })
-        .collect();
+    let agg = world.hello(aggregator(granted));
+    let agent = |(host, recipes): (usize, &Vec<v1::Recipe>)| {
+        let mut abilities = abilities();
+        can(host, &mut abilities);
+        world.hello(v1::Hello { abilities: Some(abilities), ..hello(host, recipes.clone()) })
+    };
+    let sessions: Vec<SessionId> = recipes.iter().enumerate().map(agent).collect();
     sessions.iter().chain([&agg]).for_each(|session| drop(world.heard(*session)));
     (world, agg, sessions)
 }
@@ -145,4 +153,21 @@ fn a_tenant_that_wants_no_aggregator_has_none_from_then_on() {
     assert_eq!(plan(&world, id).aggregation_reason, "the tenant wants none");
     world.wait(SECOND * 5);
     assert_eq!(super::aggregation::revoked(&mut world, agg), [grant.communicator]);
+}
+
+#[test]
+fn what_is_agreed_on_after_a_restart_of_control_takes_effect_too() {
+    let (mut world, agg, sessions) = able(|_, _| ());
+    let (id, _) = in_use(&mut world, &sessions);
+    drop(grants(&mut world, agg));
+    propose(&mut world, sessions[0], &Constraints::new().partial_sums(3, AFTER));
+    let recipes = change_over(&mut world, &sessions, id, 2);
+    let grant = grants(&mut world, agg)[0].communicator;
+    let told: Vec<_> = recipes.iter().map(running).collect();
+    // Nobody allows it any more, as far as this control knows.
+    let (mut world, _, sessions) = running_on(&[grant], &told, |_, _| ());
+    propose(&mut world, sessions[0], &Constraints::new().weight(2));
+    let recipes: Vec<_> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    let partial = |recipe: &v1::Recipe| recipe.aggregation.as_ref().is_some_and(|told| told.partial);
+    assert!(recipes.iter().all(|recipe| recipe.epoch > 2 && !partial(recipe)), "{recipes:?}");
 }
