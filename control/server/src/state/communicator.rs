@@ -253,6 +253,9 @@ impl State {
         let Some(communicator) = self.remove(now, id) else { return };
         self.regroups.ended(now, (id, &communicator), &cause, agreement);
         self.keep_or_refuse(id);
+        if let Some(before) = communicator.succeeds.filter(|_| cause.kind != FailureKind::Operator) {
+            self.regroups.prolong(before, now.saturating_add(self.settings.prepare_timeout));
+        }
         for member in communicator.members.iter().filter(|member| !member.closed) {
             if let Some(session) = member.session.filter(|session| Some(*session) != except)
                 && self.sessions.contains_key(&session)
@@ -329,13 +332,14 @@ impl State {
         }
     }
 
-    /// An operator ends a communicator. Whether there was one.
+    /// An operator ends a communicator, or what is kept of one for its members. Whether there was something.
     pub fn dissolve(&mut self, now: Duration, id: u64, reason: &str) -> bool {
         let known = self.communicators.contains_key(&id);
         let detail = reason.to_owned();
         self.end(now, id, EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }, None);
+        let kept = self.end_kept(now, id);
         self.act(now);
-        known
+        known || kept
     }
 }
 

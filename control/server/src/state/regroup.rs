@@ -51,6 +51,8 @@ struct Past {
     agreement: Option<Left>,
     hosts: Vec<HostId>,
     going: Going,
+    /// Whether its members had more time because what they went on in did not come about.
+    prolonged: bool,
     /// Ranks whose processes are there still, and their agents' sessions.
     ranks: BTreeMap<u32, SessionId>,
 }
@@ -170,12 +172,24 @@ impl Regroups {
             agreement,
             hosts: ended.members.iter().map(|member| member.host).collect(),
             going,
+            prolonged: false,
             ranks: ranks.collect(),
         };
         if ended.epoch != 0 && !past.ranks.is_empty() {
             self.past.insert(id, past);
         }
         self.look();
+    }
+
+    /// What members of a communicator went on in did not come about: they may try again until then, whatever time they had; but once.
+    pub(super) fn prolong(&mut self, id: u64, until: Duration) {
+        if let Some(past) = self.past.get_mut(&id)
+            && let Going::Until { at, .. } = &mut past.going
+            && *at < until
+            && !past.prolonged
+        {
+            (*at, past.prolonged) = (until, true);
+        }
     }
 
     /// What was promised for a communicator that has ended, for the one that goes on from it.
@@ -276,16 +290,18 @@ impl State {
         live + waiting + self.regroups.places(tenant, name)
     }
 
-    /// The latest communicator of a name that is or was in use and has ranks left. Those whose hosts are withdrawn are not expected to
-    /// go on.
+    /// The latest communicator of a name that is or was in use and has ranks left; none where that one is over. Those whose hosts are withdrawn
+    /// are not expected to go on.
     fn before(&self, key: &Key) -> Option<Before> {
         let named = |known: &&Communicator| (&known.tenant, &known.name) == (&key.0, &key.1);
         let live = self.communicators.iter().filter(|(_, known)| known.epoch != 0 && named(known));
         let live = live.map(|(id, _)| *id).max();
         let past = self.regroups.past.iter().filter(|(_, past)| past.key == *key);
-        let past = past.filter(|(_, past)| !matches!(past.going, Going::Over { .. }));
         let past = past.map(|(id, _)| *id).max();
         let id = live.max(past)?;
+        if self.regroups.past.get(&id).is_some_and(|past| matches!(past.going, Going::Over { .. })) {
+            return None;
+        }
         if let Some(known) = self.communicators.get(&id) {
             let stays = known.members.iter().filter(|member| !self.is_withdrawn(member.host));
             let expected = stays.flat_map(|member| member.ranks.iter().copied());
@@ -357,35 +373,47 @@ impl State {
     /// When [`State::expire_regroups`] has something to do.
     pub(super) fn regroups_deadline(&self) -> Option<Duration> {
         let waiting = self.regroups.sets.values().flatten().map(|came| came.until);
-        waiting.chain(self.kept().map(|(_, at, _)| at)).min()
+        waiting.chain(self.kept().into_iter().map(|(_, at)| at)).min()
     }
 
-    /// Communicators that are kept for their members, of which none is about to go on: until when, and how long that is.
-    fn kept(&self) -> impl Iterator<Item = (u64, Duration, Duration)> {
+    /// Communicators that are kept for their members, of which none is about to go on, and until when.
+    fn kept(&self) -> Vec<(u64, Duration)> {
         let kept = self.regroups.past.iter().filter_map(|(id, past)| match past.going {
-            Going::Until { at, within } => Some((*id, at, within)),
+            Going::Until { at, .. } => Some((*id, at)),
             Going::Open | Going::Over { .. } => None,
         });
-        kept.filter(|(id, ..)| !self.communicators.values().any(|known| known.succeeds == Some(*id)))
+        let mut kept: Vec<(u64, Duration)> = kept.collect();
+        // Asked at each turn, and mostly there are none.
+        if !kept.is_empty() {
+            let next = self.communicators.values().filter_map(|known| known.succeeds);
+            let next: BTreeSet<u64> = next.collect();
+            kept.retain(|(id, _)| !next.contains(id));
+        }
+        kept
     }
 
     /// The members of a communicator had their time: it goes on with those who came, or is over.
     fn expire_kept(&mut self, now: Duration) {
-        let late = self.kept().filter(|(_, at, _)| *at <= now).map(|(id, _, within)| (id, within));
-        for (id, within) in late.collect::<Vec<_>>() {
+        for (id, _) in self.kept().into_iter().filter(|(_, at)| *at <= now) {
             let Some(key) = self.regroups.past.get(&id).map(|past| past.key.clone()) else { continue };
             let latest = self.before(&key).is_some_and(|before| before.id == id);
-            if latest && self.close_regroup(now, &key, true) {
-                continue;
+            if !latest || !self.close_regroup(now, &key, true) {
+                self.end_kept(now, id);
             }
-            if let Some(past) = self.regroups.past.get_mut(&id) {
-                (past.going, past.agreement) = (Going::Over { within: Some(within) }, None);
-            }
-            self.refuse_over(id, &key, Some(within));
-            let (tenant, name) = key;
-            self.note_over(now, id, &tenant, &name);
-            self.fact(Logged::NotRegrouped { communicator: id, tenant, name, within });
         }
+    }
+
+    /// A communicator that is kept for its members is over. Whether there was one.
+    pub(super) fn end_kept(&mut self, now: Duration, id: u64) -> bool {
+        let Some(past) = self.regroups.past.get_mut(&id) else { return false };
+        let Going::Until { within, .. } = past.going else { return false };
+        (past.going, past.agreement) = (Going::Over { within: Some(within) }, None);
+        let key = past.key.clone();
+        self.refuse_over(id, &key, Some(within));
+        let (tenant, name) = key;
+        self.note_over(now, id, &tenant, &name);
+        self.fact(Logged::NotRegrouped { communicator: id, tenant, name, within });
+        true
     }
 
     /// A communicator has ended: what is kept of it, and who waits for what will not be.
@@ -453,5 +481,10 @@ impl Regroups {
     /// How many processes wait.
     pub(super) fn processes(&self) -> usize {
         self.sets.values().map(Vec::len).sum()
+    }
+
+    /// Whether nothing is known of communicators that ended.
+    pub(super) fn is_empty(&self) -> bool {
+        self.past.is_empty()
     }
 }

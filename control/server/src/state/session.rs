@@ -156,7 +156,6 @@ impl State {
         for (request, join) in ended.joins {
             self.withdraw_join((session, request), join);
         }
-        self.regroups.session_ended(session);
         let host = self.host_name(ended.host);
         self.fact(Fact::AgentGone { host: host.clone() });
         let lost: Vec<(u64, Vec<u32>)> = self
@@ -171,6 +170,8 @@ impl State {
             let detail = format!("the session of the agent on `{host}` ended");
             self.end(now, id, EndCause { kind: v1::FailureKind::RanksLost, ranks, detail }, None);
         }
+        // Its ranks are in none of those that have ended just now, either.
+        self.regroups.session_ended(session);
         self.answer_lost(now, session);
         self.forget_readers(session);
         self.act(now);

@@ -3,7 +3,7 @@
 use super::aggregation::{able, aggregator, change_over, grants, plan, revoked};
 use super::agreements::{agreed, formed, here};
 use super::fabric::Fabric;
-use super::world::{SECOND, World, settings_of};
+use super::world::{SECOND, World, settings, settings_of};
 use crate::state::{Fact, SessionId, Settings};
 use harmonaize_abi::session::{Clause, Constraints, Negotiated, OnFailure};
 use harmonaize_api::v1::{self, EventKind, JoinRefusedKind, from_agent, to_agent};
@@ -88,6 +88,10 @@ fn where_it_is_to_end_nobody_goes_on_and_nothing_is_kept() {
     assert!(fabric.tenants.stored.agreements.is_empty() && much_is_free(&mut fabric));
     let lost = told(&mut fabric, from, EventKind::Failure);
     assert_eq!((lost[0].ranks.as_slice(), lost[0].at_ns), (&[2][..], 0));
+    for (host, rank) in [(0, 0), (4, 1)] {
+        fabric.ask(host, from_agent::Message::Leave(v1::Leave { communicator: ids[0], rank, request: 0 }));
+    }
+    assert!(fabric.state.regroups.is_empty());
     assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
     // It is over, and its name is free.
     fabric.form("a", "c0", &[0, 4]);
@@ -200,6 +204,80 @@ fn what_is_kept_ends_where_nobody_is_left_or_the_job_begins_anew() {
     assert!(much_is_free(&mut fabric));
     fabric.run(SECOND * 100);
     assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
+}
+
+#[test]
+fn operators_end_what_is_kept() {
+    let (mut fabric, id, from) = failed(&within(SECOND * 100));
+    assert!(!much_is_free(&mut fabric));
+    turned_away(&mut fabric);
+    fabric.regroup_within(0, "a", "c0", (id, 0), SECOND * 50);
+    assert!(fabric.state.dissolve(fabric.now, id, "over"));
+    fabric.settle();
+    assert!(!fabric.state.dissolve(fabric.now, id, "over"), "there is nothing more to end");
+    fabric.settle();
+    assert!(much_is_free(&mut fabric));
+    let refused = turned_away(&mut fabric);
+    assert_eq!(refused.iter().map(v1::JoinRefused::kind).collect::<Vec<_>>(), [JoinRefusedKind::Over]);
+    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
+}
+
+#[test]
+fn nobody_waits_for_members_of_one_before_one_that_is_over() {
+    let (mut fabric, _) = formed(9, &[("a", &[0, 4, 5])]);
+    fabric.run(SECOND * 3);
+    fabric.kill(5);
+    fabric.form("a", "c0", &[2, 6]);
+    fabric.run(SECOND * 3);
+    agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().on_failure(OnFailure::End))));
+    fabric.run(SECOND);
+    fabric.kill(6);
+    fabric.run(SECOND);
+    let before = fabric.ids();
+    fabric.regroup(1, "a", "c0", (0, 0));
+    fabric.run(SECOND * 3);
+    assert_eq!(fabric.ids().difference(&before).count(), 1, "it begins anew");
+}
+
+#[test]
+fn members_try_once_more_where_what_they_went_on_in_did_not_come_about() {
+    let mut world = World::new(settings(4), 7);
+    let all: Vec<SessionId> = (0..4).map(|host| world.agent(host)).collect();
+    let id = world.form(&all[..3], "world");
+    let wanted = Constraints::new().on_failure(OnFailure::Regroup { within: SECOND * 5 });
+    let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+    let asked = v1::Negotiate { request: 1, tenant, communicator, propose: Some((&wanted).into()) };
+    world.say(all[3], from_agent::Message::Negotiate(asked));
+    world.gone(all[2]);
+    let regroup = |world: &mut World| {
+        let mut told = Vec::new();
+        for (rank, session) in (0..).zip(&all[..2]) {
+            world.heard(*session);
+            let regroup = Some(v1::Regroup { communicator: id, member: rank, key: rank, least: 1 });
+            let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+            let request = 70 + u64::from(rank);
+            let join = v1::Join { request, tenant, communicator, regroup, ..v1::Join::default() };
+            world.say(*session, from_agent::Message::Join(join));
+        }
+        all[..2].iter().for_each(|session| told.extend(world.heard(*session)));
+        told
+    };
+    for _ in 0..2 {
+        let told = regroup(&mut world);
+        assert!(
+            matches!(told.as_slice(), [to_agent::Message::Form(_), to_agent::Message::Form(_)]),
+            "{told:?}"
+        );
+        // Nobody prepares it.
+        world.wait(SECOND * 11);
+    }
+    world.wait(SECOND);
+    let told = regroup(&mut world);
+    assert!(
+        matches!(told.as_slice(), [to_agent::Message::JoinRefused(first), to_agent::Message::JoinRefused(_)]
+            if first.kind() == JoinRefusedKind::Over),
+        "{told:?}"
+    );
 }
 
 #[test]
