@@ -121,7 +121,8 @@ impl Attached {
         let attachment = self.attachment;
         let (passed_on, answer) = match request {
             Request::Join { id, name, rank, ranks, timeout_ns, budget } => {
-                if let Err(refused) = self.check_join(&name, rank, ranks, &budget) {
+                let checked = self.check_join(&name, rank, ranks, &budget);
+                if let Err(refused) = checked.and_then(|()| self.paced_join()) {
                     return Ok(Some(Answer::JoinRefused { id, refused }));
                 }
                 let reply = self.joining(id);
@@ -129,7 +130,7 @@ impl Attached {
                 (Some(SessionRequest::Join { attachment, name, rank, ranks, timeout, budget, reply }), None)
             }
             Request::Regroup { id, who, key, least, timeout_ns } => {
-                if let Err(refused) = self.check_regroup(&who, least) {
+                if let Err(refused) = self.check_regroup(&who, least).and_then(|()| self.paced_join()) {
                     return Ok(Some(Answer::JoinRefused { id, refused }));
                 }
                 let (reply, timeout) = (self.joining(id), Duration::from_nanos(timeout_ns));
@@ -180,6 +181,7 @@ impl Attached {
             }
             Request::Negotiate { id, communicator, propose } => {
                 let senseless = propose.as_ref().map_or_else(Vec::new, senseless);
+                let wanted = propose.clone().unwrap_or_default();
                 let refused = if self.negotiating {
                     Some("this process waits for an answer already; propose again after it".into())
                 } else if !is_name(&communicator) {
@@ -198,6 +200,7 @@ impl Attached {
                         false => Ok(Negotiated::Refused { reasons: senseless, counter: None }),
                     };
                     let outcome = answer.await.unwrap_or_else(alone);
+                    let outcome = outcome.map(|outcome| only_as_wanted(&wanted, outcome));
                     let outcome = outcome.map(Bounded::bounded).map_err(refusal);
                     Answer::Negotiated { id, outcome }
                 });
@@ -253,6 +256,18 @@ impl Attached {
     /// Takes note of a question for control; why it is not passed on, if it is one too many.
     fn paced(&mut self) -> Option<Unanswered> {
         self.pace.take(Instant::now()).err()
+    }
+
+    /// The same of a join, which control hears of, too.
+    fn paced_join(&mut self) -> Result<(), JoinRefused> {
+        match self.paced() {
+            None => Ok(()),
+            Some(Unanswered::TooOften { again }) => refused(
+                JoinRefusal::Quota,
+                format!("this attachment has asked the provider too much; the next in {again:?}"),
+            ),
+            Some(Unanswered::Refused(text)) => refused(JoinRefusal::Quota, text),
+        }
     }
 
     /// Has the agent's answer to a join sent on.
@@ -335,6 +350,25 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= MAX_NAME && !name.chars().any(char::is_control)
 }
 
+/// Control as it was before it knew of some clauses leaves them out and agrees on the others: then what was wanted is refused, and what is
+/// in force is offered.
+fn only_as_wanted(wanted: &Constraints, outcome: Negotiated) -> Negotiated {
+    let Negotiated::Agreed(agreement) = outcome else { return outcome };
+    let had = &agreement.constraints;
+    let unknown = [
+        (Clause::OnFailure, wanted.on_failure.is_some() && had.on_failure.is_none()),
+        (Clause::Order, wanted.ordered && !had.ordered),
+        (Clause::Partial, wanted.partial.is_some() && had.partial.is_none()),
+    ];
+    let unknown = unknown.into_iter().filter(|(_, unknown)| *unknown);
+    let text = "the provider does not know of it yet; the rest is agreed on";
+    let reasons: Vec<Reason> = unknown.map(|(clause, _)| Reason { clause, text: text.to_owned() }).collect();
+    if reasons.is_empty() {
+        return Negotiated::Agreed(agreement);
+    }
+    Negotiated::Refused { reasons, counter: Some(agreement.constraints) }
+}
+
 /// Why constraints make no sense, if they do not.
 fn senseless(constraints: &Constraints) -> Vec<Reason> {
     let mut reasons = constraints.check().err().unwrap_or_default();
@@ -394,5 +428,35 @@ impl Reader {
         let request = decode(message)?;
         self.received.drain(..4 + bytes);
         Ok(Some(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_abi::session::{Agreement, OnFailure, PartialSums};
+
+    #[test]
+    fn what_control_left_out_is_not_agreed_on() {
+        let agreed = |constraints: &Constraints| {
+            Negotiated::Agreed(Agreement {
+                number: 1,
+                constraints: constraints.clone(),
+                ..Agreement::default()
+            })
+        };
+        let known = Constraints::new().weight(2);
+        let partial = Some(PartialSums { least: 3, after: Duration::from_millis(20) });
+        let wanted = Constraints { ordered: true, partial, ..known.clone().on_failure(OnFailure::End) };
+        assert_eq!(only_as_wanted(&wanted, agreed(&wanted)), agreed(&wanted));
+        assert_eq!(only_as_wanted(&known, agreed(&known)), agreed(&known));
+        // Who asked only what is in force wanted nothing.
+        assert_eq!(only_as_wanted(&Constraints::new(), agreed(&wanted)), agreed(&wanted));
+        let Negotiated::Refused { reasons, counter } = only_as_wanted(&wanted, agreed(&known)) else {
+            panic!("agreed on")
+        };
+        let clauses: Vec<Clause> = reasons.iter().map(|reason| reason.clause).collect();
+        assert_eq!(clauses, [Clause::OnFailure, Clause::Order, Clause::Partial]);
+        assert_eq!(counter, Some(known));
     }
 }

@@ -1,4 +1,4 @@
-//! How often a process may ask the provider something.
+//! How often an attachment may ask the provider something.
 
 use harmonaize_abi::session::Unanswered;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ const EVERY: Duration = Duration::from_millis(10);
 /// Questions at once by who has long asked nothing: a whole feed of events is read by fewer.
 const AT_ONCE: u32 = 600;
 
-/// The questions of one process. One more than it may have is not passed on, whoever would answer it.
+/// The questions of one attachment, joins included. One more than it may have is not passed on, whoever would answer it.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// When those that it has had would all have come, had they kept their distance.

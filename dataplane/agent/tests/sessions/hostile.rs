@@ -11,6 +11,7 @@ use harmonaize_client::{
     AttachOptions, Client, Constraints, Dtype, Error, EventCursor, Hints, Knobs, ReduceOp,
 };
 use harmonaize_shm::{Memory, receive_with_descriptors};
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -272,8 +273,13 @@ fn floods_of_questions_stop_at_the_agent() {
     let stub = Stub::start();
     let [flooder, client] = [good(&stub), good(&stub)];
     let knobs = Knobs { accumulate: (1, 2), checkpoint: None };
+    let others = Cell::new(1);
     let floods: [&dyn Fn() -> Result<(), Error>; 4] = [
-        &|| flooder.iteration("job", &knobs).map(drop),
+        // Of others each time: the client asks once in a while for those that it has asked for.
+        &|| {
+            let most = others.replace(others.get() % 60_000 + 1);
+            flooder.iteration("job", &Knobs { accumulate: (1, most), checkpoint: None }).map(drop)
+        },
         &|| flooder.events(Some(EventCursor { feed: 9, next: 4 })).read(Duration::ZERO).map(drop),
         &|| flooder.propose("job", &Constraints::new().weight(2)).map(drop),
         &|| flooder.hint("job", &Hints::new().period(Duration::from_secs(1))),
