@@ -1,5 +1,6 @@
 //! Attaching to the agent.
 
+use crate::agreement::Chosen;
 use crate::communicator::{Communicator, JoinOptions, Joining, RegroupOptions};
 use crate::feedback::Feedback;
 use crate::session::Opening;
@@ -10,7 +11,7 @@ use harmonaize_abi::session::{Hello, Regrouping};
 use harmonaize_abi::{Dtype, Rank};
 use harmonaize_shm::{MappedTenant, RemoteTenant, TenantEnd};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How to attach.
@@ -51,6 +52,7 @@ impl Default for AttachOptions {
 pub struct Client {
     shared: Arc<Shared>,
     pool: Arc<Pool>,
+    chosen: Mutex<Chosen>,
 }
 
 impl Client {
@@ -81,11 +83,16 @@ impl Client {
         };
         let pool = Pool::new(Arc::clone(end.memory()));
         let shared = Shared::new(end, opening.into_session(), options.spin)?;
-        Ok(Self { shared: Arc::new(shared), pool })
+        Ok(Self { shared: Arc::new(shared), pool, chosen: Mutex::default() })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// What was chosen for iterations lately.
+    pub(crate) fn chosen(&self) -> &Mutex<Chosen> {
+        &self.chosen
     }
 
     /// A tensor of `elements` elements. Its contents are unspecified.

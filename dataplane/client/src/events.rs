@@ -17,7 +17,7 @@ pub use stream::EventStream;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// For so long a look that found nothing stands for the next: a job may look in each of its steps, however short they are.
-const LOOK: Duration = Duration::from_millis(50);
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// A reader of the tenant's events, over all its communicators, also those of other processes.
 ///
@@ -61,8 +61,8 @@ impl Events {
     ///
     /// # Errors
     /// [`Error::Events`] where the cursor is not of this tenant's feed (then begin without one), the provider cannot tell now, or
-    /// another reader of this attachment waits; [`Error::TooOften`] where this process has asked the provider too much. The reader stands
-    /// where it stood.
+    /// another reader of this attachment waits; [`Error::TooOften`] where this attachment has asked the provider too much and `wait` is
+    /// over before it may again. The reader stands where it stood.
     pub fn read(&mut self, wait: Duration) -> Result<EventBatch, Error> {
         if let Some((_, cursor)) = self.nothing.filter(|(at, _)| wait.is_zero() && at.elapsed() < LOOK) {
             return Ok(EventBatch { missed: 0, events: Vec::new(), cursor });
@@ -79,7 +79,13 @@ impl Events {
             if stale {
                 continue;
             }
-            let answer = self.took(answer)?;
+            let answer = match self.took(answer) {
+                Err(Error::TooOften { again }) if !left.is_zero() => {
+                    std::thread::sleep(again.min(left));
+                    continue;
+                }
+                answer => answer?,
+            };
             // The provider ends long waits by itself.
             let over = until.is_some_and(|until| Instant::now() >= until);
             if over || wait.is_zero() || answer.missed > 0 || !answer.events.is_empty() {

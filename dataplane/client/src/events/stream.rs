@@ -8,6 +8,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+use tokio::time::Sleep;
 use tokio_stream::Stream;
 
 /// How long the agent is asked to wait for events: for so long at most a reader that comes after this one waits for its turn.
@@ -18,7 +20,7 @@ fn system(source: std::io::Error) -> Error {
 }
 
 /// The tenant's events as a stream of batches, each with at least one event or with how many were missed. After an error it ends: who
-/// wants to go on makes another from [`EventStream::cursor`]. Threads may use the attachment meanwhile as they like.
+/// wants to go on makes another from [`EventStream::cursor`]. It waits where it has asked too often. Threads may use the attachment meanwhile as they like.
 ///
 /// ```no_run
 /// # use harmonaize_client::{AttachOptions, Client, Error};
@@ -41,6 +43,9 @@ pub struct EventStream {
     session: AsyncFd<OwnedFd>,
     /// What the agent is to answer, and whether another reader has asked it.
     asked: Option<(u64, bool)>,
+    /// Until the agent may be asked again.
+    pause: Option<Pin<Box<Sleep>>>,
+    runtime: Handle,
     ended: bool,
 }
 
@@ -51,17 +56,17 @@ impl Events {
     /// [`Error::System`] outside of a tokio runtime, or if the descriptor cannot be watched.
     ///
     /// # Panics
-    /// In a tokio runtime that was built without I/O.
+    /// In a tokio runtime that was built without I/O or time.
     pub fn into_stream(self) -> Result<EventStream, Error> {
         let none = |error| system(std::io::Error::other(error));
-        tokio::runtime::Handle::try_current().map_err(none)?;
+        let runtime = Handle::try_current().map_err(none)?;
         let session = self.shared.session().map_err(system)?;
         #[expect(
             deprecated,
             reason = "for descriptors that are not owned; the one that takes its place is unsafe"
         )]
         let session = AsyncFd::with_interest(session, Interest::READABLE).map_err(system)?;
-        Ok(EventStream { events: self, session, asked: None, ended: false })
+        Ok(EventStream { events: self, session, asked: None, pause: None, runtime, ended: false })
     }
 }
 
@@ -73,6 +78,10 @@ impl EventStream {
 
     fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Result<EventBatch, Error>> {
         loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(context));
+                self.pause = None;
+            }
             let (id, stale) = match self.asked {
                 Some(asked) => asked,
                 None => *self.asked.insert(self.events.ask(WAIT)?),
@@ -87,7 +96,14 @@ impl EventStream {
             if stale {
                 continue;
             }
-            let batch = self.events.took(answer)?;
+            let batch = match self.events.took(answer) {
+                Err(Error::TooOften { again }) => {
+                    let _inside = self.runtime.enter();
+                    self.pause = Some(Box::pin(tokio::time::sleep(again)));
+                    continue;
+                }
+                batch => batch?,
+            };
             if batch.missed > 0 || !batch.events.is_empty() {
                 return Poll::Ready(Ok(batch));
             }
