@@ -334,7 +334,7 @@ name = "a"
                 "control.toml: line 1, column {}: {time} must be longer than nothing",
                 time.len() + 4
             );
-            expect(format!("{time} = \"0s\"\n{GOOD}"), &wrong);
+            expect(load(&format!("{time} = \"0s\"\n{GOOD}")).unwrap_err(), &wrong);
         }
         expect(change("127.0.0.1:0", "localhost"), "control.toml: line 1, column 10: invalid socket address");
         expect(

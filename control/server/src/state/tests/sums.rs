@@ -32,7 +32,7 @@ fn running_on(
     recipes: &[Vec<v1::Recipe>],
     can: impl Fn(usize, &mut v1::Abilities),
 ) -> (World, SessionId, Vec<SessionId>) {
-    let mut world = World::new(settings(), 5);
+    let mut world = World::new(settings(), 5 + granted.len() as u8);
     let agg = world.hello(aggregator(granted));
     let agent = |(host, recipes): (usize, &Vec<v1::Recipe>)| {
         let mut abilities = abilities();
@@ -40,7 +40,10 @@ fn running_on(
         world.hello(v1::Hello { abilities: Some(abilities), ..hello(host, recipes.clone()) })
     };
     let sessions: Vec<SessionId> = recipes.iter().enumerate().map(agent).collect();
-    sessions.iter().chain([&agg]).for_each(|session| drop(world.heard(*session)));
+    for session in sessions.iter().chain([&agg]) {
+        let heard = world.heard(*session);
+        assert!(!heard.iter().any(|message| matches!(message, to_agent::Message::Refused(_))), "{heard:?}");
+    }
     (world, agg, sessions)
 }
 
