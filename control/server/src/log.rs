@@ -10,6 +10,9 @@ pub(crate) fn log(fact: &Fact) {
         Fact::AgentConnected { host, listen } => tracing::info!(%host, %listen, "agent connected"),
         Fact::AgentGone { host } => tracing::warn!(%host, "agent gone"),
         Fact::AgentLacks { host, what } => tracing::warn!(%host, %what, "agent lacks abilities"),
+        Fact::UnknownHop { host, address } => {
+            tracing::warn!(%host, %address, "no switch of the topology has the address of a hop: ways over it stay unknown");
+        }
         Fact::SessionRefused { reason } => tracing::warn!(%reason, "session refused"),
         Fact::Formed { communicator, tenant, name, ranks, hosts } => {
             let (communicator, hosts) = (id(*communicator), hosts.join(","));

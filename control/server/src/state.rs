@@ -90,6 +90,8 @@ pub enum Fact {
     GrantRefused { name: String, communicator: u64, why: String },
     /// An agent cannot do all that agents can, and says why.
     AgentLacks { host: String, what: String },
+    /// On the way of a host's packets an address answered that is no switch's in the topology.
+    UnknownHop { host: String, address: String },
     /// A session was refused or ended by control.
     SessionRefused { reason: String },
     /// All ranks have joined.

@@ -6,7 +6,7 @@
 mod choose;
 
 use super::ports::{Look, Pair};
-use super::{SessionId, State};
+use super::{Fact, SessionId, State};
 use choose::Chosen;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::{DirectedLink, HostId, Path, Topology};
@@ -38,6 +38,9 @@ pub(super) const ALL_PAIRS: usize = 24;
 /// Most pairs that are traced.
 pub(super) const MOST_PAIRS: usize = 16384;
 
+/// Most addresses that are told of for being no switch's.
+pub(super) const MOST_STRANGE: usize = 32;
+
 /// Ports that must die at a link, and none pass it, for it to count as failed.
 const DEATHS: usize = 2;
 
@@ -57,6 +60,8 @@ pub(super) struct Traces {
     legs: BTreeMap<Direction, Leg>,
     queues: BTreeMap<HostId, Queue>,
     busy: BTreeMap<SessionId, usize>,
+    /// Addresses that answered, are no switch's in the topology, and were told of.
+    strange: BTreeSet<IpAddr>,
 }
 
 /// What a host's agent is to be asked.
@@ -370,6 +375,7 @@ impl State {
         let mut learned = Learned::default();
         let mut died: BTreeMap<DirectedLink, usize> = BTreeMap::new();
         for (port, hops) in &seen {
+            self.tell_strange(asker(asked.direction), hops);
             self.learn(now, (pair, back), *port, hops, &mut learned, &mut died);
         }
         let dead = died.iter().filter(|(link, count)| **count >= DEATHS && !learned.alive.contains(link));
@@ -382,6 +388,18 @@ impl State {
         self.paths_learned(now, asker(asked.direction), pair, &learned);
         self.ask_traces_of(now, pair.0);
         self.ask_traces_of(now, pair.1);
+    }
+
+    /// Tells of addresses on a way that no switch of the topology has, once of each: the way stays unknown for them.
+    fn tell_strange(&mut self, asker: HostId, hops: &[Option<IpAddr>]) {
+        for address in hops.iter().flatten() {
+            let known = self.settings.topology.switch_at(*address).is_some();
+            if known || self.traces.strange.len() >= MOST_STRANGE || !self.traces.strange.insert(*address) {
+                continue;
+            }
+            let host = self.host_name(asker);
+            self.fact(Fact::UnknownHop { host, address: address.to_string() });
+        }
     }
 
     /// When a direction is asked about after its answer, and the other that may have waited for it. One that is being searched goes on

@@ -2,10 +2,11 @@
 
 use super::fabric::two_by_two;
 use super::world::{SECOND, World, hello, settings, settings_of};
-use crate::state::SessionId;
-use crate::state::trace::pair_of;
+use crate::state::trace::{MOST_STRANGE, pair_of};
+use crate::state::{Fact, Output, SessionId};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_planner::{HostId, LinkId};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -200,6 +201,40 @@ fn answers_that_nobody_asked_for_change_nothing() {
     let ends = [(first, (1, 2)), (second, (2, 1))];
     settle(&mut world, &ends, &|_, port| parity(port));
     assert_eq!(known_paths(&mut world), 22, "asked again, it answers well; two ports more are not needed");
+}
+
+#[test]
+fn addresses_that_no_switch_has_are_told_of_once() {
+    let mut world = two_racks();
+    let [first, _] = [0, 4].map(|host| able(&mut world, host));
+    let mut told = Vec::new();
+    for round in 0..3 {
+        for question in questions(&mut world, first) {
+            let path = |(index, ports): (usize, &v1::PortPair)| v1::TracedPath {
+                source_port: ports.source_port,
+                destination_port: ports.destination_port,
+                hops: vec![
+                    "10.9.9.9".to_owned(),
+                    format!("10.8.{round}.{index}"),
+                    format!("10.7.{round}.{index}"),
+                ],
+            };
+            let paths = question.ports.iter().enumerate().map(path).collect();
+            let traced = v1::PathsTraced { question: question.question, paths, error: String::new() };
+            world.state.message(world.now, first, from_agent::Message::PathsTraced(traced).into());
+            for output in world.state.take_outputs() {
+                match output {
+                    Output::Send(to, message) => world.got.entry(to).or_default().push(message),
+                    Output::Fact(Fact::UnknownHop { host, address }) => told.push((host, address)),
+                    _ => {}
+                }
+            }
+        }
+        world.wait(SECOND * 61);
+    }
+    assert_eq!(told.first().unwrap(), &("h0".to_owned(), "10.9.9.9".to_owned()));
+    assert_eq!(told.iter().collect::<BTreeSet<_>>().len(), told.len(), "each once: {told:?}");
+    assert_eq!(told.len(), MOST_STRANGE, "and no more than are kept in mind");
 }
 
 #[test]
