@@ -127,7 +127,6 @@ fn tuning(tuning: &Tuning) -> Value {
         "copy_bytes": tuning.copy_bytes,
         "landing_slots": tuning.landing_slots,
         "operation_timeout_ns": tuning.operation_timeout_ns,
-        "peer_timeout_ns": tuning.peer_timeout_ns,
         "one_shot_bytes": tuning.one_shot_bytes,
         "two_shot_bytes": tuning.two_shot_bytes,
     })

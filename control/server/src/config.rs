@@ -78,8 +78,6 @@ struct File {
     #[serde(default = "seconds::<30>")]
     operation_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<5>")]
-    peer_timeout: toml::Spanned<Nanos>,
-    #[serde(default = "seconds::<5>")]
     session_timeout: toml::Spanned<Nanos>,
     #[serde(default = "paths")]
     paths: toml::Spanned<u32>,
@@ -165,7 +163,6 @@ impl Config {
     /// prepare_timeout = "10s"       # how long agents may take to connect for a new epoch
     /// recovery_timeout = "30s"      # how long agents may take to come back after control restarted
     /// operation_timeout = "30s"     # how long an operation waits for ranks that have not arrived
-    /// peer_timeout = "5s"           # how long a silent peer counts as alive
     /// session_timeout = "5s"        # how long a silent agent's session lives
     /// paths = 1                     # connections between two agents of a communicator
     /// source_ports = "20000-29999"  # that they connect from; any where absent
@@ -259,7 +256,6 @@ impl File {
             prepare_timeout: time("prepare_timeout", self.prepare_timeout)?,
             recovery_timeout: time("recovery_timeout", self.recovery_timeout)?,
             operation_timeout: time("operation_timeout", self.operation_timeout)?,
-            peer_timeout: time("peer_timeout", self.peer_timeout)?,
             paths,
             source_ports: source_ports.transpose()?,
             most_ranks: self.most_ranks,
@@ -322,14 +318,16 @@ name = "a"
             change("join_timeout", "join_timeuot"),
             "control.toml: line 3, column 1: unknown field `join_timeuot`",
         );
+        expect(
+            change("join_timeout = \"1.5s\"", "peer_timeout = \"5s\""),
+            "control.toml: line 3, column 1: unknown field `peer_timeout`",
+        );
         expect(change("1.5s", "1.5"), "control.toml: line 3, column 16: `1.5` is not a duration");
         expect(
             change("1.5s", "0s"),
             "control.toml: line 3, column 16: join_timeout must be longer than nothing",
         );
-        for time in
-            ["prepare_timeout", "recovery_timeout", "operation_timeout", "peer_timeout", "session_timeout"]
-        {
+        for time in ["prepare_timeout", "recovery_timeout", "operation_timeout", "session_timeout"] {
             let wrong = format!(
                 "control.toml: line 1, column {}: {time} must be longer than nothing",
                 time.len() + 4

@@ -159,8 +159,6 @@ pub struct Settings {
     pub recovery_timeout: Duration,
     /// How long an operation waits for ranks that have not arrived.
     pub operation_timeout: Duration,
-    /// How long a silent peer counts as alive.
-    pub peer_timeout: Duration,
     /// Paths of a link.
     pub paths: u32,
     /// Source ports that links take, first and last; any where absent.

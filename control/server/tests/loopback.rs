@@ -30,7 +30,6 @@ fn config() -> Config {
         prepare_timeout: Duration::from_secs(60),
         recovery_timeout: Duration::from_secs(60),
         operation_timeout: Duration::from_secs(30),
-        peer_timeout: Duration::from_secs(5),
         paths: 1,
         source_ports: None,
         most_ranks: 64,

@@ -375,7 +375,7 @@ impl State {
             copy_bytes: tuning.copy.0,
             landing_slots: tuning.landing_slots,
             operation_timeout_ns: nanos(self.settings.operation_timeout),
-            peer_timeout_ns: nanos(self.settings.peer_timeout),
+            peer_timeout_ns: 0,
             one_shot_bytes: direct.one_shot.0,
             two_shot_bytes: direct.two_shot.0,
         }

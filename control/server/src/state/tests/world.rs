@@ -40,7 +40,6 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         prepare_timeout: SECOND * 10,
         recovery_timeout: SECOND * 30,
         operation_timeout: SECOND * 30,
-        peer_timeout: SECOND * 5,
         paths: 2,
         source_ports: Some((20000, 20999)),
         most_ranks: 64,
