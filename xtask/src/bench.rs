@@ -100,9 +100,10 @@ pub struct Args {
     /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
-    /// These parts alone. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
+    /// These parts alone; the other suites have none. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
-    /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, eight, lossy, faults, killed, small, fair, hog, tree. Suite cooperation: tenant
+    /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, eight, lossy, faults, killed, small, fair, hog, tree.
+    /// Suite cooperation: tenant, targets, inference, adversary, subscribers
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
     /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: show that all programs run, in a short round; no bar is held against it
@@ -125,8 +126,24 @@ pub struct Args {
     pub yes: bool,
 }
 
+/// The parts of the suite, from which `--only` chooses.
+fn parts(args: &Args) -> Vec<&'static str> {
+    match args.suite {
+        Suite::Rdma => rdma::PARTS.to_vec(),
+        Suite::Telemetry if args.traces.is_some() => telemetry::TRACES.to_vec(),
+        Suite::Telemetry => telemetry::parts(),
+        Suite::Control => control::parts(),
+        Suite::Compression => compression::parts(),
+        Suite::Aggregation => aggregation::parts(),
+        Suite::Cooperation => cooperation::parts(),
+        Suite::Shaped | Suite::Service | Suite::Intra | Suite::Small | Suite::Codec => Vec::new(),
+    }
+}
+
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
+    let suite = args.suite.to_possible_value().context("a suite without a name")?;
+    part::known(suite.get_name(), &parts(args), &args.only)?;
     if args.suite == Suite::Rdma {
         return rdma(args);
     }
@@ -313,4 +330,48 @@ fn machine() -> String {
         first("/proc/sys/kernel/osrelease", ""),
         first("/proc/sys/net/ipv4/tcp_congestion_control", "")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory, Parser};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn an_unknown_part_is_refused_before_anything_is_built() {
+        let wrong = |line: &str| {
+            let line = Line::try_parse_from(format!("bench {line}").split(' ')).unwrap();
+            run(&line.args).unwrap_err().to_string()
+        };
+        assert_eq!(
+            wrong("control --only onset,typo"),
+            "the suite control has no part typo; it has onset, order, stagger, drain, cut, planner"
+        );
+        for line in ["rdma --only typo", "telemetry --only gloo-long", "telemetry --traces /tmp --only packet"] {
+            assert!(wrong(line).contains("has no part"), "{line}");
+        }
+        for suite in ["shaped", "service", "intra", "small", "codec"] {
+            let expected = format!("the suite {suite} has no parts; leave --only out");
+            assert_eq!(wrong(&format!("{suite} --only large")), expected);
+        }
+    }
+
+    #[test]
+    fn the_help_names_every_part() {
+        let help = Line::command().render_long_help().to_string();
+        let help: Vec<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
+        for suite in Suite::value_variants() {
+            let name = suite.to_possible_value().unwrap();
+            let line = Line::try_parse_from(["bench", name.get_name()]).unwrap();
+            for part in parts(&line.args) {
+                assert!(help.contains(&part), "{part} of {}", name.get_name());
+            }
+        }
+    }
 }

@@ -67,6 +67,11 @@ const PARTS: &[Part<Suite>] = &[
     ("tree", tree::tree),
 ];
 
+/// Names of parts, for `--only`.
+pub fn parts() -> Vec<&'static str> {
+    part::names(PARTS)
+}
+
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
     let suite = Suite { effort, binaries, stop };

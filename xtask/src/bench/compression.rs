@@ -62,6 +62,11 @@ const PARTS: &[Part<Suite>] = &[
     ("transformer", training::transformer),
 ];
 
+/// Names of parts, for `--only`.
+pub fn parts() -> Vec<&'static str> {
+    part::names(PARTS)
+}
+
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
     let suite = Suite { effort, binaries, stop };

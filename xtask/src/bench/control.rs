@@ -80,6 +80,11 @@ const PARTS: &[Part<Suite>] = &[
     ("planner", scale::planner),
 ];
 
+/// Names of parts, for `--only`.
+pub fn parts() -> Vec<&'static str> {
+    part::names(PARTS)
+}
+
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
     let suite = Suite { effort, binaries, stop };

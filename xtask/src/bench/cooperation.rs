@@ -69,6 +69,11 @@ const PARTS: &[Part<Suite>] = &[
     ("subscribers", subscribers::subscribers),
 ];
 
+/// Names of parts, for `--only`.
+pub fn parts() -> Vec<&'static str> {
+    part::names(PARTS)
+}
+
 /// Measures.
 pub fn run(effort: Effort, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
     let suite = Suite { effort, binaries, stop };

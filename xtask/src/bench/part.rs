@@ -1,7 +1,7 @@
 //! A suite made of parts, each of which may fail without the others.
 
 use super::row::Row;
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 /// What came of a suite.
 #[derive(Debug, Default)]
@@ -14,6 +14,20 @@ pub struct Outcome {
 
 /// A part's name, and the part.
 pub type Part<S> = (&'static str, fn(&S) -> Result<Vec<Row>>);
+
+/// The parts' names.
+pub fn names<S>(parts: &[Part<S>]) -> Vec<&'static str> {
+    parts.iter().map(|(name, _)| *name).collect()
+}
+
+/// An error where a part is asked for that the suite does not have.
+pub fn known(suite: &str, parts: &[&str], only: &[String]) -> Result<()> {
+    let Some(unknown) = only.iter().find(|only| !parts.contains(&only.as_str())) else { return Ok(()) };
+    if parts.is_empty() {
+        bail!("the suite {suite} has no parts; leave --only out");
+    }
+    bail!("the suite {suite} has no part {unknown}; it has {}", parts.join(", "))
+}
 
 /// Runs the parts of those names, all where none is named.
 pub fn run<S>(suite: &S, parts: &[Part<S>], only: &[String]) -> Outcome {

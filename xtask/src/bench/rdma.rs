@@ -72,6 +72,9 @@ impl Effort {
     }
 }
 
+/// Names of parts, for `--only`.
+pub const PARTS: &[&str] = &["stream", "latency", "allreduce", "loss", "slow", "failure"];
+
 /// A testbed whose hosts were looked at, and have the programs.
 struct Suite {
     testbed: Testbed,

@@ -138,6 +138,22 @@ const PARTS: &[Part<Suite>] = &[
     ("congestion-busy", congestion::busy),
 ];
 
+/// Names of the traces that [`record`] makes, for `--only`.
+pub const TRACES: &[&str] = &[
+    "gloo-clean",
+    "ours-clean",
+    "gloo-slow-worker",
+    "ours-slow-worker",
+    "gloo-slow-link",
+    "ours-slow-link",
+    "gloo-long",
+];
+
+/// Names of parts, for `--only`.
+pub fn parts() -> Vec<&'static str> {
+    part::names(PARTS)
+}
+
 /// Records the traces that tests replay, beside the logs of the trainings, instead of measuring: those of these names, all if
 /// there are none.
 pub fn record(

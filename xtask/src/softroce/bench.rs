@@ -1,7 +1,7 @@
 //! `cargo xtask softroce bench`: `cargo xtask bench rdma` inside the guest, whose hosts are a testbed with a local launcher.
 
 use super::{AROUND, Guest, Report, machine, missing, prepare};
-use crate::bench::write_json;
+use crate::bench::{part, rdma, write_json};
 use crate::vm::initramfs::{Image, Initramfs};
 use crate::vm::job::{Job, Step};
 use crate::vm::programs::{self, Userland};
@@ -41,6 +41,7 @@ pub(super) struct Args {
 
 /// Runs the suite; fails where a row does not reach its bar.
 pub(super) fn run(args: &Args) -> Result<()> {
+    part::known("rdma", rdma::PARTS, &args.only)?;
     if let Some(reason) = missing() {
         bail!("{reason}");
     }
