@@ -353,7 +353,9 @@ mod tests {
             wrong("control --only onset,typo"),
             "the suite control has no part typo; it has onset, order, stagger, drain, cut, planner"
         );
-        for line in ["rdma --only typo", "telemetry --only gloo-long", "telemetry --traces /tmp --only packet"] {
+        let lines =
+            ["rdma --only typo", "telemetry --only gloo-long", "telemetry --traces /tmp --only packet"];
+        for line in lines {
             assert!(wrong(line).contains("has no part"), "{line}");
         }
         for suite in ["shaped", "service", "intra", "small", "codec"] {

@@ -109,10 +109,12 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command whose output, both streams in one, goes on to this one's and into a file. Whether it ended well.
+/// Runs a command whose output, both streams in one, goes on to this one's and into a file. Whether it ended well. It has no
+/// terminal: a question would not be seen, as it ends no line.
 fn teed(command: &mut Command, log: &Path) -> Result<bool> {
     let (output, end) = std::io::pipe()?;
-    let mut child = command.stdout(end.try_clone()?).stderr(end).spawn().context("cannot start a stage")?;
+    command.stdin(Stdio::null()).stdout(end.try_clone()?).stderr(end);
+    let mut child = command.spawn().context("cannot start a stage")?;
     // The command holds the pipe's other end; the output would not end while it lives.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut file = std::fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -212,6 +214,13 @@ mod tests {
         assert!(!teed(command.args(["-c", "echo one; echo two >&2; exit 3"]), &log).unwrap());
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "one\ntwo\n");
         assert!(teed(&mut Command::new("true"), &log).unwrap());
+        // Nobody answers it.
+        let answers = folder.path().join("answers");
+        std::fs::write(&answers, "yes\n").unwrap();
+        let mut asking = Command::new("sh");
+        asking.stdin(std::fs::File::open(&answers).unwrap()).args(["-c", "read answer || echo none"]);
+        assert!(teed(&mut asking, &log).unwrap());
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "none\n");
     }
 
     #[test]
