@@ -162,7 +162,7 @@ pub fn run(args: &Args) -> Result<()> {
         return if args.smoke { Ok(()) } else { judged(&rows) };
     }
     let consent = Consent::from_flag(args.yes);
-    packages::require(packages::EMULATION, consent)?;
+    packages::require(&[packages::EMULATION, packages::BUILDING].concat(), consent)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
@@ -268,6 +268,9 @@ fn rdma(args: &Args) -> Result<()> {
         )
     };
     let testbed = testbed::Testbed::read(file)?;
+    if testbed.programs.is_none() {
+        packages::require(packages::BUILDING, Consent::from_flag(args.yes))?;
+    }
     let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
     let effort = if args.smoke { rdma::Effort::smoke() } else { rdma::Effort::new(rounds, &args.only) };
     let began = Instant::now();

@@ -65,6 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     packages::require(packages::SOFTROCE, consent)?;
     packages::require(packages::DPU, consent)?;
+    packages::require(packages::BUILDING, consent)?;
     let toolchain = match Toolchain::prepare(consent)? {
         Prepared::Ready(toolchain) => toolchain,
         Prepared::Impossible(why) => {

@@ -63,7 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
         return fabric::down(name);
     }
     let file = args.file.as_deref().context("name a topology file")?;
-    packages::require(packages::EMULATION, Consent::from_flag(args.yes))?;
+    let building: &[&str] = if args.bare { &[] } else { packages::BUILDING };
+    packages::require(&[packages::EMULATION, building].concat(), Consent::from_flag(args.yes))?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;

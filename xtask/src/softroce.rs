@@ -191,7 +191,9 @@ fn missing() -> Option<String> {
 
 /// The kernel, and a tree with everything but the job.
 fn prepare(guest: &Guest) -> Result<(Kernel, Initramfs)> {
-    packages::require(packages::SOFTROCE, Consent::from_flag(guest.yes))?;
+    let consent = Consent::from_flag(guest.yes);
+    packages::require(packages::SOFTROCE, consent)?;
+    packages::require(packages::BUILDING, consent)?;
     let kernel = Kernel::prepare(ARCHITECTURE)?;
     if guest.kvm {
         probe(&kernel)?;
