@@ -137,11 +137,20 @@ impl Control {
         }
     }
 
-    pub(crate) async fn dissolve(&mut self, target: &Target, reason: String) -> Result<String, Failure> {
+    pub(crate) async fn dissolve(
+        &mut self,
+        target: &Target,
+        reason: String,
+        json: bool,
+    ) -> Result<String, Failure> {
         let communicator = self.resolve(target).await?;
         let request = DissolveRequest { communicator, reason };
         self.client.dissolve(request).await.map_err(|status| self.failure(&status))?;
-        Ok(format!("{}: ended\n", communicator_text(communicator)))
+        let id = communicator_text(communicator);
+        Ok(match json {
+            true => format!("{:#}\n", serde_json::json!({"communicator": id, "outcome": "ended"})),
+            false => format!("{id}: ended\n"),
+        })
     }
 
     pub(crate) async fn resolve(&mut self, target: &Target) -> Result<u64, Failure> {

@@ -108,7 +108,7 @@ enum Command {
         #[command(subcommand)]
         action: Option<TenantAction>,
         /// As JSON, complete.
-        #[arg(long)]
+        #[arg(long, global = true)]
         json: bool,
     },
     /// Shows what communicators run by: rings, paths, shares, and why.
@@ -299,6 +299,9 @@ enum Command {
         /// For the records.
         #[arg(long, default_value = "ended by an operator")]
         reason: String,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -491,7 +494,9 @@ async fn ask(control: &str, command: Command) -> Result<String, Failure> {
             let done = control.reorder(&communicator, hosts, wait).await?;
             Ok(if json { format!("{:#}\n", done.json()) } else { done.text() })
         }
-        Command::Dissolve { communicator, reason } => control.dissolve(&communicator, reason).await,
+        Command::Dissolve { communicator, reason, json } => {
+            control.dissolve(&communicator, reason, json).await
+        }
         // None of control's; see `run`.
         _ => Ok(String::new()),
     }

@@ -163,12 +163,12 @@ impl Operate {
             Some(TenantAction::Add { name }) => {
                 let outcome = self.client.add_tenant(v1::AddTenantRequest { name: name.clone() }).await;
                 self.done(outcome)?;
-                Ok(format!("tenant {name}: added\n"))
+                Ok(tenant(&name, "added", json))
             }
             Some(TenantAction::Remove { name }) => {
                 let outcome = self.client.remove_tenant(v1::RemoveTenantRequest { name: name.clone() }).await;
                 self.done(outcome)?;
-                Ok(format!("tenant {name}: removed\n"))
+                Ok(tenant(&name, "removed", json))
             }
             None => {
                 let outcome = self.client.tenants(v1::TenantsRequest {}).await;
@@ -242,7 +242,12 @@ impl Operate {
             let targets = asked.targets.clone();
             let outcome = self.client.restore(v1::RestoreRequest { targets, kind: kind.into() }).await;
             self.done(outcome)?;
-            return Ok(asked.targets.iter().map(|target| format!("{target}: may be used again\n")).collect());
+            return Ok(match asked.json {
+                true => page(&json::restored(kind, &asked.targets)),
+                false => {
+                    asked.targets.iter().map(|target| format!("{target}: may be used again\n")).collect()
+                }
+            });
         }
         let (from_ns, until_ns) = match asked.window {
             None => (0, 0),
@@ -302,6 +307,14 @@ impl Operate {
             None => Ok(0),
             Some(target) => self.control.resolve(target).await,
         }
+    }
+}
+
+/// What was done with a tenant.
+fn tenant(name: &str, outcome: &str, json: bool) -> String {
+    match json {
+        true => page(&serde_json::json!({"tenant": name, "outcome": outcome})),
+        false => format!("tenant {name}: {outcome}\n"),
     }
 }
 

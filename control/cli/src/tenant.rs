@@ -74,6 +74,9 @@ enum Action {
         communicator: String,
         #[command(flatten)]
         expected: Expectations,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Shows the tenant's events.
     Events {
@@ -338,9 +341,15 @@ impl Tenant {
             Action::Constraints { communicator, wanted, take, json } => {
                 constraints(&client, &communicator, wanted.constraints(), take, json)
             }
-            Action::Hints { communicator, expected } => {
+            Action::Hints { communicator, expected, json } => {
                 client.hint(&communicator, &expected.hints()).map_err(refused)?;
-                Ok(format!("{communicator}: noted\n"))
+                Ok(match json {
+                    true => {
+                        let noted = serde_json::json!({"communicator": communicator, "outcome": "noted"});
+                        format!("{noted:#}\n")
+                    }
+                    false => format!("{communicator}: noted\n"),
+                })
             }
             Action::Events { from, wait, follow, json } => events(&client, from, wait.into(), follow, json),
             Action::Receipts { communicator, json } => {

@@ -166,8 +166,9 @@ async fn sees_reorders_and_dissolves() {
         (1, "harmonaize: `h7` has no part in it; the communicator's hosts are h0, h1\n")
     );
 
-    let (code, out, _) = ask(control, &["dissolve", "a/world"]).await;
-    assert_eq!((code, out.ends_with(": ended\n")), (0, true));
+    let (code, out, _) = ask(control, &["dissolve", "a/world", "--json"]).await;
+    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &told["communicator"]), (0, &status["communicators"][0]["communicator"]), "{out}");
     let (code, _, err) = ask(control, &["dissolve", "a/world"]).await;
     assert_eq!(code, 4);
     assert_eq!(err, "harmonaize: no communicator is named a/world; see `harmonaize status`\n");
@@ -266,8 +267,14 @@ async fn operators_see_and_steer() {
         (&"h1".into(), &"drained".into())
     );
     assert_eq!(fabric["hosts"][0]["drained"], true);
-    let (code, out, _) = ask(control, &["drain", "h0", "h1:s", "--end"]).await;
-    assert_eq!((code, out.as_str()), (0, "h0: may be used again\nh1:s: may be used again\n"));
+    let (code, out, _) = ask(control, &["drain", "h0", "--end"]).await;
+    assert_eq!((code, out.as_str()), (0, "h0: may be used again\n"));
+    let (code, out, _) = ask(control, &["drain", "h1:s", "--end", "--json"]).await;
+    let restored = |out: &str| {
+        let told: serde_json::Value = serde_json::from_str(out).unwrap();
+        (told["restored"][0]["target"].clone(), told["restored"][0]["kind"].clone())
+    };
+    assert_eq!((code, restored(&out)), (0, ("h1:s".into(), "drain".into())));
     assert_eq!(ask(control, &["drain"]).await.1, "nothing is drained\n");
     let (code, _, err) = ask(control, &["drain", "h0", "--end"]).await;
     assert_eq!((code, err.as_str()), (1, "harmonaize: h0 is not drained\n"));
@@ -279,7 +286,8 @@ async fn operators_see_and_steer() {
     let (code, _, err) =
         ask(control, &["maintenance", "s", "--from", "2020-01-01T00:00:00Z", "--for", "2h"]).await;
     assert_eq!((code, err.as_str()), (1, "harmonaize: the window is over already\n"));
-    assert_eq!(ask(control, &["maintenance", "s", "--cancel"]).await.0, 0);
+    let (code, out, _) = ask(control, &["maintenance", "s", "--cancel", "--json"]).await;
+    assert_eq!((code, restored(&out)), (0, ("s".into(), "maintenance".into())));
     assert_eq!(ask(control, &["maintenance"]).await.1, "no maintenance is planned\n");
 
     assert_eq!(ask(control, &["tenants", "add", "b"]).await, (0, "tenant b: added\n".into(), String::new()));
@@ -287,7 +295,14 @@ async fn operators_see_and_steer() {
     assert!(out.contains("configuration") && out.contains("  b       added 20"), "{out}");
     let (code, _, err) = ask(control, &["tenants", "remove", "a"]).await;
     assert_eq!((code, err.contains("stands in the configuration file")), (1, true));
-    assert_eq!(ask(control, &["tenants", "remove", "b"]).await.0, 0);
+    let done = |out: &str| {
+        let told: serde_json::Value = serde_json::from_str(out).unwrap();
+        (told["tenant"].clone(), told["outcome"].clone())
+    };
+    let (code, out, _) = ask(control, &["tenants", "remove", "b", "--json"]).await;
+    assert_eq!((code, done(&out)), (0, ("b".into(), "removed".into())));
+    let (code, out, _) = ask(control, &["tenants", "--json", "add", "c"]).await;
+    assert_eq!((code, done(&out)), (0, ("c".into(), "added".into())));
 
     let (code, out, err) = ask(control, &["explain"]).await;
     assert_eq!((code, err.as_str(), out.is_empty()), (0, "", false));

@@ -239,3 +239,8 @@ pub(crate) fn withdrawals(records: &[v1::WithdrawalRecord]) -> Value {
     });
     json!({"withdrawals": records.collect::<Vec<_>>()})
 }
+
+pub(crate) fn restored(of: WithdrawalKind, targets: &[String]) -> Value {
+    let restored = |target: &String| json!({"target": target, "kind": kind(of), "outcome": "restored"});
+    json!({"restored": targets.iter().map(restored).collect::<Vec<_>>()})
+}
