@@ -62,7 +62,7 @@ enum Action {
         #[command(flatten)]
         wanted: Wanted,
         /// Take the counter-offer if there is one.
-        #[arg(long)]
+        #[arg(long, requires = "wanted")]
         take: bool,
         /// As JSON.
         #[arg(long)]
@@ -105,9 +105,25 @@ enum Action {
 
 /// What is proposed; what is left out is the provider's choice.
 #[derive(Args)]
+#[group(id = "wanted")]
 struct Wanted {
     /// Nothing: what was promised is given back.
-    #[arg(long)]
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "p99",
+            "iteration",
+            "min_busbw",
+            "weight",
+            "priority",
+            "budget",
+            "no_aggregation",
+            "on_failure",
+            "price_ceiling",
+            "ordered",
+            "partial_sums",
+        ]
+    )]
     none: bool,
     /// Operations of up to SIZE (of an AllReduce where nothing else is named) end within TIME in 99 of 100 cases; up to four times.
     #[arg(long, value_name = "[COLLECTIVE=]SIZE=TIME")]
@@ -436,6 +452,7 @@ fn events(
 mod tests {
     use super::*;
     use clap::Parser;
+    use clap::error::ErrorKind;
 
     #[derive(Parser)]
     struct Line {
@@ -482,6 +499,31 @@ mod tests {
         assert_eq!(wanted("tenant constraints job --partial-sums 3=20ms"), Some(partial));
         let codecs = wanted("tenant constraints job --budget int8,bf16").unwrap().budget;
         assert_eq!(codecs, Some(Budget::Codecs(vec!["int8".to_owned(), "bf16".to_owned()])));
+    }
+
+    #[test]
+    fn nothing_is_proposed_alone_and_a_counter_offer_is_to_a_proposal() {
+        let wrong = |line: &str| Line::try_parse_from(line.split(' ')).err().map(|error| error.kind());
+        let proposals = [
+            "--p99 64KiB=5ms",
+            "--iteration 1GiB=2s",
+            "--min-busbw 80MB/s",
+            "--weight 2",
+            "--priority high",
+            "--budget exact",
+            "--no-aggregation",
+            "--on-failure end",
+            "--price-ceiling 7",
+            "--ordered",
+            "--partial-sums 3=20ms",
+        ];
+        for proposal in proposals {
+            let with_none = format!("tenant constraints job --none {proposal}");
+            assert_eq!(wrong(&with_none), Some(ErrorKind::ArgumentConflict), "{proposal}");
+            assert_eq!(wrong(&format!("tenant constraints job --take {proposal}")), None, "{proposal}");
+        }
+        assert_eq!(wrong("tenant constraints job --none --take"), None);
+        assert_eq!(wrong("tenant constraints job --take"), Some(ErrorKind::MissingRequiredArgument));
     }
 
     #[test]
