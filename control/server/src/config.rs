@@ -10,6 +10,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Most ranks of a communicator that agents take.
+const MOST_RANKS: u32 = 1024;
+
 /// What the operator decided, and where control listens.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -83,7 +86,7 @@ struct File {
     paths: toml::Spanned<u32>,
     source_ports: Option<toml::Spanned<String>>,
     #[serde(default = "most_ranks")]
-    most_ranks: u32,
+    most_ranks: toml::Spanned<u32>,
     #[serde(default = "most_communicators")]
     most_communicators: usize,
     #[serde(default = "telemetry_interval")]
@@ -145,8 +148,8 @@ fn most_weight() -> toml::Spanned<u32> {
     toml::Spanned::new(0..0, 8)
 }
 
-const fn most_ranks() -> u32 {
-    1024
+fn most_ranks() -> toml::Spanned<u32> {
+    toml::Spanned::new(0..0, MOST_RANKS)
 }
 
 const fn most_communicators() -> usize {
@@ -231,6 +234,12 @@ impl File {
         if !(1..=64).contains(&paths) {
             return Err(wrong(at, format!("paths must be 1 to 64, not {paths}")));
         }
+        let (at, most_ranks) = (self.most_ranks.span().start, self.most_ranks.into_inner());
+        if !(1..=MOST_RANKS).contains(&most_ranks) {
+            let most =
+                format!("most_ranks must be 1 to {MOST_RANKS}, as agents take no more, not {most_ranks}");
+            return Err(wrong(at, most));
+        }
         let (at, most_weight) = (self.most_weight.span().start, self.most_weight.into_inner());
         if !(1..=MAX_WEIGHT).contains(&most_weight) {
             return Err(wrong(at, format!("most_weight must be 1 to {MAX_WEIGHT}, not {most_weight}")));
@@ -258,7 +267,7 @@ impl File {
             operation_timeout: time("operation_timeout", self.operation_timeout)?,
             paths,
             source_ports: source_ports.transpose()?,
-            most_ranks: self.most_ranks,
+            most_ranks,
             most_communicators: self.most_communicators,
             telemetry_interval: self.telemetry_interval.into(),
             replan: self.replan,
@@ -354,6 +363,13 @@ name = "a"
             load(&format!("paths = 0\n{GOOD}")).unwrap_err(),
             "control.toml: line 1, column 9: paths must be 1 to 64",
         );
+        for ranks in ["0", "1025"] {
+            expect(
+                load(&format!("most_ranks = {ranks}\n{GOOD}")).unwrap_err(),
+                "control.toml: line 1, column 14: most_ranks must be 1 to 1024",
+            );
+        }
+        assert_eq!(load(&format!("most_ranks = 1024\n{GOOD}")).unwrap().settings.most_ranks, 1024);
         expect(
             load(&format!("most_weight = 65\n{GOOD}")).unwrap_err(),
             "control.toml: line 1, column 15: most_weight must be 1 to 64, not 65",
