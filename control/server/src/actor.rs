@@ -1,4 +1,4 @@
-//! The one task that owns the state: feeds it messages, calls and the time, and carries out what it decides.
+//! The one task that owns the state, on a thread of its own: feeds it messages, calls and the time, and carries out what it decides.
 
 use crate::keeper::{Keeper, Kept};
 use crate::log::log;

@@ -10,6 +10,7 @@ mod log;
 mod operators;
 mod service;
 pub mod state;
+mod thread;
 
 pub use config::{Config, ConfigError, StoreConfig};
 pub use service::{RunError, Server, StartError};

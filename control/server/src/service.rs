@@ -5,6 +5,7 @@ use crate::config::{Config, StoreConfig};
 use crate::keeper::Keeper;
 use crate::operators::Operators;
 use crate::state::{ReorderError, SessionId};
+use crate::thread::Running;
 use harmonaize_api::v1::operator_server::OperatorServer;
 use harmonaize_api::v1::provider_server::{Provider, ProviderServer};
 use harmonaize_api::v1::{
@@ -59,8 +60,8 @@ pub enum RunError {
     /// The listener failed.
     #[error("serving: {0}")]
     Serve(tonic::transport::Error),
-    /// The system gives no thread for the store.
-    #[error("no thread for the store: {0}")]
+    /// The system gives no thread for the store, or for the state.
+    #[error("no thread for the store or the state: {0}")]
     Thread(std::io::Error),
 }
 
@@ -105,7 +106,8 @@ impl Server {
         self.address
     }
 
-    /// Serves until `shutdown`; then agents are told, and streams end. Communicators run on without control.
+    /// Serves until `shutdown`; then agents are told, and streams end. Communicators run on without control. What control decides it
+    /// computes on a thread of its own: meanwhile connections are served, and their pings answered.
     ///
     /// # Errors
     /// Where the listener fails, or the system gives no thread.
@@ -123,6 +125,7 @@ impl Server {
         }
         let keeper = Keeper::start(self.store).map_err(RunError::Thread)?;
         let actor = Actor::new(self.config.settings, self.seed, self.stored, keeper);
+        let running = Running::start(actor, queue).map_err(RunError::Thread)?;
         let operators = OperatorServer::new(Operators::new(commands.clone()));
         let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
         let service = Service {
@@ -143,7 +146,7 @@ impl Server {
         tokio::pin!(serve);
         tokio::select! {
             ended = &mut serve => return ended.map_err(RunError::Serve),
-            () = actor.run(queue, shutdown) => {}
+            ended = running.until(shutdown) => ended.map_err(RunError::Thread)?,
         }
         let _ = stop.send(());
         tokio::time::timeout(GRACE, serve).await.unwrap_or(Ok(())).map_err(RunError::Serve)

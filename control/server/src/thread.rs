@@ -1,0 +1,109 @@
+//! The actor's thread: what the state computes holds up no connection, whose pings are answered on another.
+
+use crate::actor::{Actor, Command};
+use std::future::Future;
+use std::thread::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+
+/// An actor that runs on a thread of its own. Dropping it has the actor end as [`Running::until`] would, without waiting for it.
+pub(crate) struct Running {
+    thread: JoinHandle<std::io::Result<()>>,
+    stop: oneshot::Sender<()>,
+    /// Answers once the actor has ended, whyever.
+    over: oneshot::Receiver<()>,
+}
+
+impl Running {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub(crate) fn start(actor: Actor, commands: mpsc::Receiver<Command>) -> std::io::Result<Self> {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ended, over) = oneshot::channel::<()>();
+        let run = move || -> std::io::Result<()> {
+            // Dropped last, and where the actor panics, too.
+            let _ended = ended;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+            runtime.block_on(actor.run(commands, async {
+                let _ = stopped.await;
+            }));
+            Ok(())
+        };
+        let thread = std::thread::Builder::new().name("state".to_owned()).spawn(run)?;
+        Ok(Self { thread, stop, over })
+    }
+
+    /// Has the actor end at `shutdown`, and waits until it has. Where it panicked the panic goes on here.
+    ///
+    /// # Errors
+    /// Where the system gives the thread nothing that it could wait with.
+    pub(crate) async fn until(self, shutdown: impl Future<Output = ()>) -> std::io::Result<()> {
+        let Self { thread, stop, mut over } = self;
+        let by_itself = tokio::select! {
+            () = shutdown => false,
+            _ = &mut over => true,
+        };
+        if !by_itself {
+            let _ = stop.send(());
+            let _ = over.await;
+        }
+        // It has nothing left to do.
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::keeper::Keeper;
+    use crate::state::State;
+    use harmonaize_store::{Memory, Stored};
+    use std::time::Duration;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn start() -> (Running, mpsc::Sender<Command>) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
+        let path = folder.path().join("control.toml");
+        let text = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n";
+        std::fs::write(&path, text).unwrap();
+        let config = Config::load(&path).unwrap();
+        let keeper = Keeper::start(Box::new(Memory::new())).unwrap();
+        let actor = Actor::new(config.settings, [7; 32], Stored::default(), keeper);
+        let (commands, queue) = mpsc::channel(8);
+        (Running::start(actor, queue).unwrap(), commands)
+    }
+
+    fn panics(_: &mut State, _: Duration) {
+        std::panic::resume_unwind(Box::new("of the state"));
+    }
+
+    #[tokio::test]
+    async fn others_go_on_while_the_state_computes() {
+        let (running, commands) = start();
+        let (go, let_on) = std::sync::mpsc::channel::<()>();
+        let (answer, computed) = oneshot::channel();
+        let computes = Command::Look(Box::new(move |_, _| {
+            drop(answer.send(let_on.recv_timeout(LIMIT).is_ok()));
+        }));
+        assert!(commands.send(computes).await.is_ok());
+        // All of this happens on the thread that would answer pings.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        go.send(()).unwrap();
+        assert!(computed.await.unwrap(), "it was let on while it computed");
+        tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
+        assert!(commands.is_closed());
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_the_state_goes_on_where_the_server_runs() {
+        let (running, commands) = start();
+        assert!(commands.send(Command::Look(Box::new(panics))).await.is_ok());
+        let server = tokio::spawn(running.until(std::future::pending()));
+        let error = tokio::time::timeout(LIMIT, server).await.unwrap().unwrap_err();
+        assert_eq!(error.into_panic().downcast_ref::<&str>(), Some(&"of the state"));
+    }
+}
