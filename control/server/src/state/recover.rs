@@ -61,29 +61,37 @@ impl State {
         let usable = self.settings.tenants.contains(&recipe.tenant);
         let members: Option<Vec<Member>> = recipe.participants.iter().map(|part| self.absent(part)).collect();
         let Some(members) = members.filter(|_| usable && !ended) else {
-            let detail = "control does not know it any more".to_owned();
-            self.send(
-                from,
-                dissolved(id, &EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }),
-            );
+            self.disown(from, id);
             return Ok(());
         };
-        if !self.communicators.contains_key(&id) {
+        let Some(own) = members.get(me).filter(|member| member.host == host) else {
+            return Err("a communicator of others in Hello");
+        };
+        let adopted = !self.communicators.contains_key(&id);
+        if adopted {
             if ours {
-                let ranks = members.get(me).map(|member| member.ranks.clone()).unwrap_or_default();
+                let ranks = own.ranks.clone();
                 let detail = "it ended while the agent had no session".to_owned();
                 self.send(from, dissolved(id, &EndCause { kind: FailureKind::RanksLost, ranks, detail }));
                 return Ok(());
             }
+            if now >= self.settings.recovery_timeout || !self.is_credible(recipe) {
+                self.disown(from, id);
+                return Ok(());
+            }
             let until = now.saturating_add(self.settings.recovery_timeout);
             self.communicators.insert(id, adopt(recipe, members, until));
+        } else if self.communicators.get(&id).is_none_or(|known| !is_same(known, recipe, &members)) {
+            // Whoever told of it first may have lied; it costs nobody a session.
+            self.disown(from, id);
+            return Ok(());
         }
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         let all_back = {
             let Some(member) = communicator.members.get_mut(me) else {
                 return Err("a participant that is not there");
             };
-            if member.host != host || member.session.is_some() {
+            if member.session.is_some() {
                 return Err("a communicator of others in Hello");
             }
             member.session = Some(from);
@@ -118,11 +126,38 @@ impl State {
         Ok(())
     }
 
+    /// Tells an agent to let go of what it says is running.
+    fn disown(&mut self, agent: SessionId, id: u64) {
+        let detail = "control does not know it any more".to_owned();
+        let cause = EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail };
+        self.send(agent, dissolved(id, &cause));
+    }
+
+    /// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its tenant could have it now where
+    /// nothing was.
+    fn is_credible(&self, recipe: &v1::Recipe) -> bool {
+        if let Some(stored) = self.is_stored_as(recipe) {
+            return stored;
+        }
+        let ranks: usize = recipe.participants.iter().map(|part| part.ranks.len()).sum();
+        ranks <= self.settings.most_ranks as usize
+            && self.check_names(&recipe.tenant, &recipe.name).is_ok()
+            && self.communicators_of(&recipe.tenant, &recipe.name) < self.settings.most_communicators
+    }
+
     fn absent(&self, participant: &v1::Participant) -> Option<Member> {
         let host = self.settings.topology.host(&participant.host)?;
         let (ranks, requests, left) = (participant.ranks.clone(), Vec::new(), BTreeSet::new());
         Some(Member { host, session: None, ranks, requests, left, closed: false })
     }
+}
+
+/// Whether what an agent says is running is what is known by this number.
+fn is_same(known: &Communicator, recipe: &v1::Recipe, members: &[Member]) -> bool {
+    let part = |member: &Member| (member.host, member.ranks.clone());
+    known.tenant == recipe.tenant
+        && known.name == recipe.name
+        && known.members.iter().map(part).eq(members.iter().map(part))
 }
 
 /// How small operations go, as an agent's recipe says it.

@@ -16,6 +16,7 @@ mod operator;
 mod paths;
 mod policies;
 mod random;
+mod recovered;
 mod regroup;
 mod scenarios;
 mod sums;

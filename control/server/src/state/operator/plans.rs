@@ -4,6 +4,7 @@ use crate::state::communicator::Communicator;
 use crate::state::paces::Held;
 use crate::state::replan::Planned;
 use crate::state::{Fact, Output, State};
+use harmonaize_api::v1::Recipe;
 use harmonaize_api::v1::to_agent::Message;
 use harmonaize_codec::Codec;
 use harmonaize_planner::{HostId, Nanos, Rate};
@@ -125,6 +126,14 @@ impl State {
             // What is not known of it is said again.
             known.held = Held { ring: known.plan.as_ref().and_then(|plan| plan.pace), others: None };
         }
+    }
+
+    /// Whether what an agent says is running is what an earlier start stored by this number: of that tenant and name, and on those hosts.
+    /// None where nothing was stored by it.
+    pub(in crate::state) fn is_stored_as(&self, recipe: &Recipe) -> Option<bool> {
+        let plan = self.operator.plans.get(&recipe.communicator)?;
+        let hosts = recipe.participants.iter().map(|part| &part.host);
+        Some(plan.tenant == recipe.tenant && plan.name == recipe.name && plan.hosts.iter().eq(hosts))
     }
 
     /// Plans of communicators that did not come back in time; they are to be removed.
