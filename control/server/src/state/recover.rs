@@ -98,7 +98,8 @@ impl State {
             member.requests = recipe.local.iter().map(|local| (local.rank, local.request)).collect();
             communicator.members.iter().all(|member| member.session.is_some())
         };
-        if recipe.epoch > communicator.epoch {
+        let newer = recipe.epoch > communicator.epoch;
+        if newer {
             communicator.epoch = recipe.epoch;
             communicator.order.clone_from(&recipe.order);
             communicator.coding.take_up(recipe);
@@ -111,7 +112,9 @@ impl State {
         if let Some(told) = self.communicators.get(&id).map(|known| known.aggregation.clone()) {
             self.recover_aggregation(now, id, &told);
         }
-        self.take_up_plan(now, id);
+        if adopted || newer {
+            self.take_up_plan(now, id);
+        }
         self.take_up_agreement(id);
         self.learn_usage(id);
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
