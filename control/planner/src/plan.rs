@@ -335,23 +335,28 @@ struct Contenders {
     promised: u32,
 }
 
-/// Paths for the connections between two participants that are not next to each other in the ring (acknowledgements, AllToAll):
-/// those with the most left, each once before any twice; empty where none is known.
-pub fn other_paths(request: &Request<'_>, from: HostId, to: HostId, connections: u32) -> Vec<Path> {
+/// For each of these pairs of hosts, paths for the connections between two participants that are not next to each other in the ring
+/// (acknowledgements, AllToAll): those with the most left, each once before any twice; empty where none is known.
+pub fn other_paths(request: &Request<'_>, pairs: &[(HostId, HostId)], connections: u32) -> Vec<Vec<Path>> {
     let request = Request { jobs: &[], ..*request };
     let mut model = Model::new(&request);
-    let options = model.options(from, to, true);
     let available = |link: &DirectedLink| request.conditions.available(*link);
     let left = |path: &Path| {
         let links = path.links().iter().flat_map(|link| [*link, link.reversed()]);
         links.map(|link| available(&link)).min().unwrap_or_default()
     };
-    let mut paths: Vec<Path> = options.candidates.iter().map(|candidate| candidate.path.clone()).collect();
-    let most = paths.iter().map(left).max().unwrap_or_default();
-    // Half of the best is still worth a connection of its own.
-    paths.retain(|path| left(path).0 >= most.0 / 2);
-    paths.sort_by_key(|path| Reverse(left(path)));
-    paths.iter().cycle().take(if paths.is_empty() { 0 } else { connections as usize }).cloned().collect()
+    let between = |(from, to): &(HostId, HostId)| {
+        let options = model.options(*from, *to, true);
+        let mut paths: Vec<Path> =
+            options.candidates.iter().map(|candidate| candidate.path.clone()).collect();
+        let most = paths.iter().map(left).max().unwrap_or_default();
+        // Half of the best is still worth a connection of its own.
+        paths.retain(|path| left(path).0 >= most.0 / 2);
+        paths.sort_by_key(|path| Reverse(left(path)));
+        let count = if paths.is_empty() { 0 } else { connections as usize };
+        paths.iter().cycle().take(count).cloned().collect::<Vec<Path>>()
+    };
+    pairs.iter().map(between).collect()
 }
 
 #[cfg(test)]

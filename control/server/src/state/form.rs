@@ -165,9 +165,16 @@ impl State {
         let epoch = communicator.next_epoch;
         let addresses: Vec<String> = communicator.members.iter().map(|member| self.address(member)).collect();
         let hosts: Vec<HostId> = communicator.members.iter().map(|member| member.host).collect();
-        let mut wanted = self.wanted_paths(&hosts, &order, &hops);
+        let mut wanted = Self::planned_paths(&hosts, &order, &hops);
         let mut ports = Vec::new();
+        if !same_links {
+            self.choose_others(&hosts, &mut wanted);
+        }
         let carried = self.carried(id, (&order, &hops, same_links), &mut wanted, &mut ports);
+        if same_links {
+            // Of those that go on nobody asks where they go.
+            self.choose_others(&hosts, &mut wanted);
+        }
         let mut numbers = self.take_ports(&hosts, wanted, &mut ports);
         let held = self.held_by(id, plan.as_ref());
         let paces = self.paces(id, &order, held);
@@ -239,23 +246,27 @@ impl State {
         epoch
     }
 
-    /// Which paths the connections between each two participants shall take, from the lower: as planned along the ring, as the planner
-    /// has it for others; empty where any will do.
-    fn wanted_paths(
-        &mut self,
-        hosts: &[HostId],
-        order: &[u32],
-        hops: &[Hop],
-    ) -> BTreeMap<(u32, u32), Vec<Path>> {
-        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
+    /// Which paths the connections between each two participants shall take, from the lower, as planned along the ring; empty for all
+    /// others.
+    fn planned_paths(hosts: &[HostId], order: &[u32], hops: &[Hop]) -> BTreeMap<(u32, u32), Vec<Path>> {
         let mut wanted = BTreeMap::new();
         let ring = order.iter().zip(order.iter().cycle().skip(1)).zip(hops);
         for ((from, to), hop) in ring.filter(|((from, to), hop)| from != to && !hop.paths.is_empty()) {
             let paths = hop.paths.iter().map(|path| if from < to { path.clone() } else { path.reversed() });
             wanted.entry((*from.min(to), *from.max(to))).or_insert_with(|| paths.collect());
         }
+        let count = hosts.len() as u32;
+        for (low, high) in (0..count).flat_map(|low| (low + 1..count).map(move |high| (low, high))) {
+            wanted.entry((low, high)).or_default();
+        }
+        wanted
+    }
+
+    /// Which paths those connections shall take of which the plan says nothing: as the planner has it; empty where any will do.
+    fn choose_others(&mut self, hosts: &[HostId], wanted: &mut BTreeMap<(u32, u32), Vec<Path>>) {
         let paths = self.settings.paths;
         self.ports.refresh(paths as usize);
+        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
         let request = Request {
             topology: &self.settings.topology,
             conditions: &conditions,
@@ -263,13 +274,13 @@ impl State {
             routes: Routes::Known(self.ports.known()),
             policy: Policy::default(),
         };
-        for (low, from) in hosts.iter().enumerate() {
-            for (high, to) in hosts.iter().enumerate().skip(low + 1) {
-                let others = || other_paths(&request, *from, *to, paths);
-                wanted.entry((low as u32, high as u32)).or_insert_with(others);
-            }
+        let host = |index: u32| hosts.get(index as usize).copied();
+        let open = wanted.iter_mut().filter(|(_, paths)| paths.is_empty());
+        let (pairs, open): (Vec<_>, Vec<_>) =
+            open.filter_map(|((low, high), paths)| Some((host(*low).zip(host(*high))?, paths))).unzip();
+        for (ways, found) in open.into_iter().zip(other_paths(&request, &pairs, paths)) {
+            *ways = found;
         }
-        wanted
     }
 
     /// Source ports for all connections: of those that lead the wanted way both ways, else any that leads over open links alone,
