@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Most ends that are remembered.
 const MOST_ENDED: usize = 64;
 
-/// Longest detail that is kept.
+/// Longest detail of an end that is told and kept.
 const DETAIL_CHARS: usize = 500;
 
 /// A communicator.
@@ -240,6 +240,9 @@ impl State {
 
     /// Ends a communicator: its agents are told, but for the one that said so.
     pub(super) fn end(&mut self, now: Duration, id: u64, cause: EndCause, except: Option<SessionId>) {
+        // Agents and operators say it at any length; all members are told.
+        let detail = cause.detail.chars().take(DETAIL_CHARS).collect();
+        let cause = EndCause { detail, ..cause };
         if cause.kind == FailureKind::RanksLost {
             let policy = self.agreements.left(id).and_then(|left| left.on_failure());
             let within = policy.and_then(|policy| match policy {
@@ -270,16 +273,14 @@ impl State {
         if self.ended.len() == MOST_ENDED {
             self.ended.pop_front();
         }
-        let detail: String = cause.detail.chars().take(DETAIL_CHARS).collect();
         self.fact(Fact::Ended {
             communicator: id,
             tenant: communicator.tenant.clone(),
             name: communicator.name.clone(),
             kind: cause.kind,
             ranks: cause.ranks.clone(),
-            detail: detail.clone(),
+            detail: cause.detail.clone(),
         });
-        let cause = EndCause { detail, ..cause };
         self.ended.push_back(Ended {
             id,
             tenant: communicator.tenant,

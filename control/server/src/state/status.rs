@@ -9,6 +9,13 @@ use std::time::Duration;
 /// Most status requests at a time; one more is answered with what control knows.
 const MOST_QUESTIONS: usize = 64;
 
+/// Most that is taken of what an agent reports: processes, communicators, operations in flight of each, errors, and characters of a text.
+const MOST_ATTACHMENTS: usize = 4096;
+const MOST_COMMUNICATORS: usize = 4096;
+const MOST_IN_FLIGHT: usize = 256;
+const MOST_ERRORS: usize = 64;
+const MOST_CHARS: usize = 256;
+
 /// A status request that waits for agents.
 #[derive(Debug)]
 pub(super) struct Question {
@@ -46,11 +53,13 @@ impl State {
         id
     }
 
-    pub(super) fn report(&mut self, now: Duration, from: SessionId, report: v1::Report) {
+    pub(super) fn report(&mut self, now: Duration, from: SessionId, mut report: v1::Report) {
         let id = report.id;
+        let most_ranks = self.settings.most_ranks as usize;
         if let Some(question) = self.questions.get_mut(&id)
             && question.awaited.remove(&from)
         {
+            bound(&mut report, most_ranks);
             question.reports.insert(from, report);
             self.answer(now, id, false);
         }
@@ -201,6 +210,28 @@ impl State {
                 .filter(|told| told.number > 0)
                 .map(|told| (&told).into()),
         }
+    }
+}
+
+/// Cuts what an agent reports to what one can have to say: it is kept until all have answered, and goes to operators' terminals.
+fn bound(report: &mut v1::Report, most_ranks: usize) {
+    report.attachments.truncate(MOST_ATTACHMENTS);
+    report.communicators.truncate(MOST_COMMUNICATORS);
+    report.recent_errors.truncate(MOST_ERRORS);
+    report.attachments.iter_mut().for_each(|attachment| cut(&mut attachment.tenant));
+    report.recent_errors.iter_mut().for_each(cut);
+    for communicator in &mut report.communicators {
+        communicator.in_flight.truncate(MOST_IN_FLIGHT);
+        for operation in &mut communicator.in_flight {
+            operation.waiting_for.truncate(most_ranks);
+            cut(&mut operation.what);
+        }
+    }
+}
+
+fn cut(text: &mut String) {
+    if text.len() > MOST_CHARS || text.chars().any(char::is_control) {
+        *text = text.chars().filter(|c| !c.is_control()).take(MOST_CHARS).collect();
     }
 }
 

@@ -526,6 +526,41 @@ fn status_says_whom_operations_wait_for() {
 }
 
 #[test]
+fn what_an_agent_says_at_length_is_cut() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let communicator = world.form(&sessions, "world");
+    let asked = world.state.ask_status(world.now, SECOND);
+    world.settle();
+    let operation = v1::OperationReport {
+        what: "x\n".repeat(1 << 12),
+        waiting_for: vec![0; 1 << 12],
+        ..v1::OperationReport::default()
+    };
+    let own = v1::CommunicatorReport {
+        communicator,
+        in_flight: vec![operation; 300],
+        ..v1::CommunicatorReport::default()
+    };
+    let communicators = vec![own];
+    let report = v1::Report { id: asked, communicators, ..v1::Report::default() };
+    world.say(sessions[0], from_agent::Message::Report(report));
+    world.wait(SECOND);
+    let status = world.status.pop().unwrap();
+    let kept = &status.agents[0].report.as_ref().unwrap().communicators[0].in_flight;
+    assert_eq!((kept.len(), kept[0].what.len(), kept[0].waiting_for.len()), (256, 256, 64));
+    world.got.clear();
+
+    let detail = "y".repeat(1 << 20);
+    let failed = v1::Failed { communicator, detail, ..v1::Failed::default() };
+    world.say(sessions[0], from_agent::Message::Failed(failed));
+    match world.heard(sessions[1]).as_slice() {
+        [to_agent::Message::Dissolve(end)] => assert_eq!(end.reason, "y".repeat(500)),
+        other => panic!("not dissolved but {other:?}"),
+    }
+}
+
+#[test]
 fn agents_are_told_when_control_goes() {
     let mut world = world();
     let sessions = [0, 1].map(|host| world.agent(host));
