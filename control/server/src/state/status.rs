@@ -99,7 +99,7 @@ impl State {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ns: since(Duration::ZERO),
             agents: self.agents(now, reports),
-            tenants: self.settings.tenants.iter().map(|name| self.tenant(name, reports)).collect(),
+            tenants: self.tenants(reports),
             communicators: known
                 .into_iter()
                 .map(|(id, known)| self.communicator(id, known, reports))
@@ -155,16 +155,22 @@ impl State {
             .collect()
     }
 
-    fn tenant(&self, name: &str, reports: &BTreeMap<SessionId, v1::Report>) -> v1::TenantStatus {
-        let own = self.communicators.values().filter(|known| known.tenant == name);
-        let attachments = reports.values().flat_map(|report| &report.attachments);
-        v1::TenantStatus {
-            name: name.to_owned(),
-            communicators: own.clone().count() as u32,
-            ranks: own.map(|known| known.ranks).sum(),
-            attachments: attachments.filter(|attachment| attachment.tenant == name).count() as u32,
-            errors: self.tenant_errors.get(name).copied().unwrap_or(0),
+    fn tenants(&self, reports: &BTreeMap<SessionId, v1::Report>) -> Vec<v1::TenantStatus> {
+        let mut own: BTreeMap<&str, v1::TenantStatus> = BTreeMap::new();
+        for known in self.communicators.values() {
+            let tenant = own.entry(&known.tenant).or_default();
+            tenant.communicators += 1;
+            tenant.ranks = tenant.ranks.saturating_add(known.ranks);
         }
+        for attachment in reports.values().flat_map(|report| &report.attachments) {
+            own.entry(&attachment.tenant).or_default().attachments += 1;
+        }
+        let tenant = |name: &String| v1::TenantStatus {
+            name: name.clone(),
+            errors: self.tenant_errors.get(name).copied().unwrap_or(0),
+            ..own.remove(name.as_str()).unwrap_or_default()
+        };
+        self.settings.tenants.iter().map(tenant).collect()
     }
 
     fn communicator(
