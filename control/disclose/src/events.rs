@@ -183,6 +183,8 @@ struct Subject {
     told: Option<EventKind>,
     /// Whether there may be something to tell; and, of all that wait, which waits longest.
     waits: Option<u64>,
+    /// The tick within which it began to wait.
+    waits_from: u128,
 }
 
 /// The events of one tenant.
@@ -276,11 +278,15 @@ impl Feed {
 
     /// A subject has something to tell: at the next whole tick, however long there was nothing.
     fn wait(&mut self, key: (u64, Kind), now: Duration) {
-        self.ticked = self.ticked.max(now.as_nanos() / self.limits.tick.as_nanos());
+        let tick = now.as_nanos() / self.limits.tick.as_nanos();
+        // What waits for a tick that is late is not held up by what comes meanwhile.
+        if self.subjects.values().all(|subject| subject.waits.is_none()) {
+            self.ticked = self.ticked.max(tick);
+        }
         let Some(subject) = self.subjects.get_mut(&key) else { return };
         subject.since = now;
         if subject.waits.is_none() {
-            subject.waits = Some(self.order);
+            (subject.waits, subject.waits_from) = (Some(self.order), tick);
             self.order += 1;
         }
     }
@@ -318,6 +324,7 @@ impl Feed {
         let mut waiting: Vec<(u64, (u64, Kind))> = self
             .subjects
             .iter()
+            .filter(|(_, subject)| subject.waits_from < tick)
             .filter_map(|(key, subject)| subject.waits.map(|order| (order, *key)))
             .collect();
         waiting.sort();

@@ -105,6 +105,20 @@ fn more_than_a_tick_may_tell_waits_in_order_and_none_is_lost() {
 }
 
 #[test]
+fn what_waits_for_a_late_tick_is_not_held_up_by_what_comes_meanwhile() {
+    let mut feed = feed();
+    let names = |feed: &Feed| all(feed).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    feed.note((1, "job"), lost(1), seconds(0.5));
+    feed.note((2, "other"), lost(2), seconds(1.1));
+    assert_eq!(feed.due(), Some(seconds(1.0)));
+    feed.tick(seconds(1.2));
+    // What came within the tick is told at the next.
+    assert_eq!((names(&feed), feed.due()), (vec!["job".to_owned()], Some(seconds(2.0))));
+    feed.tick(seconds(2.0));
+    assert_eq!(names(&feed), ["job", "other"]);
+}
+
+#[test]
 fn an_ended_communicator_is_forgotten_but_for_whom_it_lost() {
     let mut feed = feed();
     feed.note((1, "job"), congestion(0.1), seconds(0.1));
