@@ -174,7 +174,8 @@ impl Actor {
         self.state.expire(now);
         let lost = self.state.lost_plans(now);
         self.plans.changed(lost);
-        let over = self.state.expired_withdrawals(now);
+        let waiting = self.waiting.values().flat_map(|waiting| &waiting.changes);
+        let over = self.state.expired_withdrawals(now, waiting);
         if !over.is_empty() {
             self.state.carry_out(now, &over);
             self.keeper.keep(over);

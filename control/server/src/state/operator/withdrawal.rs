@@ -6,6 +6,7 @@ use crate::state::decisions::Trigger;
 use crate::state::events::NOTICE;
 use harmonaize_planner::{Drains, HostId, Link, LinkId, Node, SwitchId, Topology};
 use harmonaize_store::{Change, Withdrawal, WithdrawalKind};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// What a target is in the topology.
@@ -182,11 +183,23 @@ impl State {
         }
     }
 
-    /// Windows that are over: what is to be removed from the store.
-    pub fn expired_withdrawals(&self, now: Duration) -> Vec<Change> {
+    /// Windows that are over: what is to be removed from the store. Not those that what is `waiting` to be stored goes on with: it would
+    /// be stored first, and removed.
+    pub fn expired_withdrawals<'a>(
+        &self,
+        now: Duration,
+        waiting: impl Iterator<Item = &'a Change>,
+    ) -> Vec<Change> {
         let clock = self.operator.realtime(now);
+        let longer: BTreeSet<(&str, WithdrawalKind)> = waiting
+            .filter_map(|change| match change {
+                Change::Withdraw(record) => Some((record.target.as_str(), record.kind())),
+                _ => None,
+            })
+            .collect();
         let over = self.operator.withdrawals.values();
         let over = over.filter(|record| record.until_ns != 0 && record.until_ns <= clock);
+        let over = over.filter(|record| !longer.contains(&(record.target.as_str(), record.kind())));
         over.map(|record| Change::Restore(record.target.clone(), record.kind())).collect()
     }
 }

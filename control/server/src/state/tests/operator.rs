@@ -210,7 +210,15 @@ fn maintenance_begins_and_ends_by_itself() {
     assert_eq!(kept.listed(), [("h0".to_owned(), false), ("spine".to_owned(), false)]);
     assert_eq!(deadline(&kept), Some(minute * 2));
     let over = Change::Restore("h0".to_owned(), WithdrawalKind::Maintenance);
-    assert_eq!(kept.world.state.expired_withdrawals(kept.world.now), [over]);
+    let none = std::iter::empty();
+    assert_eq!(kept.world.state.expired_withdrawals(kept.world.now, none), [over.clone()]);
+    // One that goes on is not removed after what says so was stored; another is.
+    let go_on = window("h0", SECOND, minute * 5);
+    let longer = kept.world.state.consider(kept.world.now, &go_on).unwrap();
+    assert_eq!(kept.world.state.expired_withdrawals(kept.world.now, longer.iter()), []);
+    let other = window("h1", SECOND, minute * 5);
+    let other = kept.world.state.consider(kept.world.now, &other).unwrap();
+    assert_eq!(kept.world.state.expired_withdrawals(kept.world.now, other.iter()), [over]);
     kept.world.wait(minute);
     assert_eq!(kept.world.state.withdrawn().switches.len(), 1);
     kept.world.wait(minute);
