@@ -7,7 +7,7 @@
 use super::communicator::{Communicator, EndCause};
 use super::decisions::Trigger;
 use super::lately::Lately;
-use super::{Fact, SessionId, State};
+use super::{Fact, Output, SessionId, State};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, OnFailure, Reason};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
@@ -244,7 +244,9 @@ impl State {
             (Outcome::Promise { rate, price }, None) => {
                 let before = self.agreements.kept.get(&id).map(|kept| (kept.number, kept.watch.clone()));
                 let to = Some((from, asked.request));
-                self.store_agreement(now, to, id, wanted, (Rate(rate.ceil() as u64), price), before);
+                let terms = (Rate(rate.ceil() as u64), price);
+                let record = self.record_agreement(now, to, id, wanted, terms, before);
+                self.outputs.extend(record.map(|record| Output::Keep(vec![record])));
                 None
             }
         }
@@ -316,7 +318,8 @@ impl State {
         room.most(&hosts, &others).max(already)
     }
 
-    fn store_agreement(
+    /// What is to be stored for an agreement to be in effect.
+    fn record_agreement(
         &mut self,
         now: Duration,
         to: Option<(SessionId, u64)>,
@@ -324,8 +327,8 @@ impl State {
         constraints: Constraints,
         (rate, price): (Rate, u64),
         before: Option<(u64, Watch)>,
-    ) {
-        let Some(known) = self.communicators.get(&id) else { return };
+    ) -> Option<Change> {
+        let known = self.communicators.get(&id)?;
         let mut watch = Watch::new(constraints.clone(), known.ranks);
         if let Some((_, before)) = &before {
             watch = watch.follows(before);
@@ -342,7 +345,7 @@ impl State {
         };
         let kept = Kept { number, since_ns, constraints, rate, price, watch, gathered: BTreeMap::new() };
         self.agreements.pending.insert(id, Pending { to, kept });
-        self.outputs.push(super::Output::Keep(vec![Change::Agreement(record)]));
+        Some(Change::Agreement(record))
     }
 
     /// An agreement is stored: it is in effect, and its tenant told.
@@ -372,16 +375,21 @@ impl State {
     pub(super) fn take_over_agreement(&mut self, now: Duration, before: u64, id: u64) {
         // Beside itself it might not fit.
         let left = self.agreements.left(before).or_else(|| self.regroups.take_agreement(before));
-        self.end_agreement(before);
-        let Some(Left { number, constraints, watch, .. }) = left else { return };
-        match self.consider_proposal(id, &constraints) {
-            Outcome::Promise { rate, price } => {
-                let rate = Rate(rate.ceil() as u64);
-                self.store_agreement(now, None, id, constraints, (rate, price), Some((number, watch)));
+        let mut changes = Vec::from_iter(self.drop_agreement(before));
+        if let Some(Left { number, constraints, watch, .. }) = left {
+            match self.consider_proposal(id, &constraints) {
+                Outcome::Promise { rate, price } => {
+                    let (terms, before) = ((Rate(rate.ceil() as u64), price), Some((number, watch)));
+                    changes.extend(self.record_agreement(now, None, id, constraints, terms, before));
+                }
+                Outcome::Refuse { reasons, .. } => {
+                    self.lose_agreement(now, id, reasons.into_iter().map(|reason| reason.clause).collect());
+                }
             }
-            Outcome::Refuse { reasons, .. } => {
-                self.lose_agreement(now, id, reasons.into_iter().map(|reason| reason.clause).collect());
-            }
+        }
+        // Together: the store never has neither.
+        if !changes.is_empty() {
+            self.outputs.push(Output::Keep(changes));
         }
     }
 
@@ -410,14 +418,18 @@ impl State {
 
     /// A communicator is over, and what was promised for it.
     pub(super) fn end_agreement(&mut self, id: u64) {
+        let dropped = self.drop_agreement(id);
+        self.outputs.extend(dropped.map(|change| Output::Keep(vec![change])));
+    }
+
+    /// Nothing is promised for a communicator any more; what is to be stored of that.
+    fn drop_agreement(&mut self, id: u64) -> Option<Change> {
         let pending = self.agreements.pending.remove(&id);
         if let Some(Pending { to: Some((to, request)), .. }) = &pending {
             self.negotiated(*to, *request, &Err("the communicator has ended".to_owned()));
         }
         let kept = self.agreements.kept.remove(&id);
-        if kept.is_some() || pending.is_some() {
-            self.outputs.push(super::Output::Keep(vec![Change::NoAgreement(id)]));
-        }
+        (kept.is_some() || pending.is_some()).then_some(Change::NoAgreement(id))
     }
 
     /// A communicator that outlived a restart of control gets back what it was promised.
@@ -550,7 +562,7 @@ impl State {
         if now >= self.settings.recovery_timeout && !self.agreements.stored.is_empty() {
             let lost = std::mem::take(&mut self.agreements.stored);
             let changes = lost.into_keys().map(Change::NoAgreement).collect();
-            self.outputs.push(super::Output::Keep(changes));
+            self.outputs.push(Output::Keep(changes));
         }
     }
 }

@@ -2,13 +2,13 @@
 
 use super::fabric::Fabric;
 use super::world::{SECOND, settings_of};
-use crate::state::{Fact, Instruction, State};
+use crate::state::{Fact, Instruction, Output, State};
 use harmonaize_abi::session::{
     Because, Budget, Checkpoint, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
 };
 use harmonaize_api::v1::{self, EventKind};
 use harmonaize_disclose::Tariff;
-use harmonaize_store::WithdrawalKind;
+use harmonaize_store::{Change, WithdrawalKind};
 use std::time::Duration;
 
 const MB: u64 = 1_000_000;
@@ -337,6 +337,23 @@ fn what_cannot_be_stored_is_not_promised() {
     fabric.state.dissolve(fabric.now, ids[0], "over");
     fabric.settle();
     assert!(fabric.tenants.negotiated.pop().unwrap().refused.contains("has ended"));
+}
+
+#[test]
+fn what_goes_over_to_another_communicator_is_stored_at_once() {
+    let (mut fabric, ids) = formed(14, &[("a", &[0, 4]), ("a", &[0, 4])]);
+    agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().weight(2))));
+    fabric.state.take_over_agreement(fabric.now, ids[0], ids[1]);
+    let outputs = fabric.state.take_outputs().into_iter();
+    let jobs: Vec<Vec<Change>> = outputs
+        .filter_map(|output| match output {
+            Output::Keep(changes) => Some(changes),
+            _ => None,
+        })
+        .collect();
+    let [job] = jobs.as_slice() else { panic!("{jobs:?}") };
+    let [Change::NoAgreement(before), Change::Agreement(record)] = job.as_slice() else { panic!("{job:?}") };
+    assert_eq!((*before, record.communicator, record.number), (ids[0], ids[1], 2));
 }
 
 #[test]
