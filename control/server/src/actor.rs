@@ -18,6 +18,9 @@ pub(crate) const SESSION_QUEUE: usize = 4096;
 /// How long changes of plans are gathered before they are written: a switch is several, and none of it waits for the disk.
 const GATHER: Duration = Duration::from_millis(20);
 
+/// How long after plans could not be written that is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// Most instructions that wait for the disk.
 const MOST_INSTRUCTIONS: usize = 1024;
 
@@ -96,8 +99,8 @@ struct Plans {
     waiting: BTreeSet<u64>,
     /// When they will be.
     at: Option<Instant>,
-    /// The keeper's number of those that are being written.
-    writing: Option<u64>,
+    /// Those that are being written, and the keeper's number for that.
+    writing: Option<(u64, BTreeSet<u64>)>,
 }
 
 impl Plans {
@@ -107,6 +110,16 @@ impl Plans {
         if !self.waiting.is_empty() && self.writing.is_none() {
             self.at = self.at.or_else(|| Some(Instant::now() + GATHER));
         }
+    }
+
+    /// What has this number of the keeper's is over: where these plans could not be written, they are to be once more.
+    fn written(&mut self, number: u64, well: bool) {
+        let Some((_, plans)) = self.writing.take_if(|(writing, _)| *writing == number) else { return };
+        if !well {
+            self.waiting.extend(plans);
+        }
+        let pause = if well { GATHER } else { AGAIN };
+        self.at = (!self.waiting.is_empty()).then(|| Instant::now() + pause);
     }
 }
 
@@ -190,8 +203,8 @@ impl Actor {
         self.plans.at = None;
         if self.plans.writing.is_none() && !self.plans.waiting.is_empty() {
             let changed = std::mem::take(&mut self.plans.waiting);
-            let changes = changed.into_iter().map(|id| self.state.plan_change(id)).collect();
-            self.plans.writing = Some(self.keeper.keep(changes));
+            let changes = changed.iter().map(|id| self.state.plan_change(*id)).collect();
+            self.plans.writing = Some((self.keeper.keep(changes), changed));
         }
     }
 
@@ -211,13 +224,10 @@ impl Actor {
             }
             return;
         }
-        if let Err(error) = outcome {
-            tracing::error!(%error, "not stored; after a restart control knows less of what ran");
+        if let Err(error) = &outcome {
+            tracing::error!(%error, "not stored; until it is, control knows less of what ran after a restart");
         }
-        if self.plans.writing == Some(number) {
-            self.plans.writing = None;
-            self.plans.at = (!self.plans.waiting.is_empty()).then(|| Instant::now() + GATHER);
-        }
+        self.plans.written(number, outcome.is_ok());
     }
 
     fn instruct(&mut self, instruction: &Instruction, answer: oneshot::Sender<Result<(), Refusal>>) {
@@ -334,4 +344,24 @@ impl Actor {
 pub(crate) fn realtime() -> u64 {
     let realtime = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(realtime.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_that_could_not_be_written_are_to_be_once_more() {
+        let mut plans = Plans { writing: Some((7, [1, 2].into())), ..Plans::default() };
+        plans.changed([2, 3]);
+        assert_eq!(plans.at, None, "those that are being written come first");
+        plans.written(6, false);
+        assert!(plans.writing.is_some(), "another job");
+        plans.written(7, false);
+        assert_eq!((plans.waiting.len(), plans.writing.is_some()), (3, false));
+        assert!(plans.at.is_some_and(|at| at > Instant::now() + GATHER), "not at once");
+        plans.writing = Some((8, std::mem::take(&mut plans.waiting)));
+        plans.written(8, true);
+        assert_eq!((plans.waiting.len(), plans.writing.is_some(), plans.at), (0, false, None));
+    }
 }
