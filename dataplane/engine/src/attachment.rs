@@ -1,6 +1,7 @@
 //! A tenant's process as the poll loop sees it: its end of the rings, and which communicators its handles name.
 
 use crate::command::{AttachmentId, AttachmentStatus};
+use crate::engine::untag;
 use crate::execute::Deferred;
 use crate::table::Key;
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status, Submission};
@@ -44,11 +45,13 @@ impl Attachment {
         self.joined.push(Joined { handle, communicator, rank, ended: None });
     }
 
-    /// The communicator is no more; calls on it are answered with `status` until the tenant leaves it.
+    /// The communicator is no more; calls on it are answered with `status` until the tenant leaves it. Its transfers that have not
+    /// started never do: once the tenant hears of the end, its tensors are its own again. Those under way end before it hears.
     pub(crate) fn end_of(&mut self, communicator: Key, status: Status) {
         for joined in self.joined.iter_mut().filter(|joined| joined.communicator == communicator) {
             joined.ended.get_or_insert(status);
         }
+        self.waiting.retain(|asked| untag(asked.tag).0 != communicator);
     }
 
     pub(crate) fn leave(&mut self, communicator: Key, rank: Rank) {
@@ -124,5 +127,47 @@ impl Attachment {
             arena_bytes: self.end.arena_bytes(),
             in_flight: self.in_flight,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::tag;
+    use harmonaize_shm::{Memory, REMOTE_DEPTH, RemoteEnd, RemoteTenant, Span, TenantEnd};
+
+    #[test]
+    fn nothing_is_stored_any_more_for_a_communicator_that_has_ended() {
+        let (over, other) = (Key { index: 0, generation: 1 }, Key { index: 1, generation: 1 });
+        let (end, socket) = RemoteEnd::create(1 << 16, 4).unwrap();
+        let mut tenant = RemoteTenant::open(socket, 1 << 16, 4).unwrap();
+        let mut attachment = Attachment::new(AttachmentId(1), Box::new(end));
+        let memory = Memory::private(1).unwrap();
+        memory.write(0, &[1]).unwrap();
+        let store = |communicator: Key, offset: u64| Deferred {
+            attachment: Key { index: 0, generation: 1 },
+            tag: tag(communicator, 0, 3),
+            store: true,
+            offset,
+            span: Span::new(&memory, 0, 1).unwrap(),
+        };
+        // The last of this communicator's finds no room, and neither does the other's behind it.
+        let depth = REMOTE_DEPTH as u64;
+        for offset in 0..=depth {
+            attachment.transfer(store(over, offset)).unwrap();
+        }
+        attachment.transfer(store(other, depth + 1)).unwrap();
+        attachment.end_of(over, Status::Aborted);
+        loop {
+            let served = attachment.end.progress(&mut |_| {}).unwrap() + tenant.progress().unwrap();
+            if served + attachment.transfer_waiting().unwrap() == 0 {
+                break;
+            }
+        }
+        let mut bytes = vec![9; REMOTE_DEPTH + 2];
+        tenant.memory().read(0, &mut bytes).unwrap();
+        let (stored, rest) = bytes.split_at(REMOTE_DEPTH);
+        assert!(stored.iter().all(|byte| *byte == 1), "what had started");
+        assert_eq!(rest, [0, 1], "only the other communicator's was still to start");
     }
 }

@@ -229,7 +229,8 @@ impl Engine {
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
         let mut worked = attachment.end.progress(&mut |token| {
             let (of, channel, step) = untag(token);
-            let Some(member) = members.get_mut(of) else { return };
+            // Nothing follows from what ends after its communicator.
+            let Some(member) = members.get_mut(of).filter(|member| !member.ended) else { return };
             match feedback::is_alone(step) {
                 None => member.core.completed(now, channel, step),
                 Some(place) => asked.extend(place.and_then(|place| member.carried(of, channel, place))),
@@ -568,7 +569,7 @@ pub(crate) fn tag(key: Key, channel: u16, step: u32) -> u64 {
     place | u64::from(channel & 0xfff) << 20 | u64::from(step & 0xf_ffff)
 }
 
-fn untag(tag: u64) -> (Key, u16, u32) {
+pub(crate) fn untag(tag: u64) -> (Key, u16, u32) {
     let key = Key { index: (tag >> 48) as u16, generation: (tag >> 32) as u16 };
     (key, (tag >> 20) as u16 & 0xfff, tag as u32 & 0xf_ffff)
 }

@@ -4,7 +4,7 @@ use crate::attachment::Attachment;
 use crate::command::{Aggregator, Command, CommunicatorId, Formation, MAX_HOLD, Notice, Peer, Status};
 use crate::engine::{Engine, watch};
 use crate::formation::{form, lacking, mapped, open_links, open_path};
-use crate::member::{Links, Member};
+use crate::member::{Links, Member, status_of};
 use crate::table::Key;
 use harmonaize_abi::Status as Code;
 use harmonaize_core::{EpochPlan, Failure, Nanos, Turns};
@@ -275,7 +275,8 @@ impl Engine {
         self.closed = self.now();
     }
 
-    /// A communicator has ended with an error. Its links go first: once a tenant hears of it, its tensors are its own again.
+    /// A communicator has ended with an error. Its links go first, and its transfers that wait: once a tenant hears of it, its tensors
+    /// are its own again.
     pub(crate) fn ended(&mut self, key: Key, failure: Failure) {
         let Some(member) = self.members.get_mut(key) else { return };
         member.ended = true;
@@ -283,6 +284,8 @@ impl Engine {
         for links in std::mem::take(&mut member.epochs) {
             self.close(&links);
         }
+        let status = status_of(&failure);
+        self.attachments.iter_mut().for_each(|attachment| attachment.end_of(key, status));
         (self.notify)(Notice::Ended { communicator, failure, detail });
     }
 }
