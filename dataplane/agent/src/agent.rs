@@ -240,9 +240,7 @@ impl Agent {
         if over && empty {
             self.communicators.remove(&id);
         }
-        if !over {
-            self.command(Command::Leave { communicator: CommunicatorId(id), rank });
-        }
+        self.command(Command::Leave { communicator: CommunicatorId(id), rank });
         // Control wants to know even if it is over: the rank is not expected to go on with the others.
         self.tell(from_agent::Message::Leave(v1::Leave { communicator: id, rank: rank.0, request: 0 }));
     }
@@ -536,8 +534,10 @@ impl Agent {
     fn over(&mut self, id: u64, failure: &Failure, detail: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let told = communicator.ended.get_or_insert_with(|| report::detail(failure, detail)).clone();
+        let mut refused = Vec::new();
         for member in &mut communicator.members {
             if let Some(reply) = member.reply.take() {
+                refused.push(member.rank);
                 if let Some(attached) = self.attachments.get_mut(&member.attachment) {
                     attached.joined.remove(&member.handle);
                 }
@@ -555,6 +555,9 @@ impl Agent {
             .retain(|m| attachments.get(&m.attachment).is_some_and(|a| a.joined.contains_key(&m.handle)));
         if communicator.members.is_empty() {
             self.communicators.remove(&id);
+        }
+        for rank in refused {
+            self.command(Command::Leave { communicator: CommunicatorId(id), rank });
         }
     }
 

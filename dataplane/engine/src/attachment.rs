@@ -1,6 +1,6 @@
 //! A tenant's process as the poll loop sees it: its end of the rings, and which communicators its handles name.
 
-use crate::command::{AttachmentId, AttachmentStatus};
+use crate::command::{AttachmentId, AttachmentStatus, CommunicatorId};
 use crate::engine::untag;
 use crate::execute::Deferred;
 use crate::table::Key;
@@ -23,6 +23,7 @@ pub(crate) struct Attachment {
 #[derive(Clone, Copy, Debug)]
 struct Joined {
     handle: u32,
+    id: CommunicatorId,
     communicator: Key,
     rank: Rank,
     /// How it ended, if it has.
@@ -41,8 +42,8 @@ impl Attachment {
         }
     }
 
-    pub(crate) fn join(&mut self, handle: u32, communicator: Key, rank: Rank) {
-        self.joined.push(Joined { handle, communicator, rank, ended: None });
+    pub(crate) fn join(&mut self, handle: u32, (id, communicator): (CommunicatorId, Key), rank: Rank) {
+        self.joined.push(Joined { handle, id, communicator, rank, ended: None });
     }
 
     /// The communicator is no more; calls on it are answered with `status` until the tenant leaves it. Its transfers that have not
@@ -54,8 +55,9 @@ impl Attachment {
         self.waiting.retain(|asked| untag(asked.tag).0 != communicator);
     }
 
-    pub(crate) fn leave(&mut self, communicator: Key, rank: Rank) {
-        self.joined.retain(|joined| joined.communicator != communicator || joined.rank != rank);
+    /// A rank leaves, if it is here. Of a communicator that is over, too.
+    pub(crate) fn leave(&mut self, communicator: CommunicatorId, rank: Rank) {
+        self.joined.retain(|joined| joined.id != communicator || joined.rank != rank);
     }
 
     /// Which communicator and rank a handle names.
@@ -65,8 +67,10 @@ impl Attachment {
         joined.ended.map_or(Ok((joined.communicator, joined.rank)), Err)
     }
 
+    /// Of communicators that are not over.
     pub(crate) fn ranks(&self) -> impl Iterator<Item = (Key, Rank)> + '_ {
-        self.joined.iter().map(|joined| (joined.communicator, joined.rank))
+        let running = self.joined.iter().filter(|joined| joined.ended.is_none());
+        running.map(|joined| (joined.communicator, joined.rank))
     }
 
     /// The next descriptor. More than the rings' entries in flight is the tenant's breach.

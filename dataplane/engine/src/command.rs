@@ -150,7 +150,7 @@ pub enum Command {
         /// Which epoch.
         epoch: u32,
     },
-    /// A local rank leaves.
+    /// A local rank leaves, perhaps a communicator that is over: its handle names nothing any more.
     Leave {
         /// Which communicator.
         communicator: CommunicatorId,

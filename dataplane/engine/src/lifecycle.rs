@@ -70,13 +70,10 @@ impl Engine {
                 }
             }
             Command::Leave { communicator, rank } => {
-                let Some(key) = self.by_communicator.get(&communicator).copied() else { return };
-                let Some(member) = self.members.get_mut(key) else { return };
-                let attachment = member.local(rank).map(|local| local.attachment);
-                member.core.rank_left(rank);
-                if let Some(attachment) = attachment.and_then(|a| self.attachments.get_mut(a)) {
-                    attachment.leave(key, rank);
+                if let Some(member) = self.member(communicator) {
+                    member.core.rank_left(rank);
                 }
+                self.attachments.iter_mut().for_each(|attachment| attachment.leave(communicator, rank));
             }
             Command::Dissolve { communicator, failure } => {
                 if let Some(member) = self.member(communicator) {
@@ -131,7 +128,7 @@ impl Engine {
             self.enter_links(key, epoch, &links);
             for (local, attachment) in handles.iter().zip(&keys) {
                 if let Some(attachment) = self.attachments.get_mut(*attachment) {
-                    attachment.join(local.handle, key, local.rank);
+                    attachment.join(local.handle, (communicator, key), local.rank);
                 }
             }
             Ok(alone)

@@ -1,4 +1,5 @@
-//! A table of things with stable keys; a key is never valid for a later thing in the same place.
+//! A table of things with stable keys; a key is never valid for a later thing in the same place, for a place is given up before its
+//! keys come again.
 
 /// Names an entry: its place and how often the place was reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,9 +21,10 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Enters a value, unless 65,536 are there.
+    /// Enters a value, unless all of 65,536 places are taken or given up.
     pub(crate) fn insert(&mut self, value: T) -> Option<Key> {
-        let free = self.entries.iter().position(|(_, entry)| entry.is_none());
+        let free = |(generation, entry): &(u16, Option<T>)| entry.is_none() && *generation < u16::MAX;
+        let free = self.entries.iter().position(free);
         let index = match free {
             Some(index) => index,
             None => {
@@ -32,7 +34,7 @@ impl<T> Table<T> {
         };
         let key = u16::try_from(index).ok()?;
         let (generation, entry) = self.entries.get_mut(index)?;
-        *generation = generation.wrapping_add(1);
+        *generation = generation.checked_add(1)?;
         *entry = Some(value);
         Some(Key { index: key, generation: *generation })
     }
@@ -87,5 +89,18 @@ mod tests {
         assert_eq!((table.get(first), table.get(second)), (None, Some(&'b')));
         assert_eq!(table.remove(first), None);
         assert_eq!(table.key_at(0), Some(second));
+    }
+
+    #[test]
+    fn a_place_is_given_up_before_its_keys_come_again() {
+        let mut table = Table::default();
+        let first = table.insert(0).unwrap();
+        assert_eq!(table.remove(first), Some(0));
+        for value in 1..=1 << 16 {
+            let key = table.insert(value).unwrap();
+            assert_ne!(key, first, "after {value}");
+            assert_eq!((table.get(first), table.remove(key)), (None, Some(value)));
+        }
+        assert_eq!(table.places(), 2);
     }
 }

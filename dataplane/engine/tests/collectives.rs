@@ -7,7 +7,8 @@ mod counting;
 
 use common::{SMALL, World, call, reduce};
 use counting::Counting;
-use harmonaize_abi::{Collective, ReduceOp, Status};
+use harmonaize_abi::{Collective, Rank, ReduceOp, Status};
+use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
 use harmonaize_plan::{Participant, Tuning};
 use harmonaize_transport::Transport;
@@ -254,4 +255,26 @@ fn what_is_only_copied_lands_in_its_place() {
             }
         }
     }
+}
+
+#[test]
+fn a_rank_can_leave_a_communicator_that_is_over() {
+    let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
+    let communicator = CommunicatorId(1);
+    for engine in &mut world.engines {
+        engine.command(Command::Dissolve { communicator, failure: Failure::Dissolved });
+    }
+    world.until("the end", |world| {
+        world.notices.iter().all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Ended { .. })))
+    });
+    let refused = |world: &mut World, status: Status| {
+        (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 1, 1, 0, 0, 0)));
+        let completions = world.completions();
+        assert!(completions.iter().all(|c| c.status == status.code()), "{completions:?}");
+    };
+    refused(&mut world, Status::Aborted);
+    for (rank, engine) in (0..).map(Rank).zip(&mut world.engines) {
+        engine.command(Command::Leave { communicator, rank });
+    }
+    refused(&mut world, Status::BadCommunicator);
 }
