@@ -2,11 +2,13 @@
 //!
 //! One task owns all of it and never waits for anyone: every answer arrives as a message.
 
+mod prepare;
+
 use crate::coding;
 use crate::control::Event;
 use crate::paths::Paths;
 use crate::questions::Questions;
-use crate::recipe::{Proved, expand};
+use crate::recipe::Proved;
 use crate::report;
 use crate::session::{AttachmentId, Joined, SessionRequest};
 use crate::telemetry;
@@ -15,7 +17,7 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Formation, Handle, LocalRank, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Handle, Notice};
 use harmonaize_plan::Participant;
 use harmonaize_transport::Flow;
 use std::collections::{BTreeMap, HashMap};
@@ -30,6 +32,9 @@ const REPORTS: Duration = Duration::from_millis(100);
 
 /// How long control's word that a communicator ended waits for the peers' own.
 const HEARSAY: Duration = Duration::from_secs(1);
+
+/// Messages to control that are left for what the engine notices; tenants' requests find no room in them.
+const RESERVE: usize = 512;
 
 /// Operator-facing errors that are kept for status.
 const RECENT: usize = 16;
@@ -130,9 +135,21 @@ impl Agent {
     }
 
     fn command(&mut self, command: Command) {
-        if self.engine.command(command).is_err() && !self.stopping {
+        self.takes(command);
+    }
+
+    /// Gives the engine a command; whether it took it.
+    fn takes(&mut self, command: Command) -> bool {
+        let taken = self.engine.command(command).is_ok();
+        if !taken && !self.stopping {
             self.note("the engine does not keep up or has stopped; a command was dropped".into());
         }
+        taken
+    }
+
+    /// Whether what a tenant's request leads to can be told to control. Where it cannot, requests are to wait.
+    pub fn has_room(&self) -> bool {
+        self.control.capacity() > RESERVE
     }
 
     fn note(&mut self, error: String) {
@@ -357,92 +374,6 @@ impl Agent {
         }
     }
 
-    fn form(&mut self, recipe: v1::Recipe) {
-        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
-        let expanded = match expand(&recipe, &mut self.proved) {
-            Ok(expanded) => expanded,
-            Err(error) => return self.prepare_failed(communicator, epoch, error.to_string()),
-        };
-        let (mut members, mut tenant) = (Vec::new(), 0);
-        for local in &recipe.local {
-            let waiting = self
-                .waiting
-                .remove(&local.request)
-                .filter(|w| w.rank.is_none_or(|rank| rank.0 == local.rank));
-            let joined = waiting.and_then(|w| Some((self.attachments.get_mut(&w.attachment)?, w)));
-            let Some((attached, waiting)) = joined else { continue };
-            let handle = attached.next_handle;
-            attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
-            tenant = number(&mut self.tenants, &attached.tenant);
-            let (attachment, rank) = (waiting.attachment, Rank(local.rank));
-            attached.joined.insert(handle, (communicator, rank));
-            members.push(Member { attachment, rank, handle, reply: Some(waiting.reply) });
-        }
-        let complete = members.len() == recipe.local.len();
-        let locals = members.iter().map(|member| LocalRank {
-            rank: member.rank,
-            attachment: engine_id(member.attachment),
-            handle: member.handle,
-        });
-        let formation = Formation {
-            communicator: CommunicatorId(communicator),
-            tenant,
-            me: expanded.me,
-            plan: expanded.plan,
-            peers: expanded.peers,
-            aggregator: expanded.aggregator,
-            locals: locals.collect(),
-            timeouts: expanded.timeouts,
-        };
-        self.communicators
-            .insert(communicator, Communicator { recipe, members, ended: None, asking: Vec::new() });
-        if complete {
-            self.command(Command::Form(Box::new(formation)));
-        } else {
-            self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
-        }
-    }
-
-    fn prepare_failed(&mut self, communicator: u64, epoch: u64, reason: String) {
-        self.note(format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
-        self.tell(from_agent::Message::PrepareFailed(v1::PrepareFailed { communicator, epoch, reason }));
-    }
-
-    fn change(&mut self, recipe: v1::Recipe) {
-        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
-        tracing::debug!(communicator, epoch, "change");
-        match expand(&recipe, &mut self.proved) {
-            Ok(expanded) => {
-                tracing::debug!(communicator, epoch, "change is checked");
-                self.command(Command::Change {
-                    communicator: CommunicatorId(communicator),
-                    plan: expanded.plan,
-                    peers: expanded.peers,
-                    aggregator: expanded.aggregator.map(Box::new),
-                });
-            }
-            Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
-        }
-    }
-
-    fn ready(&mut self, communicator: u64, epoch: u64) {
-        if let Ok(epoch) = u32::try_from(epoch) {
-            self.command(Command::AllPrepared { communicator: CommunicatorId(communicator), epoch });
-        }
-        let Some(Communicator { recipe, members, .. }) = self.communicators.get_mut(&communicator) else {
-            return;
-        };
-        let ranks = recipe.participants.iter().map(|participant| participant.ranks.len() as u32).sum();
-        let before = || recipe.before.iter().map(|rank| rank.checked_sub(1).map(Rank)).collect();
-        for member in members {
-            if let Some(reply) = member.reply.take() {
-                let (communicator, rank, before) = (member.handle, member.rank, before());
-                // Nobody hears it if the process went away; its end shows as a detachment.
-                let _ = reply.send(Ok(Joined { communicator, rank, ranks, before }));
-            }
-        }
-    }
-
     fn dissolve(&mut self, dissolved: &v1::Dissolved) {
         let id = dissolved.communicator;
         if !self.communicators.contains_key(&id) {
@@ -573,15 +504,6 @@ const UNAVAILABLE: &str = "the provider cannot form communicators now; try again
 
 fn engine_id(attachment: AttachmentId) -> harmonaize_engine::AttachmentId {
     harmonaize_engine::AttachmentId(attachment.0)
-}
-
-/// A tenant's place among those that have had a communicator here.
-fn number(tenants: &mut Vec<String>, tenant: &str) -> u32 {
-    let at = tenants.iter().position(|known| known == tenant).unwrap_or_else(|| {
-        tenants.push(tenant.to_owned());
-        tenants.len() - 1
-    });
-    u32::try_from(at).unwrap_or(u32::MAX)
 }
 
 fn refuse(reply: JoinReply, kind: JoinRefusal, ranks: Vec<Rank>, text: &str) {

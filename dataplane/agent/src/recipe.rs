@@ -204,10 +204,10 @@ fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn recipe(hosts: u32, per_host: u32) -> Recipe {
+    pub(crate) fn recipe(hosts: u32, per_host: u32) -> Recipe {
         let participants = (0..hosts).map(|host| v1::Participant {
             ranks: (host * per_host..(host + 1) * per_host).collect(),
             host: format!("h{host}"),

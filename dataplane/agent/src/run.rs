@@ -147,7 +147,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     while ending.is_none_or(|ending| ending.elapsed() < FAREWELL && !thread.is_finished()) {
         tokio::select! {
             Some(notice) = heard.recv() => agent.engine(notice),
-            Some(request) = asked.recv() => agent.tenant(request),
+            Some(request) = asked.recv(), if agent.has_room() => agent.tenant(request),
             Some(event) = control.events.recv() => agent.control(event),
             _ = tick.tick() => agent.tick(Instant::now()),
             () = &mut stop, if ending.is_none() => {

@@ -1,0 +1,145 @@
+//! What control has this agent prepare: communicators that form, changes of plan, and that all have prepared.
+
+use super::{Agent, Communicator, Member, engine_id};
+use crate::recipe::expand;
+use crate::session::Joined;
+use harmonaize_abi::Rank;
+use harmonaize_api::v1::{self, from_agent};
+use harmonaize_engine::{Command, CommunicatorId, Formation, LocalRank};
+
+const NOT_TAKEN: &str = "the agent's engine does not keep up or has stopped";
+
+impl Agent {
+    pub(super) fn form(&mut self, recipe: v1::Recipe) {
+        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
+        let expanded = match expand(&recipe, &mut self.proved) {
+            Ok(expanded) => expanded,
+            Err(error) => return self.prepare_failed(communicator, epoch, error.to_string()),
+        };
+        let (mut members, mut tenant) = (Vec::new(), 0);
+        for local in &recipe.local {
+            let waiting = self
+                .waiting
+                .remove(&local.request)
+                .filter(|w| w.rank.is_none_or(|rank| rank.0 == local.rank));
+            let joined = waiting.and_then(|w| Some((self.attachments.get_mut(&w.attachment)?, w)));
+            let Some((attached, waiting)) = joined else { continue };
+            let handle = attached.next_handle;
+            attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
+            tenant = number(&mut self.tenants, &attached.tenant);
+            let (attachment, rank) = (waiting.attachment, Rank(local.rank));
+            attached.joined.insert(handle, (communicator, rank));
+            members.push(Member { attachment, rank, handle, reply: Some(waiting.reply) });
+        }
+        let complete = members.len() == recipe.local.len();
+        let locals = members.iter().map(|member| LocalRank {
+            rank: member.rank,
+            attachment: engine_id(member.attachment),
+            handle: member.handle,
+        });
+        let formation = Formation {
+            communicator: CommunicatorId(communicator),
+            tenant,
+            me: expanded.me,
+            plan: expanded.plan,
+            peers: expanded.peers,
+            aggregator: expanded.aggregator,
+            locals: locals.collect(),
+            timeouts: expanded.timeouts,
+        };
+        self.communicators
+            .insert(communicator, Communicator { recipe, members, ended: None, asking: Vec::new() });
+        if !complete {
+            self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
+        } else if !self.takes(Command::Form(Box::new(formation))) {
+            self.prepare_failed(communicator, epoch, NOT_TAKEN.into());
+        }
+    }
+
+    pub(super) fn prepare_failed(&mut self, communicator: u64, epoch: u64, reason: String) {
+        self.note(format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
+        self.tell(from_agent::Message::PrepareFailed(v1::PrepareFailed { communicator, epoch, reason }));
+    }
+
+    pub(super) fn change(&mut self, recipe: v1::Recipe) {
+        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
+        tracing::debug!(communicator, epoch, "change");
+        match expand(&recipe, &mut self.proved) {
+            Ok(expanded) => {
+                tracing::debug!(communicator, epoch, "change is checked");
+                let taken = self.takes(Command::Change {
+                    communicator: CommunicatorId(communicator),
+                    plan: expanded.plan,
+                    peers: expanded.peers,
+                    aggregator: expanded.aggregator.map(Box::new),
+                });
+                if !taken {
+                    self.prepare_failed(communicator, epoch, NOT_TAKEN.into());
+                }
+            }
+            Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
+        }
+    }
+
+    pub(super) fn ready(&mut self, communicator: u64, epoch: u64) {
+        if let Ok(epoch) = u32::try_from(epoch) {
+            self.command(Command::AllPrepared { communicator: CommunicatorId(communicator), epoch });
+        }
+        let Some(Communicator { recipe, members, .. }) = self.communicators.get_mut(&communicator) else {
+            return;
+        };
+        let ranks = recipe.participants.iter().map(|participant| participant.ranks.len() as u32).sum();
+        let before = || recipe.before.iter().map(|rank| rank.checked_sub(1).map(Rank)).collect();
+        for member in members {
+            if let Some(reply) = member.reply.take() {
+                let (communicator, rank, before) = (member.handle, member.rank, before());
+                // Nobody hears it if the process went away; its end shows as a detachment.
+                let _ = reply.send(Ok(Joined { communicator, rank, ranks, before }));
+            }
+        }
+    }
+}
+
+/// A tenant's place among those that have had a communicator here.
+fn number(tenants: &mut Vec<String>, tenant: &str) -> u32 {
+    let at = tenants.iter().position(|known| known == tenant).unwrap_or_else(|| {
+        tenants.push(tenant.to_owned());
+        tenants.len() - 1
+    });
+    u32::try_from(at).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::RESERVE;
+    use crate::control::Event;
+    use crate::paths::Paths;
+    use crate::recipe::tests::recipe;
+    use harmonaize_engine::{Engine, start};
+    use harmonaize_transport::loopback::Hub;
+    use std::time::Duration;
+    use tokio::sync::mpsc;
+
+    #[test]
+    fn control_hears_of_what_the_engine_does_not_take() {
+        let transport = Box::new(Hub::new().endpoint().unwrap());
+        let engine = Engine::new(transport, Box::new(|_| {})).unwrap();
+        let (engine, thread) = start(engine, Duration::ZERO).unwrap();
+        engine.command(Command::Stop).unwrap();
+        thread.join().unwrap();
+        let (control, mut told) = mpsc::channel(RESERVE + 1);
+        let mut agent = Agent::new(engine, control, None, Paths::begin("127.0.0.1:0".parse().unwrap(), false));
+        for event in [Event::Form(recipe(2, 1)), Event::Change(recipe(2, 1))] {
+            assert!(agent.has_room());
+            agent.control(event);
+            assert!(!agent.has_room(), "what is left is the engine's");
+            let Ok(from_agent::Message::PrepareFailed(failed)) = told.try_recv() else {
+                panic!("nothing was told");
+            };
+            assert_eq!((failed.communicator, failed.epoch), (7, 1));
+            assert_eq!(failed.reason, NOT_TAKEN);
+            assert!(told.try_recv().is_err());
+        }
+    }
+}
