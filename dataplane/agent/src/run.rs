@@ -149,7 +149,14 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             Some(notice) = heard.recv() => agent.engine(notice),
             Some(request) = asked.recv(), if agent.has_room() => agent.tenant(request),
             Some(event) = control.events.recv() => agent.control(event),
-            _ = tick.tick() => agent.tick(Instant::now()),
+            _ = tick.tick() => {
+                agent.tick(Instant::now());
+                if ending.is_none() && thread.is_finished() {
+                    tracing::error!("the engine's thread is gone; the agent ends");
+                    closing.send_replace(true);
+                    break;
+                }
+            }
             () = &mut stop, if ending.is_none() => {
                 tracing::info!("agent is going down");
                 ending = Some(Instant::now());
@@ -161,7 +168,8 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     while let Ok(notice) = heard.try_recv() {
         agent.engine(notice);
     }
-    drop(agent);
+    // Nobody takes requests any more: sessions that wait for room end.
+    drop((agent, asked));
     while servers.join_next().await.is_some() {}
     let _ = tokio::time::timeout(FAREWELL, control.task).await;
     if let Some(telemetry) = telemetry.take() {
