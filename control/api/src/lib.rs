@@ -20,6 +20,11 @@ pub const LINK_BYTES: usize = 16;
 /// Bytes of a link's secret in a recipe.
 pub const SECRET_BYTES: usize = 32;
 
+/// Whether a tenant can have this name: 1 to 63 visible ASCII characters, no slash.
+pub fn is_tenant_name(name: &str) -> bool {
+    (1..=63).contains(&name.len()) && name.chars().all(|c| c.is_ascii_graphic() && c != '/')
+}
+
 /// A communicator's id as people see it: sixteen hexadecimal digits.
 pub fn communicator_text(communicator: u64) -> String {
     format!("{communicator:016x}")

@@ -2,6 +2,7 @@
 
 use crate::state::{Directly, Settings, Terms};
 use harmonaize_abi::session::MAX_WEIGHT;
+use harmonaize_api::is_tenant_name;
 use harmonaize_disclose::Tariff;
 use harmonaize_planner::{Nanos, Position, TextError, Topology, TopologyError, parse_toml};
 use serde::Deserialize;
@@ -212,11 +213,10 @@ impl File {
         let (mut tenants, mut terms): (Vec<String>, BTreeMap<String, Terms>) = Default::default();
         for tenant in self.tenant {
             let (at, name) = (tenant.name.span().start, tenant.name.into_inner());
-            if name.is_empty() || name.len() > 63 || !name.chars().all(|c| c.is_ascii_graphic()) {
-                return Err(wrong(
-                    at,
-                    format!("`{name}` is not a usable name: 1 to 63 visible ASCII characters"),
-                ));
+            if !is_tenant_name(&name) {
+                let message =
+                    format!("`{name}` is not a usable name: 1 to 63 visible ASCII characters, no slash");
+                return Err(wrong(at, message));
             }
             if tenants.contains(&name) {
                 return Err(wrong(at, format!("tenant `{name}` is there already")));
@@ -354,7 +354,10 @@ name = "a"
             load(&format!("{GOOD}weight = 0\n")).unwrap_err(),
             "control.toml: line 7, column 10: a weight must be 1 to 1000",
         );
-        expect(change("\"a\"", "\"a b\""), "control.toml: line 6, column 8: `a b` is not a usable name");
+        for name in ["a b", "a/b", ""] {
+            let wrong = format!("control.toml: line 6, column 8: `{name}` is not a usable name");
+            expect(change("\"a\"", &format!("\"{name}\"")), &wrong);
+        }
         expect(
             load(&format!("{GOOD}[[tenant]]\nname = \"a\"\n")).unwrap_err(),
             "control.toml: line 8, column 8: tenant `a`",

@@ -17,6 +17,10 @@ use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tonic::transport::Endpoint;
+
+/// The least `peer_timeout`: a busy host is silent for longer than it should be now and then.
+const LEAST_PEER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the operator decided for this host.
 #[derive(Clone, Debug)]
@@ -112,20 +116,31 @@ impl Config {
                 file.listen
             )));
         }
+        let or =
+            |value: Option<Nanos>, otherwise| value.map_or(otherwise, |nanos| Duration::from_nanos(nanos.0));
+        let peer_timeout = or(file.peer_timeout, Duration::from_secs(5));
+        if peer_timeout < LEAST_PEER_TIMEOUT {
+            return Err(value(format!(
+                "`peer_timeout` is {peer_timeout:?}; it must be at least {LEAST_PEER_TIMEOUT:?}"
+            )));
+        }
+        let connect_timeout = or(file.connect_timeout, Duration::from_secs(10));
+        if connect_timeout.is_zero() {
+            return Err(value("`connect_timeout` must be longer than nothing".into()));
+        }
+        let control = control_address(&file.control).map_err(value)?;
         file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
         file.rdma.iter().try_for_each(Rdma::check).map_err(value)?;
         let telemetry = file.telemetry.map(telemetry::FileTelemetry::check).transpose().map_err(value)?;
         let folder = path.parent().unwrap_or(Path::new("."));
         let tenants = tenant::read_all(file.tenant, file.rdma.as_ref(), folder).map_err(value)?;
-        let or =
-            |value: Option<Nanos>, otherwise| value.map_or(otherwise, |nanos| Duration::from_nanos(nanos.0));
         Ok(Self {
             host: file.host,
-            control: file.control.trim_start_matches("http://").to_owned(),
+            control,
             listen: file.listen,
             spin: or(file.spin, Duration::from_micros(50)),
-            peer_timeout: or(file.peer_timeout, Duration::from_secs(5)),
-            connect_timeout: or(file.connect_timeout, Duration::from_secs(10)),
+            peer_timeout,
+            connect_timeout,
             congestion: file.congestion,
             verbs: file.verbs,
             rdma: file.rdma,
@@ -133,4 +148,16 @@ impl Config {
             tenants,
         })
     }
+}
+
+/// Where control listens, "host:port", from what a configuration says.
+pub(crate) fn control_address(told: &str) -> Result<String, String> {
+    let address = told.trim_start_matches("http://").trim_end_matches('/');
+    let complete = address.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
+    });
+    if !complete || Endpoint::from_shared(format!("http://{address}")).is_err() {
+        return Err(format!("`control` is `{told}`; give address and port, such as \"10.0.0.1:7000\""));
+    }
+    Ok(address.to_owned())
 }

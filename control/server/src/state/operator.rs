@@ -7,6 +7,7 @@ mod reply;
 mod withdrawal;
 
 use super::State;
+use harmonaize_api::is_tenant_name;
 use harmonaize_planner::Drains;
 use harmonaize_store::{Change, Plan, Stored, Tenant, Withdrawal, WithdrawalKind};
 pub(crate) use plans::touched;
@@ -41,7 +42,7 @@ pub enum Instruction {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InstructionError {
     /// A name that no tenant can have.
-    #[error("`{0}` is not a usable name: 1 to 63 visible ASCII characters")]
+    #[error("`{0}` is not a usable name: 1 to 63 visible ASCII characters, no slash")]
     BadName(String),
     /// The tenant is there.
     #[error("tenant `{0}` is there already")]
@@ -167,7 +168,7 @@ impl State {
 
     fn add_tenant(&self, now: Duration, name: &str) -> Result<Vec<Change>, InstructionError> {
         let known = &self.settings.tenants;
-        if name.is_empty() || name.len() > 63 || !name.chars().all(|c| c.is_ascii_graphic() && c != '/') {
+        if !is_tenant_name(name) {
             return Err(InstructionError::BadName(name.chars().take(80).collect()));
         }
         if known.iter().any(|known| known == name) {

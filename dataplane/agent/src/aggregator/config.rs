@@ -1,7 +1,7 @@
 //! The configuration file of an aggregator.
 
 use super::grant::Upwards;
-use crate::config::{ConfigError, Verbs};
+use crate::config::{ConfigError, Verbs, control_address};
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
 use harmonaize_planner::{Bytes, Groups, Nanos, parse_toml};
 use serde::Deserialize;
@@ -115,7 +115,7 @@ impl AggregatorConfig {
         file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
         Ok(Self {
             name: file.name,
-            control: file.control.trim_start_matches("http://").to_owned(),
+            control: control_address(&file.control).map_err(value)?,
             listen: file.listen,
             pool,
             mtu,

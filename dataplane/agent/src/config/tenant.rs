@@ -3,6 +3,7 @@
 use super::Rdma;
 use crate::session::{NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_abi::session::{MIN_SECRET, Secret};
+use harmonaize_api::is_tenant_name;
 use harmonaize_planner::Bytes;
 use rustix::fs::OFlags;
 use serde::Deserialize;
@@ -56,6 +57,15 @@ pub(super) fn read_all(
 impl FileTenant {
     fn rules(self, rdma: Option<&Rdma>, folder: &Path) -> Result<TenantRules, String> {
         let wrong = |what: &str| Err(format!("tenant `{}`: {what}", self.name));
+        if !is_tenant_name(&self.name) {
+            return wrong("not a usable name: 1 to 63 visible ASCII characters, no slash");
+        }
+        if self.attachments == Some(0) {
+            return wrong("`attachments` is 0, nobody could attach");
+        }
+        if self.communicators == Some(0) {
+            return wrong("`communicators` is 0, nobody could join any");
+        }
         if self.rdma && rdma.is_none() {
             return wrong("`rdma` is true, but there is no table [rdma]");
         }

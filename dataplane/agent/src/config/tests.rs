@@ -46,6 +46,37 @@ fn errors_name_file_line_and_key() {
     assert!(error(&nobody).contains("uids"), "{}", error(&nobody));
 }
 
+#[test]
+fn values_that_make_no_sense_are_refused() {
+    for (line, expected) in [
+        ("peer_timeout = \"0s\"", "`peer_timeout` is 0ns; it must be at least 1s"),
+        ("peer_timeout = \"999ms\"", "`peer_timeout` is 999ms; it must be at least 1s"),
+        ("connect_timeout = \"0s\"", "`connect_timeout` must be longer than nothing"),
+    ] {
+        assert_eq!(error(&format!("{GOOD}{line}\n")), format!("agent.toml: {expected}"));
+    }
+    for control in ["10.0.0.1", "10.0.0.1:", ":7000", "10.0.0.1:0", "https://h0:7000", "a b:1"] {
+        let said = error(&GOOD.replace("127.0.0.1:7000", control));
+        assert_eq!(
+            said,
+            format!("agent.toml: `control` is `{control}`; give address and port, such as \"10.0.0.1:7000\"")
+        );
+    }
+    for (control, address) in [("http://c0:7000/", "c0:7000"), ("[fd00::1]:7000", "[fd00::1]:7000")] {
+        let text = GOOD.replace("127.0.0.1:7000", control);
+        assert_eq!(Config::parse(Path::new("agent.toml"), &text).unwrap().control, address);
+    }
+    for name in ["", "a/b", "a b", &"a".repeat(64)] {
+        let said = error(&format!("{GOOD}{}", SOCKET.replace("\"a\"", &format!("{name:?}"))));
+        let expected = format!("agent.toml: tenant `{name}`: not a usable name: ");
+        assert!(said.starts_with(&expected), "{said}");
+    }
+    for key in ["attachments", "communicators"] {
+        let said = error(&format!("{GOOD}{SOCKET}{key} = 0\n"));
+        assert!(said.starts_with(&format!("agent.toml: tenant `a`: `{key}` is 0, nobody could ")), "{said}");
+    }
+}
+
 const SOCKET: &str = "[[tenant]]\nname = \"a\"\nsocket = \"/a\"\nuids = [0]\n";
 
 #[test]
