@@ -2,6 +2,7 @@
 
 use super::sys;
 use socket2::Socket;
+use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::time::Instant;
@@ -54,5 +55,47 @@ impl Closing {
         }
         // It sends faster than we throw away: it does not listen.
         Ok(true)
+    }
+}
+
+/// Lets the oldest go whose words are out, while there are more than `most`. Of those that still write nothing bounds the number but
+/// their deadline.
+pub(super) fn let_go(closings: &mut VecDeque<Closing>, most: usize) {
+    let mut excess = closings.len().saturating_sub(most);
+    closings.retain(|closing| {
+        let goes = excess > 0 && closing.shut;
+        excess -= usize::from(goes);
+        !goes
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    #[test]
+    fn those_that_still_have_words_stay() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut closings, mut peers) = (VecDeque::new(), Vec::new());
+        for serial in 0..6 {
+            let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            ours.set_nonblocking(true).unwrap();
+            peers.push(listener.accept().unwrap());
+            // More than the kernel takes while nobody reads, of every second.
+            let words = vec![7; if serial % 2 == 0 { 16 << 20 } else { 8 }];
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let mut closing = Closing::new(ours.into(), serial, deadline, words);
+            assert!(!closing.finish().unwrap());
+            closings.push_back(closing);
+        }
+        let mut left = |most: usize| {
+            let_go(&mut closings, most);
+            closings.iter().map(|closing| closing.serial).collect::<Vec<_>>()
+        };
+        assert_eq!(left(6), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(left(5), [0, 2, 3, 4, 5]);
+        assert_eq!(left(1), [0, 2, 4]);
     }
 }

@@ -22,7 +22,7 @@ mod sys;
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
 pub(crate) use sys::random;
 
-use closing::Closing;
+use closing::{Closing, let_go};
 use guest::Guest;
 use harmonaize_shm::Span;
 use link::{Link, Slot};
@@ -41,7 +41,7 @@ const ENDING: Duration = Duration::from_millis(200);
 /// How long last words may take to get out.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Most closed connections that linger; beyond, the oldest is cut off.
+/// Most closed connections that linger; beyond, the oldest whose last words are out is cut off.
 const MOST_CLOSING: usize = 256;
 
 /// How an endpoint is set up.
@@ -481,9 +481,7 @@ impl Transport for TcpTransport {
                 self.closing.remove(at);
             }
         }
-        while self.closing.len() > MOST_CLOSING {
-            self.closing.pop_front();
-        }
+        let_go(&mut self.closing, MOST_CLOSING);
         self.poll.no_later_than(deadline);
     }
 
