@@ -23,7 +23,7 @@ pub struct AttachOptions {
     pub arena_bytes: u64,
     /// Most operations in flight, a power of two.
     pub entries: u32,
-    /// How long waiting spins (yielding) before it sleeps.
+    /// How long waiting spins (yielding) before it sleeps; `Duration::MAX`: it never does.
     pub spin: Duration,
     /// How long each answer during the handshake may take.
     pub timeout: Duration,

@@ -15,7 +15,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// How often polling without waiting looks whether the agent is still there.
+/// How often polling without waiting, and spinning, looks for answers and whether the agent is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Shared {
         deadline: Option<Instant>,
         mut check: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<Option<T>, Error> {
-        let spin_until = Instant::now() + self.spin;
+        let spin_until = Instant::now().checked_add(self.spin);
         let mut state = self.lock();
         loop {
             if !state.driving {
@@ -113,7 +113,10 @@ impl Shared {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(None);
             }
-            if now < spin_until {
+            if spin_until.is_none_or(|until| now < until) {
+                if !state.driving && now.duration_since(state.looked) >= LOOK_EVERY {
+                    state.receive();
+                }
                 drop(state);
                 std::thread::yield_now();
                 state = self.lock();

@@ -61,6 +61,17 @@ fn operations_make_the_round_trip() {
 }
 
 #[test]
+fn a_process_may_spin_for_ever() {
+    for access in ALL {
+        let stub = Stub::start();
+        let options = AttachOptions { spin: Duration::MAX, ..stub.options(access) };
+        let client = Client::attach(&stub.path, options).unwrap();
+        let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
+        comm.barrier().unwrap().wait(LIMIT).unwrap();
+    }
+}
+
+#[test]
 fn many_operations_are_in_flight_up_to_the_rings_entries() {
     for access in ALL {
         let stub = Stub::start();
