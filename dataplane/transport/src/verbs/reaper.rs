@@ -3,22 +3,20 @@
 
 use super::path::Path;
 use std::io;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-
-/// Paths that may wait; those beyond are destroyed by who ends them.
-const QUEUE: usize = 256;
 
 /// See the module's documentation. Dropped, it waits until all are destroyed.
 #[derive(Debug)]
 pub(super) struct Reaper {
-    paths: Option<SyncSender<Path>>,
+    /// However many wait: who ends them never does.
+    paths: Option<Sender<Path>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Reaper {
     pub(super) fn begin() -> io::Result<Self> {
-        let (paths, stopped) = sync_channel::<Path>(QUEUE);
+        let (paths, stopped) = channel::<Path>();
         let thread = std::thread::Builder::new().name("reaper".into()).spawn(move || {
             for path in stopped {
                 drop(path);
@@ -31,10 +29,9 @@ impl Reaper {
     pub(super) fn destroy(&self, mut path: Path) {
         path.stop();
         path.release();
-        if let Some(paths) = &self.paths
-            && let Err(TrySendError::Full(path) | TrySendError::Disconnected(path)) = paths.try_send(path)
-        {
-            drop(path);
+        if let Some(paths) = &self.paths {
+            // Without the thread it is destroyed here.
+            let _ = paths.send(path);
         }
     }
 }
