@@ -7,6 +7,7 @@ use crate::execute::{Context, Deferred, Left, post, run, send_all};
 use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::member::{Member, status_of};
+use crate::reaper::Reaper;
 use crate::sharing::Sharing;
 use crate::table::{Key, Table};
 use crate::validate::{Checked, check};
@@ -50,6 +51,7 @@ pub struct Engine {
     /// When links were last closed.
     pub(crate) closed: Nanos,
     pub(crate) broken: Vec<(Key, String)>,
+    pub(crate) reaper: Reaper,
     pub(crate) notify: Box<dyn FnMut(Notice) + Send>,
     /// An epoll set of the transport and every attachment.
     pub(crate) wake: OwnedFd,
@@ -64,7 +66,7 @@ impl Engine {
     /// [`Engine::command`]; it must not block.
     ///
     /// # Errors
-    /// If the kernel grants no descriptor.
+    /// If the kernel grants no descriptor or no thread.
     pub fn new(
         transport: Box<dyn Transport + Send>,
         notify: Box<dyn FnMut(Notice) + Send>,
@@ -85,6 +87,7 @@ impl Engine {
             asked: Vec::with_capacity(64),
             closed: Nanos(0),
             broken: Vec::with_capacity(8),
+            reaper: Reaper::begin()?,
             notify,
             wake,
             marks: MarkWriter::default(),

@@ -19,6 +19,7 @@ mod formation;
 mod lifecycle;
 mod marks;
 mod member;
+mod reaper;
 mod run;
 mod sharing;
 mod table;

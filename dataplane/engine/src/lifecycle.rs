@@ -10,6 +10,7 @@ use harmonaize_abi::Status as Code;
 use harmonaize_core::{EpochPlan, Failure, Nanos, Turns};
 use harmonaize_plan::Participant;
 use harmonaize_transport::LinkId;
+use rustix::event::epoll;
 
 impl Engine {
     /// Carries out a command.
@@ -229,6 +230,9 @@ impl Engine {
                 member.core.rank_left(rank);
             }
         }
+        // Nobody looks after it any more, so it must not wake the loop until it is gone.
+        let _ = epoll::delete(&self.wake, attachment.end.wake_fd());
+        self.reaper.let_go(attachment.end);
     }
 
     pub(crate) fn down(&mut self, key: Key, epoch: u32, peer: Participant) {
