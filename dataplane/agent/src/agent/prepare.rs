@@ -129,7 +129,8 @@ mod tests {
         engine.command(Command::Stop).unwrap();
         thread.join().unwrap();
         let (control, mut told) = mpsc::channel(RESERVE + 1);
-        let mut agent = Agent::new(engine, control, None, Paths::begin("127.0.0.1:0".parse().unwrap(), false));
+        let paths = Paths::begin("127.0.0.1:0".parse().unwrap(), false);
+        let mut agent = Agent::new(engine, control, None, paths);
         for event in [Event::Form(recipe(2, 1)), Event::Change(recipe(2, 1))] {
             assert!(agent.has_room());
             agent.control(event);
