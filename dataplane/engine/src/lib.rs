@@ -4,7 +4,7 @@
 //! moment when there is nothing to do and then sleeps on everything that can wake it. Control reaches it through
 //! [`Command`]s, and learns of what happens through [`Notice`]s.
 //!
-//! Architecture invariant: no async runtime; queues are bounded; nothing is allocated on the path of a tensor's bytes once a
+//! Architecture invariant: no async runtime; queues are bounded, but that of attachments that end; nothing is allocated on the path of a tensor's bytes once a
 //! communicator is up and has run an operation of each kind and size that it uses.
 #![forbid(unsafe_code)]
 

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 /// See the module's documentation. Dropped, it waits until all are gone.
 #[derive(Debug)]
 pub(crate) struct Reaper {
+    /// However many wait: who detaches them never does.
     ends: Option<Sender<Box<dyn AgentEnd>>>,
     thread: Option<JoinHandle<()>>,
 }
