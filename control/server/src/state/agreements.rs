@@ -118,6 +118,11 @@ impl Agreements {
         self.stored = stored;
     }
 
+    /// A tenant is gone.
+    pub(super) fn forget(&mut self, tenant: &str) {
+        self.proposed.forget(tenant);
+    }
+
     /// A communicator's share, in quarters of the usual one.
     pub(super) fn quarters(&self, id: u64) -> u32 {
         self.kept.get(&id).map_or(4, |kept| quarters(&kept.constraints))

@@ -55,6 +55,11 @@ impl AllHints {
         self.said.remove(&id);
     }
 
+    /// A tenant is gone.
+    pub(super) fn forget(&mut self, tenant: &str) {
+        self.lately.forget(tenant);
+    }
+
     fn believed(&self, id: u64) -> Option<&Hints> {
         let said = self.said.get(&id).filter(|said| said.became == Became::Believed)?;
         Some(&said.hints)

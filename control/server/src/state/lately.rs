@@ -37,4 +37,9 @@ impl Lately {
             }
         }
     }
+
+    /// A tenant is gone.
+    pub(super) fn forget(&mut self, tenant: &str) {
+        self.asked.remove(tenant);
+    }
 }

@@ -7,7 +7,10 @@ mod reply;
 mod withdrawal;
 
 use super::State;
+use super::communicator::EndCause;
 use harmonaize_api::is_tenant_name;
+use harmonaize_api::v1::{FailureKind, JoinRefusedKind};
+use harmonaize_disclose::JoinFailure;
 use harmonaize_planner::Drains;
 use harmonaize_store::{Change, Plan, Stored, Tenant, Withdrawal, WithdrawalKind};
 pub(crate) use plans::touched;
@@ -141,7 +144,7 @@ impl State {
                 Change::NoTenant(name) => {
                     if self.operator.added.remove(name).is_some() {
                         self.settings.tenants.retain(|known| known != name);
-                        self.forget_feed(now, name);
+                        self.forget_tenant(now, name);
                     }
                 }
                 Change::Withdraw(record) => {
@@ -164,6 +167,30 @@ impl State {
         self.note_maintenance(now, None);
         self.regroups.look();
         self.act(now);
+    }
+
+    /// A tenant is gone. Whoever joined in its name while that was stored is refused, and what formed meanwhile ends.
+    fn forget_tenant(&mut self, now: Duration, name: &str) {
+        let joins = self.sessions.iter().flat_map(|(session, known)| {
+            let own = known.joins.iter().filter(move |(_, (key, _))| key.0 == name);
+            own.map(move |(request, join)| ((*session, *request), join.clone()))
+        });
+        for ((session, request), join) in joins.collect::<Vec<_>>() {
+            self.forget_join(session, request);
+            self.withdraw_join((session, request), join);
+            self.refuse_join(session, request, JoinRefusedKind::UnknownTenant, &JoinFailure::UnknownTenant);
+        }
+        let formed = self.communicators.iter().filter(|(_, known)| known.tenant == name);
+        for id in formed.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let detail = "its tenant was removed".to_owned();
+            self.end(now, id, EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }, None);
+        }
+        self.regroups.forget(name);
+        self.agreements.forget(name);
+        self.hints.forget(name);
+        self.tenant_errors.remove(name);
+        self.events.latest.remove(name);
+        self.forget_feed(now, name);
     }
 
     fn add_tenant(&self, now: Duration, name: &str) -> Result<Vec<Change>, InstructionError> {

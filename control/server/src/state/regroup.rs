@@ -207,6 +207,11 @@ impl Regroups {
         }
     }
 
+    /// A tenant is gone: nothing is kept of what it had.
+    pub(super) fn forget(&mut self, tenant: &str) {
+        self.past.retain(|_, past| past.key.0 != tenant);
+    }
+
     /// A communicator that went on from another is in use.
     pub(super) fn succeeded(&mut self, before: u64) {
         self.past.remove(&before);

@@ -119,6 +119,27 @@ fn tenants_come_and_go() {
 }
 
 #[test]
+fn what_joins_while_its_tenant_is_removed_is_refused_or_ends() {
+    let mut kept = Kept::new();
+    let session = kept.world.agent(0);
+    kept.say(&tenant("c", true)).unwrap();
+    let removed = kept.world.state.consider(kept.world.now, &tenant("c", false)).unwrap();
+    kept.world.join_as(session, "c", "alone", 0, 1);
+    let id = kept.world.recipe(session).communicator;
+    kept.world.join_as(session, "c", "waits", 0, 2);
+    kept.world.state.carry_out(kept.world.now, &removed);
+    kept.world.settle();
+    match kept.world.heard(session).as_slice() {
+        [to_agent::Message::JoinRefused(refused), to_agent::Message::Dissolve(end)] => {
+            assert_eq!((refused.kind(), end.communicator), (JoinRefusedKind::UnknownTenant, id));
+        }
+        other => panic!("{other:?}"),
+    }
+    let status = kept.world.look();
+    assert!(status.communicators.is_empty() && status.waiting.is_empty(), "{status:?}");
+}
+
+#[test]
 fn what_cannot_be_withdrawn() {
     let mut kept = Kept::new();
     let unknown = |what: &str| Err(InstructionError::Unknown(what.to_owned()));
