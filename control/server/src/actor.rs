@@ -176,6 +176,7 @@ impl Actor {
                 () = &mut shutdown => break,
             }
             self.carry_out();
+            self.state.finished(self.start.elapsed());
         }
         self.state.shut_down();
         self.carry_out();

@@ -42,6 +42,8 @@ pub(super) struct Wanted {
     trigger: Option<Trigger>,
     /// Not sooner than this.
     not_before: Duration,
+    /// The least time until the next one, where a plan was made of which it is not known when it was over.
+    made: Option<Duration>,
     /// When the estimates were told last which connections carry traffic; none where that has changed since.
     active_at: Option<Duration>,
 }
@@ -121,8 +123,17 @@ impl State {
         let Some(trigger) = self.wanted.trigger.take() else { return };
         let members: usize = self.communicators.values().map(|known| known.members.len()).sum();
         let members = u32::try_from(members).unwrap_or(u32::MAX);
-        self.wanted.not_before = now.saturating_add(SPACING.0 + SPACING.1.saturating_mul(members));
+        let spacing = SPACING.0 + SPACING.1.saturating_mul(members);
+        self.wanted.not_before = now.saturating_add(spacing);
+        self.wanted.made = Some(spacing);
         self.replan(now, trigger);
+    }
+
+    /// The call or message before this one is over, by the clock: what it took to plan is no pause between two plans.
+    pub fn finished(&mut self, now: Duration) {
+        if let Some(spacing) = self.wanted.made.take() {
+            self.wanted.not_before = now.saturating_add(spacing);
+        }
     }
 
     fn replan(&mut self, now: Duration, trigger: Trigger) {

@@ -1,7 +1,7 @@
 //! What control does in each case that an operator or a tenant may meet.
 
 use super::world::{SECOND, World, hello, settings};
-use crate::state::{ReorderError, SessionId};
+use crate::state::{ReorderError, SessionId, Trigger};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
 use std::time::Duration;
 
@@ -558,6 +558,22 @@ fn what_an_agent_says_at_length_is_cut() {
         [to_agent::Message::Dissolve(end)] => assert_eq!(end.reason, "y".repeat(500)),
         other => panic!("not dissolved but {other:?}"),
     }
+}
+
+#[test]
+fn what_planning_takes_is_no_pause_between_plans() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    world.form(&sessions, "world");
+    let plans = |world: &mut World, at: Duration| {
+        world.state.want_plan(Trigger::Faded);
+        world.state.act(world.now + at);
+        world.state.decision_counts().plans
+    };
+    let before = plans(&mut world, SECOND);
+    world.state.finished(world.now + SECOND * 4);
+    assert_eq!(plans(&mut world, SECOND * 4), before);
+    assert_eq!(plans(&mut world, SECOND * 5), before + 1);
 }
 
 #[test]
