@@ -12,7 +12,7 @@ pub struct Arguments {
 }
 
 const EXAMPLES: &str = "Examples:
-  cargo xtask demo                         two tenants on four emulated hosts, with a report
+  cargo xtask demo                         four tenants on an emulated fabric, with a report
   cargo xtask test --yes                   every test; installs what is missing without asking
   cargo xtask emulate fabric.toml          the fabric of a topology file, until Ctrl-C
   cargo xtask softroce test --yes          the tests that need an RDMA device, in a virtual machine
@@ -22,7 +22,7 @@ const EXAMPLES: &str = "Examples:
 
 #[derive(Subcommand)]
 enum Task {
-    /// Train a model on one tenant beside another tenant's AllToAll, and prove both right
+    /// Run four tenants beside each other on a fabric that is congested and loses hosts, and prove their results right
     Demo(crate::demo::Args),
     /// Build and run every test, in namespaces too where the privilege is there
     Test(crate::test::Args),

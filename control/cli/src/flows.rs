@@ -9,8 +9,12 @@ use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{Flow, FlowDirection, FlowEnd, FlowOwner, FlowProtocol, KernelTcp};
 use serde_json::{Value, json};
 
-/// What the fields of the JSON mean.
+/// Examples, and what the fields of the JSON mean.
 pub(crate) const FIELDS: &str = "\
+Examples:
+  harmonaize flows --agent unix:/run/harmonaize/telemetry.sock --interface eth0
+  harmonaize flows --json | jq '.flows | sort_by(-.egress.bytes)[:10]'
+
 JSON: {\"time_ns\", \"flows\": [...]}. Times are CLOCK_REALTIME nanoseconds, 0 where not known (some tools
 round integers of this size: jq before 1.7 does); durations nanoseconds; bytes and packets those on the
 wire with the link's header, since the programs were loaded; rates bits a second. Of each flow:

@@ -6,6 +6,7 @@ mod control;
 mod flows;
 #[cfg(test)]
 mod golden;
+mod help;
 mod json;
 mod operate;
 mod perfetto;
@@ -82,6 +83,7 @@ struct AgentArguments {
 #[derive(Subcommand)]
 enum Command {
     /// Shows agents, tenants, communicators, operations in flight and whom they wait for, bytes and errors.
+    #[command(after_help = help::STATUS)]
     Status {
         /// As JSON, complete.
         #[arg(long)]
@@ -91,6 +93,7 @@ enum Command {
         patience: Nanos,
     },
     /// Shows the fabric as control sees it; with a file: checks or shows that, without control.
+    #[command(after_help = help::TOPOLOGY)]
     Topology {
         /// The file; control is asked where it is left out.
         file: Option<PathBuf>,
@@ -112,6 +115,7 @@ enum Command {
         json: bool,
     },
     /// Shows what communicators run by: rings, paths, shares, and why.
+    #[command(after_help = help::PLANS)]
     Plans {
         /// One alone: its id, or tenant/name.
         #[arg(value_name = "COMMUNICATOR")]
@@ -134,6 +138,7 @@ enum Command {
         json: bool,
     },
     /// Says what control would plan now, or if more were drained; nothing changes.
+    #[command(after_help = help::PLAN)]
     Plan {
         /// Control plans by itself, so there is only this.
         #[arg(long, required = true)]
@@ -187,6 +192,7 @@ enum Command {
         json: bool,
     },
     /// Changes the ring order of a communicator while its operations run. Control then leaves the order alone, until it is given back.
+    #[command(after_help = help::REORDER)]
     Reorder {
         /// Its id, or tenant/name.
         #[arg(value_name = "COMMUNICATOR")]
@@ -205,7 +211,7 @@ enum Command {
         json: bool,
     },
     /// Shows what is measured, live: links, flows, communicators, phases, stragglers. ? explains the keys.
-    #[command(after_help = TOP_HELP)]
+    #[command(after_help = help::TOP)]
     Top {
         /// The socket of an agent's telemetry; else, or for `control`, control is asked for all hosts.
         #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH|control")]
@@ -292,6 +298,7 @@ enum Command {
     #[command(after_help = tenant::HELP)]
     Tenant(tenant::Tenant),
     /// Ends a communicator; its ranks are told that the provider did.
+    #[command(after_help = help::DISSOLVE)]
     Dissolve {
         /// Its id, or tenant/name.
         #[arg(value_name = "COMMUNICATOR")]
@@ -304,10 +311,6 @@ enum Command {
         json: bool,
     },
 }
-
-const TOP_HELP: &str = "\
-Keys: q quit; Tab, 1-7 another panel; Enter the panel alone; s, S another column to sort by; r the other
-way round; / filter; arrows scroll; p pause; ? help.";
 
 /// What `top` watches.
 #[derive(Clone, Debug)]

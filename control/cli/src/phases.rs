@@ -11,8 +11,12 @@ use harmonaize_api::v1::{
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// What the fields of the JSON mean.
+/// Examples, and what the fields of the JSON mean.
 pub(crate) const FIELDS: &str = "\
+Examples:
+  harmonaize phases --agent unix:/run/harmonaize/telemetry.sock --last 20
+  harmonaize phases --json --follow | jq 'select(.kind == \"straggler\")'
+
 JSON: an object a line, oldest first, with `time_ns` (when it was found) and `kind`. Times are
 CLOCK_REALTIME nanoseconds, 0 where not known (jq before 1.7 rounds them); durations nanoseconds.
   \"operation\"   an own operation ended here: communicator, operation, participant, bytes (of a rank's

@@ -37,6 +37,34 @@ The socket is that through which this tenant's processes attach: --socket, or HA
 is answered with what could be had; --take takes that. Hints promise nothing; each takes the place of what was said before.
 Agreements and hints end with their communicator.";
 
+/// Examples of `tenant constraints`.
+const CONSTRAINTS_HELP: &str = "\
+Examples:
+  harmonaize tenant constraints job                        what is promised, and what of it is not kept
+  harmonaize tenant constraints job --min-busbw 80MB/s --on-failure regroup=1min
+  harmonaize tenant constraints serve --priority high --p99 64KiB=5ms --take
+  harmonaize tenant constraints job --none                 gives everything back";
+
+/// Examples of `tenant hints`.
+const HINTS_HELP: &str = "\
+Examples:
+  harmonaize tenant hints job --period 50ms --bytes 64MiB
+  harmonaize tenant hints job --bytes 48MiB:hidden --bytes 16MiB --bytes alltoall=1MiB --task-priority 2
+  harmonaize tenant hints job --none                       nothing any more";
+
+/// Examples of `tenant events`.
+const EVENTS_HELP: &str = "\
+Examples:
+  harmonaize tenant events                                 what has happened from now on, for a while
+  harmonaize tenant events --follow --json                 an object a line
+  harmonaize tenant events --from 5f3a9c1200000001:17      goes on where another call ended";
+
+/// Examples of `tenant receipts`.
+const RECEIPTS_HELP: &str = "\
+Examples:
+  harmonaize tenant receipts job                           how the agreement was kept
+  harmonaize tenant receipts job --json";
+
 /// Most rounds of a negotiation with `--take`.
 const ROUNDS: usize = 4;
 
@@ -56,6 +84,7 @@ pub(crate) struct Tenant {
 #[derive(Subcommand)]
 enum Action {
     /// Shows what is promised for a communicator, or proposes something else.
+    #[command(after_help = CONSTRAINTS_HELP)]
     Constraints {
         /// Its name.
         communicator: String,
@@ -69,6 +98,7 @@ enum Action {
         json: bool,
     },
     /// Says what is expected of a communicator: for the provider's first plans, until it has measured.
+    #[command(after_help = HINTS_HELP)]
     Hints {
         /// Its name.
         communicator: String,
@@ -79,6 +109,7 @@ enum Action {
         json: bool,
     },
     /// Shows the tenant's events.
+    #[command(after_help = EVENTS_HELP)]
     Events {
         /// Go on from here: what `--json` says as `cursor`.
         #[arg(long, value_name = "FEED:NEXT")]
@@ -94,6 +125,7 @@ enum Action {
         json: bool,
     },
     /// Shows how a communicator's agreement was kept.
+    #[command(after_help = RECEIPTS_HELP)]
     Receipts {
         /// Its name.
         communicator: String,

@@ -369,6 +369,31 @@ fn help_and_usage() {
     ] {
         assert!(out.contains(word), "{word} is missing in:\n{out}");
     }
+    for command in [
+        &["status"][..],
+        &["topology"],
+        &["tenants"],
+        &["plans"],
+        &["explain"],
+        &["plan"],
+        &["drain"],
+        &["maintenance"],
+        &["reorder"],
+        &["top"],
+        &["flows"],
+        &["phases"],
+        &["trace"],
+        &["tenant"],
+        &["tenant", "constraints"],
+        &["tenant", "hints"],
+        &["tenant", "events"],
+        &["tenant", "receipts"],
+        &["dissolve"],
+    ] {
+        let (_, out, _) = outcome(&harmonaize(&[command, &["--help"]].concat()));
+        let example = format!("  harmonaize {}", command.join(" "));
+        assert!(out.contains("Examples:\n") && out.contains(&example), "{command:?}:\n{out}");
+    }
     assert_eq!(outcome(&harmonaize(&["dissolve", "no id"])).0, 2);
     assert_eq!(outcome(&harmonaize(&["reorder", "12ab", "h0", "--wait", "10"])).0, 2);
 }

@@ -10,7 +10,22 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// harmonaize's control server: knows hosts, agents and tenants, and forms communicators.
 #[derive(Parser)]
-#[command(name = "harmonaize-control", version)]
+#[command(
+    name = "harmonaize-control",
+    version,
+    after_help = "\
+Examples:
+  harmonaize-control --config control.toml                  serves until SIGTERM
+  harmonaize-control --config control.toml --check          reads configuration and topology, and exits
+  harmonaize-control --config control.toml --log debug --log-json
+
+A configuration:
+  listen = \"10.0.0.1:7000\"         # where agents and tools connect
+  topology = \"topology.toml\"       # relative to this file, as is the store
+  store = \"control.redb\"           # may be left out: what outlives a restart
+  [[tenant]]
+  name = \"a\""
+)]
 struct Arguments {
     /// Configuration file (TOML).
     #[arg(long, value_name = "FILE")]
