@@ -87,7 +87,7 @@ mod tests {
         let (go, let_on) = std::sync::mpsc::channel::<()>();
         let (answer, computed) = oneshot::channel();
         let computes = Command::Look(Box::new(move |_, _| {
-            drop(answer.send(let_on.recv_timeout(LIMIT).is_ok()));
+            let _ = answer.send(let_on.recv_timeout(LIMIT).is_ok());
         }));
         assert!(commands.send(computes).await.is_ok());
         // All of this happens on the thread that would answer pings.

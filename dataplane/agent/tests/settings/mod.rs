@@ -13,7 +13,6 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         prepare_timeout: limit,
         recovery_timeout: limit,
         operation_timeout: limit,
-        peer_timeout: limit,
         paths: 1,
         source_ports: None,
         most_ranks: 64,
