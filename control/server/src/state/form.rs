@@ -48,6 +48,18 @@ pub(super) struct Group {
     pub succeeds: Option<u64>,
 }
 
+/// Pairs of a communicator's hosts whose ways are to be known: those next to each other in its ring; and all, where those are few.
+pub(super) fn pairs_of(known: &Communicator) -> (Vec<Pair>, Vec<Pair>) {
+    let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+    let order = known.pending.as_ref().map_or(&known.order, |pending| &pending.order);
+    let ring: Vec<HostId> = order.iter().filter_map(|at| hosts.get(*at as usize)).copied().collect();
+    let next = ring.iter().zip(ring.iter().cycle().skip(1));
+    let ring = next.map(|(one, other)| pair_of(*one, *other)).collect();
+    let all = hosts.iter().enumerate().filter(|_| hosts.len() <= MOST_PAIRED);
+    let all = all.flat_map(|(at, one)| hosts.iter().skip(at + 1).map(|other| pair_of(*one, *other)));
+    (ring, all.collect())
+}
+
 impl State {
     /// All ranks have joined.
     pub(super) fn form(&mut self, now: Duration, (tenant, name): (String, String), group: &Group) {
@@ -145,14 +157,7 @@ impl State {
     /// those are few, else these alone.
     pub(super) fn trace_communicator(&mut self, now: Duration, id: u64) {
         let Some(known) = self.communicators.get(&id) else { return };
-        let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
-        let order = known.pending.as_ref().map_or(&known.order, |pending| &pending.order);
-        let ring: Vec<HostId> = order.iter().filter_map(|at| hosts.get(*at as usize)).copied().collect();
-        let next = ring.iter().zip(ring.iter().cycle().skip(1));
-        let ring: Vec<Pair> = next.map(|(one, other)| pair_of(*one, *other)).collect();
-        let others = hosts.iter().enumerate().filter(|_| hosts.len() <= MOST_PAIRED);
-        let others =
-            others.flat_map(|(at, one)| hosts.iter().skip(at + 1).map(|other| pair_of(*one, *other)));
+        let (ring, others) = pairs_of(known);
         self.want_traced(now, ring.iter().copied().chain(others));
         self.trace_first(ring.into_iter());
         self.ask_traces(now);

@@ -252,6 +252,21 @@ impl Ports {
         self.pools.keys().copied()
     }
 
+    /// Whether a link holds any port of a pair's pool now.
+    pub(super) fn is_linked(&self, pair: Pair) -> bool {
+        self.pools.get(&pair).is_some_and(|pool| pool.values().any(Port::is_used))
+    }
+
+    /// Gives back the ports of a pair's pool, none of which a link holds: nothing is known of its ways any more.
+    pub(super) fn forget(&mut self, pair: Pair) {
+        for number in self.pools.remove(&pair).unwrap_or_default().into_keys() {
+            self.pooled.remove(&(pair.0, number));
+            self.used.remove(&(pair.0, number));
+        }
+        self.explored.remove(&pair);
+        self.stale.insert(pair);
+    }
+
     /// Whether a link holds a port of a pool now.
     pub(super) fn in_use(&self, pair: Pair, port: u16) -> bool {
         self.traced(pair, port).is_some_and(|port| port.used)
@@ -272,6 +287,22 @@ mod tests {
         ports.release(&mut held);
         assert_eq!([(); 4].map(|()| ports.take(host, &mut later)), [12, 10, 11, 0]);
         assert_eq!(Ports::new(None).take(host, &mut held), 0);
+    }
+
+    #[test]
+    fn a_pair_that_is_forgotten_gives_its_ports_back() {
+        let (mut ports, mut held, mut later) = (Ports::new(Some((10, 17))), Vec::new(), Vec::new());
+        let pair = (HostId(0), HostId(1));
+        assert_eq!(ports.pool(pair, 4), 4);
+        ports.explored(pair);
+        assert_eq!(ports.take_traced(pair, &mut held, |_| Some(0)), Some(10));
+        assert!(ports.is_linked(pair));
+        ports.release(&mut held);
+        assert!(!ports.is_linked(pair));
+        ports.forget(pair);
+        assert!(!ports.is_explored(pair) && ports.pairs().next().is_none());
+        let all = [(); 9].map(|()| ports.take(HostId(0), &mut later));
+        assert_eq!(all.iter().filter(|port| **port != 0).count(), 8, "{all:?}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod choose;
 
+use super::form::pairs_of;
 use super::ports::{Look, Pair};
 use super::{Fact, SessionId, State};
 use choose::Chosen;
@@ -40,6 +41,8 @@ pub(super) const MOST_PAIRS: usize = 16384;
 
 /// Most addresses that are told of for being no switch's.
 pub(super) const MOST_STRANGE: usize = 32;
+/// How often it is looked at which pairs no communicator links; those twice in a row are forgotten.
+const UNLINKED: Duration = Duration::from_secs(600);
 
 /// Ports that must die at a link, and none pass it, for it to count as failed.
 const DEATHS: usize = 2;
@@ -62,6 +65,9 @@ pub(super) struct Traces {
     busy: BTreeMap<SessionId, usize>,
     /// Addresses that answered, are no switch's in the topology, and were told of.
     strange: BTreeSet<IpAddr>,
+    /// Pairs that no communicator linked when that was looked at last, and when.
+    unlinked: BTreeSet<Pair>,
+    looked: Duration,
 }
 
 /// What a host's agent is to be asked.
@@ -171,6 +177,14 @@ impl Traces {
                 self.legs.insert(direction, leg);
                 self.put(direction, When::At(at));
             }
+        }
+    }
+
+    fn forget(&mut self, pair: Pair) {
+        for direction in [(pair, false), (pair, true)] {
+            // Out of the queues.
+            self.put(direction, When::Open);
+            self.legs.remove(&direction);
         }
     }
 
@@ -469,7 +483,39 @@ impl State {
         }
         let sessions = &self.sessions;
         self.traces.busy.retain(|session, _| sessions.contains_key(session));
+        self.forget_unlinked(now);
         self.ask_traces(now);
+    }
+
+    /// Forgets pairs that no communicator has linked for a while, where not all are traced anyway: their ports and their place are for
+    /// others.
+    fn forget_unlinked(&mut self, now: Duration) {
+        if now < self.traces.looked.saturating_add(UNLINKED) {
+            return;
+        }
+        self.traces.looked = now;
+        let before = std::mem::take(&mut self.traces.unlinked);
+        if self.hosts.len() <= ALL_PAIRS {
+            return;
+        }
+        let linked: BTreeSet<Pair> = self
+            .communicators
+            .values()
+            .map(pairs_of)
+            .flat_map(|(ring, all)| ring.into_iter().chain(all))
+            .collect();
+        let known = self.traces.legs.keys().map(|(pair, _)| *pair).chain(self.ports.pairs());
+        for pair in known.collect::<BTreeSet<Pair>>() {
+            if linked.contains(&pair) || self.ports.is_linked(pair) {
+                continue;
+            }
+            if before.contains(&pair) {
+                self.traces.forget(pair);
+                self.ports.forget(pair);
+            } else {
+                self.traces.unlinked.insert(pair);
+            }
+        }
     }
 }
 
@@ -486,4 +532,21 @@ fn broken_at(topology: &Topology, known: &Path, hops: &[Option<IpAddr>]) -> Opti
 
 fn retry(failures: u32) -> Duration {
     RETRY.0.saturating_mul(1 << failures.min(16)).min(RETRY.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_that_is_forgotten_is_not_asked_about() {
+        let pair = pair_of(HostId(0), HostId(1));
+        let mut traces = Traces::default();
+        traces.add(pair, Duration::ZERO);
+        traces.urge((pair, true));
+        assert!([0, 1].iter().all(|host| traces.next(Duration::ZERO, HostId(*host)).is_some()));
+        traces.forget(pair);
+        assert!(traces.legs.is_empty());
+        assert!([0, 1].iter().all(|host| traces.next(Duration::ZERO, HostId(*host)).is_none()));
+    }
 }
