@@ -226,7 +226,7 @@ impl Actor {
             return;
         }
         if let Err(error) = &outcome {
-            tracing::error!(%error, "not stored; until it is, control knows less of what ran after a restart");
+            tracing::error!(%error, "not stored; until it is, a restart finds less of what ran");
         }
         self.plans.written(number, outcome.is_ok());
     }

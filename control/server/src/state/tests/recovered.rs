@@ -29,8 +29,7 @@ fn again(stored: Stored) -> World {
 
 /// The same as another agent's, about hosts 2 and 3.
 fn lie(recipe: &v1::Recipe) -> v1::Recipe {
-    let part =
-        |(rank, host): (u32, &str)| v1::Participant { ranks: vec![rank], host: host.to_owned() };
+    let part = |(rank, host): (u32, &str)| v1::Participant { ranks: vec![rank], host: host.to_owned() };
     v1::Recipe { participants: [(0, "h2"), (1, "h3")].map(part).to_vec(), me: 0, ..recipe.clone() }
 }
 
