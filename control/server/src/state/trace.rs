@@ -41,6 +41,7 @@ pub(super) const MOST_PAIRS: usize = 16384;
 
 /// Most addresses that are told of for being no switch's.
 pub(super) const MOST_STRANGE: usize = 32;
+
 /// How often it is looked at which pairs no communicator links; those twice in a row are forgotten.
 const UNLINKED: Duration = Duration::from_secs(600);
 
