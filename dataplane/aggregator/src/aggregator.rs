@@ -1,7 +1,7 @@
 //! The aggregator: many communicators, one pool. Packets and time in; packets out, and counts of what was not believed.
 
 use crate::communicator::{Communicator, Up};
-use crate::packet::{Kind, MAX_WORKERS, PacketError, Sealed};
+use crate::packet::{Header, Kind, MAX_WORKERS, PacketError, Sealed};
 use crate::{Form, Key, Pool, PoolError, Share};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,6 +32,10 @@ pub enum To {
 pub trait Outbox {
     /// Takes one; it is the caller's again on return.
     fn send(&mut self, to: To, packet: &[u8]);
+
+    /// What was received is believed: a worker's packet, by its tag. Whether it was sent after all that came before, its session and then
+    /// its sequence say. What is sent for it comes after this.
+    fn heard(&mut self, _from: &Header) {}
 }
 
 impl<F: FnMut(To, &[u8])> Outbox for F {
@@ -253,6 +257,9 @@ impl Aggregator {
             return;
         };
         communicator.counters.received += 1;
+        if below {
+            out.heard(&header);
+        }
         let pool = &mut self.pool;
         match header.kind {
             Kind::Begin => communicator.begin(now, self.incarnation, &header, pool, out),

@@ -342,11 +342,6 @@ impl<'a> Sealed<'a> {
         self.wire.worker.get()
     }
 
-    /// The session that it names.
-    pub fn session(&self) -> u64 {
-        self.wire.session.get()
-    }
-
     /// What it says, once `key`, that of the worker it names, is found to have made its tag.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ use std::time::Duration;
 mod actions;
 mod endpoint;
 
-use endpoint::endpoint;
+use endpoint::{Search, endpoint};
 
 /// For how long an aggregator may be silent before hosts take over.
 const PATIENCE: Duration = Duration::from_millis(150);
@@ -46,6 +46,7 @@ pub(crate) struct Path {
     address: Address,
     worker: Worker,
     datagrams: Endpoint,
+    search: Search,
     coder: Coder,
     turn: u32,
     session: Session,
@@ -142,6 +143,7 @@ impl Path {
             address,
             worker,
             datagrams,
+            search: Search::default(),
             coder,
             turn: 0,
             session: Session::default(),
@@ -151,7 +153,7 @@ impl Path {
     /// Packets in, what they say to the communicator, packets out. How much was done.
     fn progress(&mut self, now: Nanos, member: &mut Member, attachments: &Table<Attachment>) -> usize {
         let time = Duration::from_nanos(now.0);
-        let Self { epoch, address, worker, datagrams, coder, turn, session } = self;
+        let Self { epoch, address, worker, datagrams, search, coder, turn, session } = self;
         *turn = (*turn + 1) % IDLE;
         // What comes to an idle worker is late; others need not wait for the calls that find that there is nothing.
         let mut reach = Reach { member, attachments, epoch: *epoch, coder: Some(coder) };
@@ -177,6 +179,14 @@ impl Path {
             worked += 1;
         }
         datagrams.flush();
+        // The host's address has changed, or there is no route: what was not sent now is asked for on the way that there is then.
+        if datagrams.is_astray() && search.is_due(now) {
+            datagrams.keep_to(*address);
+            if !datagrams.is_astray() {
+                let (communicator, epoch, from) = (member.id.0, *epoch, datagrams.local_address());
+                tracing::info!(communicator, epoch, ?from, "a way to the aggregator is found anew");
+            }
+        }
         // Sending may have found that the aggregator is silent.
         worked + tell(now, *epoch, worker, session, member)
     }

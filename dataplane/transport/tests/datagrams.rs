@@ -162,6 +162,56 @@ fn an_absent_peer_is_no_error() {
     assert_eq!(got, 100);
 }
 
+/// As after a change of the host's address, which takes privileges: end to end in `tests/tests/aggregation.rs`.
+#[test]
+fn who_keeps_to_a_peer_anew_hears_it_and_nobody_else() {
+    let config = DatagramConfig::default();
+    let (mut peer, mut stranger) = (bound("127.0.0.1:0", config), bound("127.0.0.1:0", config));
+    let mut end = bound("0.0.0.0:0", config);
+    assert!(!end.is_astray());
+    let mut before = None;
+    for round in 0..3 {
+        end.keep_to(peer.local_address());
+        let address = end.local_address();
+        assert!(!end.is_astray() && address.ip() == Ipv4Addr::LOCALHOST, "{address}");
+        assert!(send(&mut end, peer.local_address(), &datagram(round, 100)) && end.flush());
+        let (mut from, deadline) = (None, Instant::now() + PATIENCE);
+        while from.is_none() && Instant::now() < deadline && readable(&peer) {
+            peer.receive(&mut |sender, bytes| from = (bytes == datagram(round, 100)).then_some(sender));
+        }
+        assert_eq!(from, Some(address));
+        for (to, by) in before
+            .iter()
+            .filter(|old| **old != address)
+            .flat_map(|old| [(*old, true), (address, false)])
+            .chain([(address, true)])
+        {
+            let by = if by { &mut peer } else { &mut stranger };
+            assert!(send(by, to, &datagram(round, 7)) && by.flush());
+        }
+        let (mut got, deadline) = (0, Instant::now() + PATIENCE);
+        while got == 0 && Instant::now() < deadline && readable(&end) {
+            got += end.receive(&mut |from, bytes| {
+                assert_eq!((from, bytes), (peer.local_address(), datagram(round, 7).as_slice()));
+            });
+        }
+        assert_eq!((got, end.receive(&mut |_, _| ())), (1, 0), "one of the peer's, at the new address");
+        before = Some(address);
+    }
+}
+
+#[test]
+fn who_finds_no_way_is_told_and_finds_one_when_there_is_one() {
+    let config = DatagramConfig::default();
+    let peer = bound("127.0.0.1:0", config);
+    // Broadcast takes an option that this socket has not: as where there is no route.
+    let mut end = bound("0.0.0.0:0", config);
+    end.keep_to(SocketAddr::from(([255, 255, 255, 255], 9)));
+    assert!(end.is_astray());
+    end.keep_to(peer.local_address());
+    assert!(!end.is_astray());
+}
+
 #[test]
 fn what_is_sent_to_a_group_comes_to_all_that_have_joined_and_to_each_by_itself_too() {
     let config = DatagramConfig { bytes: 2048, ..DatagramConfig::default() };

@@ -2,9 +2,10 @@
 
 use super::grant::Told;
 use super::metrics::{Reading, add};
-use super::routes::{Asker, Routes};
+use super::routes::Routes;
 use anyhow::Context;
-use harmonaize_aggregator::{Aggregator, Counters, GrantError, PoolError, To};
+use harmonaize_aggregator::packet::Header;
+use harmonaize_aggregator::{Aggregator, Counters, GrantError, Outbox, PoolError, To};
 use harmonaize_transport::datagram::{Address, DatagramCounters, Endpoint};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
@@ -100,6 +101,34 @@ impl Endpoints {
     }
 }
 
+/// Where the answers to a datagram go.
+struct Answers<'a> {
+    /// Where it came from.
+    from: Address,
+    routes: &'a mut Routes,
+    endpoints: &'a mut Endpoints,
+    unsent: &'a mut u64,
+}
+
+impl Outbox for Answers<'_> {
+    fn send(&mut self, to: To, packet: &[u8]) {
+        let sent = self.routes.find(to).is_some_and(|to| {
+            let push = |endpoint: &mut Endpoint| {
+                endpoint.push(|room| {
+                    room.get_mut(..packet.len())?.copy_from_slice(packet);
+                    Some((to, packet.len()))
+                })
+            };
+            self.endpoints.to(to).is_some_and(push)
+        });
+        *self.unsent += u64::from(!sent);
+    }
+
+    fn heard(&mut self, from: &Header) {
+        self.routes.heard(self.from, from);
+    }
+}
+
 /// All that the thread has.
 pub(super) struct Server {
     endpoints: Endpoints,
@@ -187,19 +216,8 @@ impl Server {
         let now = self.begun.elapsed();
         for (from, start, end) in &arrived.datagrams {
             let packet = arrived.bytes.get(*start..*end).unwrap_or_default();
-            let asker = Asker::of(*from, packet);
-            aggregator.receive(now, packet, &mut |to: To, answer: &[u8]| {
-                let sent = routes.find(asker, to, answer).is_some_and(|to| {
-                    let push = |endpoint: &mut Endpoint| {
-                        endpoint.push(|room| {
-                            room.get_mut(..answer.len())?.copy_from_slice(answer);
-                            Some((to, answer.len()))
-                        })
-                    };
-                    endpoints.to(to).is_some_and(push)
-                });
-                *unsent += u64::from(!sent);
-            });
+            let mut answers = Answers { from: *from, routes, endpoints, unsent };
+            aggregator.receive(now, packet, &mut answers);
         }
         taken > 0
     }

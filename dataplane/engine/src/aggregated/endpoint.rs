@@ -1,6 +1,7 @@
-//! The way to an aggregator: over RDMA where both ends have a device, else over UDP.
+//! The way to an aggregator: over RDMA where both ends have a device, else over UDP; and when it is looked for anew.
 
 use crate::command::Aggregator;
+use harmonaize_core::Nanos;
 use harmonaize_transport::datagram::{Address, DatagramConfig, Endpoint, RdmaDatagrams, RdmaPort};
 
 /// An endpoint for packets to the aggregator, and where it is: over RDMA where both are there, else over UDP.
@@ -23,4 +24,46 @@ pub(super) fn endpoint(
         }
     }
     Ok((Endpoint::towards(aggregator.address, config)?, Address::Udp(aggregator.address)))
+}
+
+/// Between which times a way is looked for again. The longest is shorter than an aggregator's patience, so that a way that is back is found
+/// before a session ends; who has not looked for longer than [`QUIET`] begins with the shortest.
+const AGAIN: [Nanos; 2] = [Nanos(4_000_000), Nanos(100_000_000)];
+const QUIET: Nanos = Nanos(1_000_000_000);
+
+/// When a way that is lost is looked for: at once, and then ever more seldom.
+#[derive(Debug, Default)]
+pub(super) struct Search {
+    due: Nanos,
+    wait: Nanos,
+}
+
+impl Search {
+    /// Whether it is time; if so, this was a look.
+    pub(super) fn is_due(&mut self, now: Nanos) -> bool {
+        if now < self.due {
+            return false;
+        }
+        let [least, most] = AGAIN;
+        let quiet = now.0 - self.due.0 > QUIET.0;
+        self.wait = if quiet { least } else { Nanos(self.wait.0 * 2).clamp(least, most) };
+        self.due = now.after(self.wait);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_is_looked_for_at_once_and_then_ever_more_seldom() {
+        let mut search = Search::default();
+        let looks = |search: &mut Search, from: u64, to: u64| -> Vec<u64> {
+            (from..to).filter(|at| search.is_due(Nanos(at * 1_000_000))).collect()
+        };
+        assert_eq!(looks(&mut search, 0, 500), [0, 4, 12, 28, 60, 124, 224, 324, 424]);
+        assert_eq!(looks(&mut search, 2000, 2020), [2000, 2004, 2012], "long after it begins anew");
+        assert_eq!(looks(&mut search, 2020, 3000).len(), 11, "no more than ten a second in the long run");
+    }
 }

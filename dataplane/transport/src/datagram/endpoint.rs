@@ -69,6 +69,21 @@ impl Endpoint {
         }
     }
 
+    /// As [`Datagrams::is_astray`]; never over RDMA.
+    pub fn is_astray(&self) -> bool {
+        match self {
+            Self::Udp(datagrams) => datagrams.is_astray(),
+            Self::Rdma(_) => false,
+        }
+    }
+
+    /// As [`Datagrams::keep_to`], where the peer is on the endpoint's network and that is UDP.
+    pub fn keep_to(&mut self, peer: Address) {
+        if let (Self::Udp(datagrams), Address::Udp(peer)) = (self, peer) {
+            datagrams.keep_to(peer);
+        }
+    }
+
     /// Datagrams that wait to be sent; over RDMA they leave at once.
     pub fn waiting(&self) -> usize {
         match self {

@@ -101,6 +101,7 @@ struct Waiting {
 #[derive(Debug)]
 struct Group {
     socket: Socket,
+    address: Ipv4Addr,
     overrun: u32,
 }
 
@@ -114,6 +115,13 @@ fn is_of_earlier(error: &io::Error) -> bool {
         libc::EPROTO,
         libc::ENOPROTOOPT,
     ];
+    known.map(Some).contains(&error.raw_os_error())
+}
+
+/// Whether an error says that there is no way to an address: no route, or none from the address that the socket was connected with, which the
+/// host has no more (older kernels say EINVAL).
+fn is_no_way(error: &io::Error) -> bool {
+    let known = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ENETDOWN, libc::EADDRNOTAVAIL, libc::EINVAL];
     known.map(Some).contains(&error.raw_os_error())
 }
 
@@ -137,6 +145,8 @@ pub struct Datagrams {
     group: Option<Group>,
     /// The network says that nobody is where datagrams were sent.
     refused: bool,
+    /// See [`Datagrams::is_astray`].
+    astray: bool,
 }
 
 impl Datagrams {
@@ -173,17 +183,33 @@ impl Datagrams {
             overrun: 0,
             group: None,
             refused: false,
+            astray: false,
             config,
         })
     }
 
     /// From now on datagrams of `peer` alone are taken in, and [`Datagrams::take_refusal`] says when nobody is there (ICMP's port unreachable). Where
-    /// there is no way to it at present everything stays as it was.
+    /// there is no way to it at present datagrams of all are.
+    ///
+    /// An endpoint that was kept to a peer before, and bound to no address, is so anew, from the address that the host has now and another port:
+    /// a socket keeps the address that it was connected with, whether or not the host has it still.
     pub fn keep_to(&mut self, peer: SocketAddr) {
-        let connected = self.socket.connect(&peer.into()).and_then(|()| self.socket.local_addr());
-        if let Some(address) = connected.ok().and_then(|address| address.as_socket()) {
-            self.address = address;
+        let forgotten = rustix::net::connect_unspec(&self.socket).map_err(io::Error::from);
+        let connected = forgotten.and_then(|()| self.socket.connect(&peer.into()));
+        let address = connected.and_then(|()| self.socket.local_addr()).ok().and_then(|it| it.as_socket());
+        self.astray = address.is_none();
+        let Some(address) = address else { return };
+        self.address = address;
+        if let (Some(group), IpAddr::V4(local)) = (&self.group, address.ip()) {
+            // On the device where it is in the group already nothing changes.
+            let _ = group.socket.join_multicast_v4(&group.address, &local);
         }
+    }
+
+    /// Whether there was no way to the peer when it was last to be kept to, or datagrams have found none since: [`Datagrams::keep_to`] may
+    /// mend that.
+    pub fn is_astray(&self) -> bool {
+        self.astray
     }
 
     /// Whether the network has said since the last call that nobody is at the peer's address. It may have been anybody who said so.
@@ -211,7 +237,7 @@ impl Datagrams {
         socket.join_multicast_v4(group.ip(), &local)?;
         sys::tell_overruns(&socket);
         sys::take_together(&socket);
-        Ok(self.group.insert(Group { socket, overrun: 0 }).socket.as_fd())
+        Ok(self.group.insert(Group { socket, address: *group.ip(), overrun: 0 }).socket.as_fd())
     }
 
     /// Has what is sent to groups of IPv4 cross routers that forward it.
@@ -343,6 +369,7 @@ impl Datagrams {
             self.cuts = false;
             return;
         }
+        self.astray |= is_no_way(error);
         self.counters.unsent += datagrams as u64;
         self.done += datagrams.max(1);
     }

@@ -175,6 +175,54 @@ fn workers_get_their_sums_whatever_strangers_send() {
     assert!(strangers.iter().all(|stranger| stranger.worker.counters().sums == 0));
 }
 
+/// A host whose address changes within a session goes on with it. Somebody repeats what it has sent, and sends what it has not, from elsewhere:
+/// no sum goes there.
+#[test]
+fn who_sends_from_another_address_gets_its_sums_there_and_nobody_else_does() {
+    let mut server = server(7);
+    server.grant(told(1, "a", 1)).unwrap();
+    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
+    let (begun, segments, elements) = (Instant::now(), 3, 10_000);
+    for host in &mut hosts {
+        host.worker.begin(Duration::ZERO, 1);
+        assert!((0..segments).all(|segment| host.worker.submit(segment, Task::Sum(elements))));
+    }
+    let to = server.endpoints.udp.local_address();
+    let (mut spy, mut seen, mut done, mut moves) = (local(), Vec::<Vec<u8>>::new(), 0, 0);
+    while done < segments as usize * usize::from(WORKERS) {
+        let now = begun.elapsed();
+        let Host { worker, socket, ramp } = &mut hosts[2];
+        // Another address is another port here.
+        if ramp.written > (moves + 1) * 7000 {
+            *socket = local();
+            moves += 1;
+        }
+        let mut send = |room: &mut [u8]| {
+            let bytes = worker.poll_transmit(now, ramp, room)?;
+            seen.push(room[..bytes].to_vec());
+            Some((to, bytes))
+        };
+        while socket.push(&mut send) {}
+        socket.flush();
+        let (more, ended) = round(&mut server, &mut hosts, now);
+        assert_eq!(ended, None);
+        done += more;
+        // What the server has had by now: the latest, the first, and one with a greater sequence that nobody has sealed.
+        let mut forged = seen.last().unwrap().clone();
+        forged[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+        for packet in [seen.last().unwrap(), &seen[0], &forged] {
+            spy.push(|room| {
+                room[..packet.len()].copy_from_slice(packet);
+                Some((to, packet.len()))
+            });
+        }
+        spy.flush();
+        spy.receive(&mut |_, packet| panic!("this came to a spy: {packet:?}"));
+    }
+    assert!(moves > 2 && hosts.iter().all(|host| host.ramp.written == segments * elements), "{moves} moves");
+    assert!(server.read().tenants["a"].1.tag > 0, "what was forged is counted");
+}
+
 /// A host and an aggregator below, which has there the number that one of its own workers has here.
 #[test]
 fn sums_go_on_to_an_aggregator_above_and_come_down_to_who_sent_the_parts() {
@@ -250,7 +298,7 @@ fn grants_are_answered_again_or_refused_and_what_ended_is_still_counted() {
     let after = server.read();
     assert_eq!((after.tenants["a"].0, after.tenants["b"].0), (0, 1));
     assert_eq!(after.tenants["a"].1.sums, before.tenants["a"].1.sums);
-    assert_eq!(server.routes.find(None, To::Worker { communicator: 1, worker: 0 }, &[]), None);
+    assert_eq!(server.routes.find(To::Worker { communicator: 1, worker: 0 }), None);
     server.grant(told(1, "c", 3)).unwrap();
     assert_eq!(server.read().tenants["c"].0, 1);
 }
