@@ -10,10 +10,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 mod config;
+mod hearing;
 mod receive;
 mod work;
 
 pub use config::{Codes, Event, Reason, Task, Tensors, WorkerConfig, WorkerCounters};
+use hearing::Hearing;
 use work::{Flight, Work};
 
 /// Windows between the lowest chunk without a sum and the highest that is sent. What is lost holds up nothing but itself for as long as
@@ -63,10 +65,7 @@ pub struct Worker {
     judged: u64,
     sequence: u64,
     echoed: u64,
-    /// Whether what is sent to all at once has been heard in this session; given up once too much of it was not.
-    hears: Option<bool>,
-    /// Sums in a row that were asked for and came by themselves.
-    alone: u32,
+    hearing: Hearing,
     begin_due: Duration,
     begins: u32,
     /// Nothing is due before.
@@ -109,8 +108,7 @@ impl Worker {
             judged: 0,
             sequence: 0,
             echoed: 0,
-            hears: None,
-            alone: 0,
+            hearing: Hearing::new(config.patience),
             begin_due: Duration::ZERO,
             begins: 0,
             due: Duration::MAX,
@@ -131,7 +129,8 @@ impl Worker {
         (self.state, self.session, self.ended) = (State::Beginning { incarnation: 0 }, session, None);
         (self.had, self.next, self.end, self.window, self.told) = (0, 0, 0, 1, 0);
         self.flights.fill(Flight::default());
-        (self.open, self.judged, self.hears, self.alone) = (0, 0, None, 0);
+        (self.open, self.judged) = (0, 0);
+        self.hearing.begin();
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
         self.heard();
         self.losses.begin(now);
@@ -546,7 +545,7 @@ impl Worker {
             sequence: self.sequence,
             chunk,
             had: self.had,
-            window: u16::from(self.hears == Some(true)),
+            window: u16::from(self.hearing.hears()),
             note,
         };
         seal(&header, &self.config.key, packet);

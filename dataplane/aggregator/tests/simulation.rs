@@ -68,25 +68,31 @@ fn clean() {
     assert!(sum.by_aggregator > 0 && sum.to_all > 0, "{sum:?}");
 }
 
+/// Long segments of which all sums could go to all at once.
+fn grouped(seed: u64, group: impl Fn(usize) -> Multicast) -> Scenario {
+    let mut scenario = Scenario::new(seed);
+    (scenario.units, scenario.ordered, scenario.leaves) = (64, false, 0);
+    scenario.segments = vec![u64::from(scenario.elements) * 200; 3];
+    scenario.group = group(seed as usize % scenario.workers);
+    scenario
+}
+
+fn by_aggregator_alone(world: &World) {
+    assert_eq!(world.statistics.by_hosts, 0, "hosts had to help\n{world:?}");
+}
+
 /// Where one worker hears nothing of what goes to all, or soon no more, every one gets its own before long.
 #[test]
 fn deaf() {
-    let scenario = |seed: u64, from: u64| {
-        let mut scenario = Scenario::new(seed);
-        (scenario.units, scenario.ordered, scenario.leaves) = (64, false, 0);
-        scenario.segments = vec![u64::from(scenario.elements) * 200; 3];
-        scenario.group = Multicast::AllBut(seed as usize % scenario.workers, from);
-        scenario
-    };
-    let judge = |world: &World| assert_eq!(world.statistics.by_hosts, 0, "hosts had to help\n{world:?}");
-    let never = family("deaf", 50, |seed| scenario(seed, 0), judge);
+    let scenario = |seed, from| grouped(seed, |worker| Multicast::AllBut(worker, from, Duration::MAX));
+    let never = family("deaf", 50, |seed| scenario(seed, 0), by_aggregator_alone);
     assert_eq!(never.to_all, 0, "{never:?}");
     let later = family(
         "deaf",
         50,
         |seed| scenario(seed, 150),
         |world| {
-            judge(world);
+            by_aggregator_alone(world);
             for counters in world.counters() {
                 assert!(counters.to_all <= 290, "nobody noticed\n{world:?}");
             }
@@ -94,6 +100,50 @@ fn deaf() {
     );
     assert!(later.to_all > 0, "{later:?}");
     let rough = family("deaf", 50, |seed| scenario(seed, 150).rough(), |_| ());
+    assert!(rough.by_hosts * 1000 < rough.by_aggregator, "{rough:?}");
+}
+
+/// When the second segment begins where the first has made a worker deaf: later than it takes no call.
+const LATE: Duration = PATIENCE.saturating_mul(20);
+
+/// Who was deaf and hears again gets, as all do, most of what comes then to all at once.
+#[test]
+fn deaf_for_a_while() {
+    let scenario = |seed: u64| {
+        let mut scenario = grouped(seed, |worker| Multicast::AllBut(worker, 150, LATE));
+        scenario.straggler = Some((0, 1, LATE));
+        scenario
+    };
+    let judge = |world: &World| {
+        by_aggregator_alone(world);
+        for counters in world.counters() {
+            // Before anybody is deaf it is no more than 290.
+            let (to_all, sums) = (counters.to_all, counters.sums);
+            assert!(sums == 600 && to_all > 290, "{to_all} of {sums}\n{world:?}");
+        }
+    };
+    family("deaf_for_a_while", 50, scenario, judge);
+    let rough = family("deaf_for_a_while", 50, |seed| scenario(seed).rough(), |_| ());
+    assert!(rough.by_hosts * 1000 < rough.by_aggregator, "{rough:?}");
+}
+
+/// Who is called and hears no sums tries again in vain; that holds up nobody for longer than it takes to notice.
+#[test]
+fn deaf_to_sums_alone() {
+    let scenario = |seed: u64| {
+        let mut scenario = grouped(seed, |worker| Multicast::Calls(worker, 150));
+        scenario.straggler = Some((0, 1, LATE));
+        scenario
+    };
+    let judge = |world: &World| {
+        by_aggregator_alone(world);
+        for counters in world.counters() {
+            assert!(counters.to_all <= 450, "it does not pause: {}\n{world:?}", counters.to_all);
+        }
+        assert!(world.now < LATE + 3 * PATIENCE, "it took {:?}\n{world:?}", world.now);
+    };
+    family("deaf_to_sums_alone", 50, scenario, judge);
+    let rough = family("deaf_to_sums_alone", 50, |seed| scenario(seed).rough(), |_| ());
     assert!(rough.by_hosts * 1000 < rough.by_aggregator, "{rough:?}");
 }
 

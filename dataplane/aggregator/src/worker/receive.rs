@@ -12,8 +12,6 @@ use std::time::Duration;
 
 /// How far above a chunk a sum is after which that chunk is taken for lost: what is less far out of order was overtaken.
 const LATER: u64 = 3;
-/// So many sums in a row that had to be asked for, and none that came to all at once: the group is not heard any more.
-const DEAF: u32 = 64;
 
 impl Worker {
     /// Takes any bytes that came from the network.
@@ -38,7 +36,7 @@ impl Worker {
         };
         if header.worker == ALL_WORKERS && header.kind == Kind::Granted {
             if header.session == self.session {
-                self.hears.get_or_insert(true);
+                self.hearing.called(now);
             }
             return;
         }
@@ -108,7 +106,7 @@ impl Worker {
         // One worker's bytes never go to all at once: it would get its own.
         let to_all = header.worker == ALL_WORKERS;
         if to_all {
-            self.alone = 0;
+            self.hearing.heard();
         }
         let content = Content::of(header.note).filter(|content| !to_all || *content != Content::Spread);
         let Some(content) = content else {
@@ -160,10 +158,8 @@ impl Worker {
         if content.adds() {
             work.hosts = work.hosts.min(header.count);
         }
-        // Who hears the group need not ask; where sums are late some come by themselves all the same.
-        self.alone = if !to_all && flight.attempts > 1 { self.alone + 1 } else { 0 };
-        if self.alone > DEAF && self.hears == Some(true) {
-            self.hears = Some(false);
+        if !to_all {
+            self.hearing.alone(now, flight.attempts > 1);
         }
         self.finished(now, chunk, flight);
     }

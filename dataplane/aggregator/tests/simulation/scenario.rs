@@ -73,8 +73,10 @@ pub(crate) enum Multicast {
     No,
     /// Each by itself.
     All,
-    /// This worker never, or no more once so many packets have been delivered.
-    AllBut(usize, u64),
+    /// This worker never, or no more once so many packets have been delivered, until so late.
+    AllBut(usize, u64, Duration),
+    /// From so many packets on calls alone reach this worker, and no sums.
+    Calls(usize, u64),
 }
 
 impl Scenario {
@@ -98,7 +100,11 @@ impl Scenario {
         let mut grouped = ChaCha8Rng::seed_from_u64(seed ^ 0x5bd1_e995);
         let group = match grouped.random_range(0..4) {
             0 => Multicast::No,
-            1 => Multicast::AllBut(grouped.random_range(0..workers), grouped.random_range(0..200)),
+            1 => Multicast::AllBut(
+                grouped.random_range(0..workers),
+                grouped.random_range(0..200),
+                Duration::MAX,
+            ),
             _ => Multicast::All,
         };
         Self {

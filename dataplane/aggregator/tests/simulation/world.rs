@@ -308,8 +308,12 @@ impl World {
             let place = self.below(aggregator, worker as u16);
             let heard = match (self.scenario.group, &place) {
                 (Multicast::No, _) => panic!("there is no group"),
-                (Multicast::AllBut(deaf, from), Place::Worker(worker)) => {
-                    *worker != deaf || self.statistics.packets < from
+                (Multicast::AllBut(deaf, from, until), Place::Worker(worker)) => {
+                    *worker != deaf || self.statistics.packets < from || self.now >= until
+                }
+                (Multicast::Calls(deaf, from), Place::Worker(worker)) => {
+                    let call = packet[3] == Kind::Granted as u8;
+                    call || *worker != deaf || self.statistics.packets < from
                 }
                 _ => true,
             };
