@@ -1,18 +1,28 @@
 //! Operations that aggregators may take part in, while something happens to one of them.
 
-use crate::STEP;
 use crate::job::{Worker, deploy, run, sockets, succeeded};
+use crate::{STEP, star_with_aggregator};
 use anyhow::{Result, ensure};
 use harmonaize_client::{Access, Algorithm, Dtype, ReduceOp};
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex};
+use xtask::deployment::Deployment;
 
 /// Operations before, between and after what happens to an aggregator; of the last at least.
 pub const EACH: u64 = 10;
 /// Most operations of a test.
 pub const MOST: usize = 10_000;
+
+/// Hosts on links of 1 Gbit/s, and an aggregator with a pool of that size; none, loudly, without the privilege for namespaces.
+///
+/// # Panics
+/// If the deployment fails: a test cannot go on.
+pub fn star(hosts: usize, pool: &str) -> Option<Deployment> {
+    let topology = star_with_aggregator(hosts, 1000, "0us");
+    deploy(&topology, |setup| setup.aggregator = format!("pool = \"{pool}\"\n"))
+}
 
 /// Whole numbers, whose sums are exact in whatever order.
 pub fn whole(rank: u32, salt: u64, elements: usize) -> Vec<f32> {

@@ -4,10 +4,11 @@
 
 use anyhow::{Result, ensure};
 use harmonaize_client::{Access, Algorithm, Constraints, Dtype, Negotiated, Rank, ReduceOp};
-use harmonaize_tests::aggregated::{Course, EACH, MOST, rounds, sum, through_everything, whole};
-use harmonaize_tests::job::{Worker, deploy, joined, run, sockets, succeeded};
+use harmonaize_tests::aggregated::{Course, EACH, MOST, rounds, star, sum, through_everything, whole};
+use harmonaize_tests::job::{Worker, joined, run, sockets, succeeded};
 use harmonaize_tests::{STEP, star_with_aggregator};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Instant;
 use xtask::fabric::Faults;
 
@@ -64,14 +65,10 @@ fn small_operations_are_right_through_the_same() {
 /// Where switches bring what is for a group to who has asked for it, a sum leaves the aggregator once.
 #[test]
 fn sums_go_to_all_workers_at_once() {
-    let topology = star_with_aggregator(HOSTS, 1000, "0us");
-    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into())
-    else {
-        return;
-    };
+    let Some(mut deployment) = star(HOSTS, "1MiB") else { return };
     let sockets = sockets(&deployment, "a");
     // Chunks of all operations at the least; a few sums may be answers to what was asked for again. Where programs wait for processors most are,
-    // and who has had many such takes itself for deaf as long as the communicator lasts: another begins anew.
+    // and who has had many such takes itself for deaf for a while: another communicator begins anew.
     let chunks = EACH * (ELEMENTS as u64 * 4).div_ceil(8192);
     let (mut before, deadline) = ([0; 3], Instant::now() + 3 * STEP);
     loop {
@@ -93,24 +90,62 @@ fn sums_go_to_all_workers_at_once() {
     deployment.end().unwrap();
 }
 
+/// One operation; how many ranks the aggregator was given it for, and for how many it did it all.
+fn one_operation(workers: &[Worker], salt: &AtomicU64) -> (usize, usize) {
+    let salt = salt.fetch_add(1, SeqCst);
+    std::thread::scope(|scope| {
+        let sum = |worker| scope.spawn(move || sum(worker, salt, ELEMENTS).unwrap());
+        let ranks: Vec<_> = workers.iter().map(sum).collect();
+        ranks.into_iter().fold((0, 0), |(given, whole), rank| {
+            let (was_given, all) = rank.join().unwrap();
+            (given + usize::from(was_given), whole + usize::from(was_given && all))
+        })
+    })
+}
+
+/// The address from which a host sends to its aggregator is taken from it, and later there is no route for a while: its worker goes on from the
+/// address that is left, and once there is a route again.
+#[test]
+fn a_host_that_loses_its_address_goes_on_by_the_aggregator() {
+    let Some(deployment) = star(HOSTS, "1MiB") else { return };
+    let fabric = deployment.fabric();
+    let (namespace, aggregator) = (fabric.hosts()[0].namespace.clone(), fabric.aggregators()[0].addresses[0]);
+    let ip = |line: String| namespace.ip(&[line]).unwrap();
+    let other = Ipv4Addr::new(10, 64, 1, 1);
+    ip(format!("addr add {other}/16 dev eth0"));
+    ip(format!("route add {aggregator}/32 dev eth0 src {other}"));
+    // Sockets' addresses stand there as the machine's words (proc(5)).
+    let sends_from_there = || {
+        let sockets = namespace.enter(|| std::fs::read_to_string("/proc/thread-self/net/udp"));
+        sockets.unwrap().unwrap().contains(&format!(" {:08X}:", u32::from_ne_bytes(other.octets())))
+    };
+    let workers = joined(&sockets(&deployment, "a"), "world");
+    let salt = AtomicU64::new(0);
+    let until = |wanted: usize| {
+        let deadline = Instant::now() + 2 * STEP;
+        while one_operation(&workers, &salt).1 != wanted {
+            assert!(Instant::now() < deadline, "the aggregator never did it all for {wanted} ranks");
+        }
+    };
+    until(HOSTS);
+    assert!(sends_from_there());
+    ip(format!("addr del {other}/16 dev eth0"));
+    until(HOSTS);
+    assert!(!sends_from_there());
+    ip(format!("route add unreachable {aggregator}/32"));
+    until(0);
+    ip(format!("route del unreachable {aggregator}/32"));
+    until(HOSTS);
+    deployment.end().unwrap();
+}
+
 /// From an agreement on that nothing is summed on the way no operation goes by the aggregator; once it is given back they do again.
 #[test]
 fn who_agrees_on_no_aggregation_has_none() {
-    let topology = star_with_aggregator(HOSTS, 1000, "0us");
-    let Some(deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into()) else {
-        return;
-    };
+    let Some(deployment) = star(HOSTS, "1MiB") else { return };
     let workers = joined(&sockets(&deployment, "a"), "world");
-    let salt = AtomicUsize::new(0);
-    // One operation; how many ranks it went by the aggregator for.
-    let served = || -> usize {
-        let salt = salt.fetch_add(1, SeqCst) as u64;
-        std::thread::scope(|scope| {
-            let sum = |worker| scope.spawn(move || sum(worker, salt, ELEMENTS).unwrap().0);
-            let ranks: Vec<_> = workers.iter().map(sum).collect();
-            ranks.into_iter().map(|rank| usize::from(rank.join().unwrap())).sum()
-        })
-    };
+    let salt = AtomicU64::new(0);
+    let served = || one_operation(&workers, &salt).0;
     let settle = |wanted: usize| {
         let deadline = Instant::now() + STEP;
         while served() != wanted {
@@ -132,11 +167,7 @@ fn who_agrees_on_no_aggregation_has_none() {
 /// Frames are lost, come twice, and are overtaken.
 #[test]
 fn sums_are_right_on_a_bad_network() {
-    let topology = star_with_aggregator(HOSTS, 1000, "0us");
-    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into())
-    else {
-        return;
-    };
+    let Some(mut deployment) = star(HOSTS, "1MiB") else { return };
     deployment.fabric().set_faults(Faults { lost: 50_000, twice: 10_000, late: 50_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
     let served = rounds(&sockets, |worker, salt| {
@@ -158,11 +189,7 @@ fn sums_are_right_on_a_bad_network() {
 /// its slots at once.
 #[test]
 fn a_hog_takes_no_slot_that_is_promised_to_another() {
-    let topology = star_with_aggregator(HOSTS, 1000, "0us");
-    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"64KiB\"\n".into())
-    else {
-        return;
-    };
+    let Some(mut deployment) = star(HOSTS, "64KiB") else { return };
     let (hog, other) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     let course = Course::default();
     // How many of the hog's ranks have begun, and whether the other tenant is through.

@@ -4,9 +4,9 @@
 
 use anyhow::{Context, Result, ensure};
 use harmonaize_client::{Access, Algorithm, Constraints, Dtype, Element, Negotiated, Receipt, ReduceOp};
-use harmonaize_tests::aggregated::{Course, EACH, rounds};
-use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
-use harmonaize_tests::{STEP, star_with_aggregator};
+use harmonaize_tests::STEP;
+use harmonaize_tests::aggregated::{Course, EACH, rounds, star};
+use harmonaize_tests::job::{Worker, run, sockets, succeeded};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use xtask::deployment::Deployment;
@@ -41,10 +41,7 @@ fn reduced<T: Element + PartialEq>(
 /// Frames are lost, come twice, and are overtaken.
 #[test]
 fn integers_are_summed_on_the_way_over_a_bad_network() {
-    let topology = star_with_aggregator(HOSTS, 1000, "0us");
-    let Some(deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into()) else {
-        return;
-    };
+    let Some(deployment) = star(HOSTS, "1MiB") else { return };
     deployment.fabric().set_faults(Faults { lost: 10_000, twice: 10_000, late: 20_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
     let served = AtomicUsize::new(0);
@@ -121,11 +118,7 @@ fn in_order(worker: &Worker, salt: u64) -> Result<bool> {
 /// By the aggregator, by the hosts where it was killed in the middle, and by the hosts alone; all bits are those of the one order.
 #[test]
 fn sums_in_order_have_the_same_bits_by_whomever_they_are_added() {
-    let topology = star_with_aggregator(HOSTS, 1000, "0us");
-    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into())
-    else {
-        return;
-    };
+    let Some(mut deployment) = star(HOSTS, "1MiB") else { return };
     let sockets = sockets(&deployment, "a");
     let (course, whole) = (Course::default(), AtomicU64::new(0));
     let killed_after = 1 + 2 * EACH;
@@ -166,11 +159,7 @@ fn sums_in_order_have_the_same_bits_by_whomever_they_are_added() {
 /// One rank calls only once others have a sum without it; all have that, and are told of how many hosts it is.
 #[test]
 fn who_is_late_is_left_out_of_sums_where_the_tenant_allows_it() {
-    let topology = star_with_aggregator(HOSTS, 1000, "0us");
-    let Some(mut deployment) = deploy(&topology, |setup| setup.aggregator = "pool = \"1MiB\"\n".into())
-    else {
-        return;
-    };
+    let Some(mut deployment) = star(HOSTS, "1MiB") else { return };
     let sockets = sockets(&deployment, "a");
     let course = Course::default();
     let late = HOSTS as u32 - 1;
