@@ -88,7 +88,7 @@ pub struct Args {
     /// Suite codec: float32 files of NumPy to code besides
     #[arg(value_name = "FILE.npy")]
     pub files: Vec<PathBuf>,
-    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, cooperation and codec show besides
+    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, aggregation, cooperation and codec show besides
     #[arg(long, value_name = "FOLDER")]
     pub figures: Option<PathBuf>,
     /// Write the rows as a JSON array too; `-` prints it on a line of standard output
@@ -102,7 +102,7 @@ pub struct Args {
     pub rounds: Option<usize>,
     /// These parts alone; the other suites have none. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
-    /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, eight, lossy, faults, killed, small, fair, hog, tree.
+    /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
     /// Suite cooperation: tenant, targets, inference, adversary, subscribers
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
@@ -294,6 +294,7 @@ fn told(args: &Args, rows: &[Row]) -> Result<()> {
     if let Some(folder) = &args.figures {
         let suite = args.suite.to_possible_value().context("a suite without a name")?;
         pictures::of_rows(folder, suite.get_name(), rows)?;
+        pictures::of_ideals(folder, suite.get_name(), rows)?;
     }
     match &args.json {
         Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string(rows)?),

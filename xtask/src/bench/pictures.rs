@@ -43,6 +43,65 @@ pub(super) fn of_rows(folder: &Path, suite: &str, rows: &[Row]) -> Result<()> {
     plot::write(folder, suite, STYLE, (WIDTH, bottom + 10.0), &svg)
 }
 
+/// Where the bars of [`of_ideals`] begin, pixels of a ratio that is the ideal, and how many ideals a bar is at most.
+const LEFT: f64 = 10.0;
+const IDEAL: f64 = 500.0;
+const BEYOND: f64 = 1.15;
+
+/// Draws `suite`-ideals.svg into `folder`: for each row whose ideal is known a bar as long as its ratio is of that, and a line where its bar is. Nothing
+/// where there is no such row.
+pub(super) fn of_ideals(folder: &Path, suite: &str, rows: &[Row]) -> Result<()> {
+    let rows: Vec<(&Row, f64)> = rows.iter().filter_map(|row| Some((row, row.ideal?))).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let (bottom, whole) = (TOP + ROW * rows.len() as f64, LEFT + IDEAL);
+    let mut svg = format!(
+        "<text class=\"title\" x=\"{LEFT}\" y=\"18\">Suite {}: how much of what bytes and hops allow</text>\n\
+         <line class=\"grid\" x1=\"{whole}\" y1=\"42\" x2=\"{whole}\" y2=\"{bottom}\"/>\n\
+         <text x=\"{whole}\" y=\"36\" text-anchor=\"middle\">the ideal</text>\n",
+        escape(suite)
+    );
+    for (place, (row, ideal)) in rows.into_iter().enumerate() {
+        let (top, class) = (TOP + ROW * place as f64, if row.pass { "good" } else { "bad" });
+        let of = |ratio: f64| IDEAL * (ratio / ideal).clamp(0.0, BEYOND);
+        let case = row.case.rsplit_once(": ").map_or(row.case.as_str(), |(case, _)| case);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{LEFT}\" y=\"{:.1}\">{}, {} bytes</text>",
+            top + 12.0,
+            escape(case),
+            row.size
+        );
+        let (line, bar) = (top + 22.0, LEFT + of(row.bar));
+        let said = match row.ratio {
+            Some(ratio) => {
+                let _ = writeln!(
+                    svg,
+                    "<rect class=\"{class}\" x=\"{LEFT}\" y=\"{:.1}\" width=\"{:.1}\" height=\"8\" fill-opacity=\"0.6\"/>",
+                    line - 4.0,
+                    of(ratio)
+                );
+                format!("{ratio:.2}; bar {:.2}, ideal {ideal:.2}", row.bar)
+            }
+            None => format!("not measured; bar {:.2}, ideal {ideal:.2}", row.bar),
+        };
+        let _ = writeln!(
+            svg,
+            "<line class=\"bar\" x1=\"{bar:.1}\" y1=\"{:.1}\" x2=\"{bar:.1}\" y2=\"{:.1}\"/>",
+            line - 8.0,
+            line + 8.0
+        );
+        let _ = writeln!(
+            svg,
+            "<text class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\">{said}</text>",
+            LEFT + IDEAL * BEYOND + 6.0,
+            line + 5.0
+        );
+    }
+    plot::write(folder, &format!("{suite}-ideals"), STYLE, (WIDTH, bottom + 10.0), &svg)
+}
+
 fn one(svg: &mut String, top: f64, row: &Row) {
     let class = if row.pass { "good" } else { "bad" };
     let (text, line) = (top + 12.0, top + 22.0);
@@ -119,6 +178,43 @@ mod tests {
         );
         assert!(svg.contains("reached &lt;twice&gt;") && svg.contains("not measured: Gloo"), "{svg}");
         assert!(!svg.contains("stated"), "{svg}");
+    }
+
+    #[test]
+    fn bars_are_as_long_as_ratios_are_of_their_ideals() {
+        let folder = tempfile::tempdir().unwrap();
+        let case = |case: &str, bar: f64| Case {
+            suite: "s",
+            case: case.into(),
+            size: 7,
+            ranks: 2,
+            better: Better::Less,
+            bar: 1.0 / bar,
+        };
+        let rows = [
+            case("four hosts: us", 1.4).compare(&[2.0], &[3.0], "r").of_ideal(1.5),
+            case("half <of> it: us", 4.0).compare(&[1.0], &[3.0], "r").of_ideal(6.0),
+            case("more than there can be: us", 1.0).compare(&[1.0], &[9.0], "r").of_ideal(2.0),
+            case("not there: us", 1.2).missing("the same", "time").of_ideal(2.0),
+            case("without an ideal: us", 1.0).compare(&[1.0], &[1.0], "r"),
+        ];
+        of_ideals(folder.path(), "s", &rows).unwrap();
+        let svg = std::fs::read_to_string(folder.path().join("s-ideals.svg")).unwrap();
+        for drawn in [
+            "<rect class=\"good\" x=\"10\" y=\"70.0\" width=\"500.0\"",
+            "<line class=\"bar\" x1=\"476.7\" y1=\"66.0\"",
+            "<rect class=\"bad\" x=\"10\" y=\"106.0\" width=\"250.0\"",
+            "<rect class=\"good\" x=\"10\" y=\"142.0\" width=\"575.0\"",
+            "four hosts, 7 bytes",
+            "half &lt;of&gt; it",
+            "1.50; bar 1.40, ideal 1.50",
+            "not measured; bar 1.20, ideal 2.00",
+        ] {
+            assert!(svg.contains(drawn), "no {drawn} in {svg}");
+        }
+        assert!(!svg.contains("without an ideal"), "{svg}");
+        of_ideals(&folder.path().join("none"), "s", &rows[4..]).unwrap();
+        assert!(!folder.path().join("none").exists());
     }
 
     #[test]

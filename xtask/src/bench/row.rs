@@ -58,6 +58,17 @@ pub struct Row {
     /// Smallest and largest ratio of the runs.
     #[serde(skip)]
     pub ends: Option<(f64, f64)>,
+    /// What the ratio would be if nothing but bytes and hops took time, where that is known.
+    #[serde(skip)]
+    pub ideal: Option<f64>,
+}
+
+impl Row {
+    /// The same with its ideal.
+    #[must_use]
+    pub fn of_ideal(self, ideal: f64) -> Self {
+        Self { ideal: Some(ideal), ..self }
+    }
 }
 
 /// The middle of the values (the mean of the two middle ones), `None` of none.
@@ -104,6 +115,7 @@ impl Case {
             spread: None,
             runs: 0,
             ends: None,
+            ideal: None,
         }
     }
 
