@@ -2,9 +2,12 @@
 
 use crate::dpu;
 use crate::workspace;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use std::num::NonZero;
 use std::ops::Range;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What `cargo xtask soak` takes.
@@ -12,6 +15,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 #[command(after_help = "Examples:
   cargo xtask soak --minutes 30                 seeds from the clock on
   cargo xtask soak --minutes 1 --first 4711     again from a seed that failed
+  cargo xtask soak --suite aggregation --seeds 10000 --release
+                                                so many seeds, rounds on all processors at once
   cargo xtask soak --suite dpu --minutes 60     two emulated offload units alone, with other data each time
   cargo xtask soak --suite store --minutes 0    5,000 crashes of the machine under control's store
   cargo xtask soak --suite core --release       one suite, optimised, without debug assertions")]
@@ -19,6 +24,9 @@ pub struct Args {
     /// How long to go on; the round that runs then is finished
     #[arg(long, default_value_t = 10)]
     pub minutes: u64,
+    /// So many seeds in place of minutes: the rounds of a suite run side by side, one on each processor
+    #[arg(long, conflicts_with = "minutes", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub seeds: Option<u64>,
     /// The first seed; from the clock if left out
     #[arg(long)]
     pub first: Option<u64>,
@@ -153,6 +161,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let begun = args.first.unwrap_or(clock.saturating_mul(1_000_000));
+    if let Some(count) = args.seeds {
+        return suites.into_iter().try_for_each(|suite| side_by_side(suite, begun, count, args));
+    }
     let end = Instant::now() + Duration::from_secs(args.minutes.saturating_mul(60));
     let (mut first, mut rounds) = (begun, 0_u64);
     loop {
@@ -161,7 +172,7 @@ pub fn run(args: &Args) -> Result<()> {
             match &suite.work {
                 Work::Tests { package, test, long, environment } => {
                     let which = (*package, *test, *long);
-                    let ran = round(suite.name, which, &environment(&seeds), args.release, &seeds)?;
+                    let ran = round(suite.name, which, &environment(&seeds), args.release, None, &seeds)?;
                     println!("{}: {ran} tests passed with seeds {}..{}", suite.name, seeds.start, seeds.end);
                 }
                 Work::OffloadUnits => offload_units(args.yes, seeds.start)?,
@@ -177,22 +188,78 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// One round of a suite of tests; returns how many tests ran.
+/// So many seeds of a suite: each processor takes the next round once it has finished one, with one thread.
+fn side_by_side(suite: &Suite, begun: u64, count: u64, args: &Args) -> Result<()> {
+    let Work::Tests { package, test, long, environment } = &suite.work else {
+        println!("SKIPPED: {}: a round has its processors to itself; --minutes runs them", suite.name);
+        return Ok(());
+    };
+    let processors = available_parallelism().map_or(1, NonZero::get);
+    let each = of_round(count, args.round, processors);
+    let (next, end, passed) = (AtomicU64::new(begun), begun.saturating_add(count), AtomicU64::new(0));
+    workspace::run(tests_of((package, test), args.release).arg("--no-run"))?;
+    let since = Instant::now();
+    let rate = |seeds: u64| seeds as f64 / since.elapsed().as_secs_f64().max(1e-3);
+    let lane = || -> Result<u64> {
+        let mut tests = 0;
+        loop {
+            let first = next.fetch_add(each, SeqCst);
+            if first >= end {
+                return Ok(tests);
+            }
+            let seeds = first..first.saturating_add(each).min(end);
+            let which = (*package, *test, *long);
+            // Whoever has an error keeps the others from beginning more.
+            tests = round(suite.name, which, &environment(&seeds), args.release, Some(1), &seeds)
+                .inspect_err(|_| next.store(end, SeqCst))?;
+            let so_far = passed.fetch_add(seeds.end - seeds.start, SeqCst) + seeds.end - seeds.start;
+            println!(
+                "{}: seeds {}..{} passed; {so_far} of {count}, {:.1} a second",
+                suite.name,
+                seeds.start,
+                seeds.end,
+                rate(so_far)
+            );
+        }
+    };
+    let outcomes: Vec<Result<u64>> = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..processors).map(|_| scope.spawn(lane)).collect();
+        let ended = |_| Err(anyhow!("a thread panicked"));
+        lanes.into_iter().map(|lane| lane.join().unwrap_or_else(ended)).collect()
+    });
+    let tests = outcomes.into_iter().collect::<Result<Vec<u64>>>()?.into_iter().max().unwrap_or(0);
+    println!(
+        "{}: {count} seeds passed ({begun}..{end}), {tests} tests each, in {:.0} s on {processors} processors: {:.1} a second",
+        suite.name,
+        since.elapsed().as_secs_f64(),
+        rate(count)
+    );
+    Ok(())
+}
+
+/// Seeds of each round: `most`, or fewer, so that every processor has one.
+fn of_round(count: u64, most: u64, processors: usize) -> u64 {
+    most.min(count.div_ceil(processors.max(1) as u64)).max(1)
+}
+
+fn tests_of((package, test): (&str, &str), release: bool) -> Command {
+    let mut tests = workspace::cargo();
+    tests.args(["test", "--quiet", "-p", package, "--test", test]).args(release.then_some("--release"));
+    tests
+}
+
+/// One round of a suite of tests, on so many threads if that is said; returns how many tests ran.
 fn round(
     name: &str,
     (package, test, long): (&str, &str, bool),
     environment: &[(&str, String)],
     release: bool,
+    threads: Option<usize>,
     seeds: &Range<u64>,
 ) -> Result<u64> {
-    let mut tests = workspace::cargo();
-    tests.args(["test", "--quiet", "-p", package, "--test", test]);
-    if release {
-        tests.arg("--release");
-    }
-    if long {
-        tests.args(["--", "--ignored"]);
-    }
+    let mut tests = tests_of((package, test), release);
+    tests.arg("--").args(long.then_some("--ignored"));
+    tests.args(threads.map(|threads| format!("--test-threads={threads}")));
     tests.envs(environment.iter().map(|(name, value)| (name, value)));
     let output = tests.stdin(Stdio::null()).output().context("cannot start cargo")?;
     let said = String::from_utf8_lossy(&output.stdout);
@@ -249,9 +316,25 @@ mod tests {
     }
 
     #[test]
+    fn every_processor_has_a_round() {
+        for (count, most, processors, each) in
+            [(10_000, 500, 2, 500), (100, 500, 4, 25), (3, 500, 16, 1), (0, 500, 0, 1)]
+        {
+            assert_eq!(of_round(count, most, processors), each, "{count} on {processors}");
+        }
+    }
+
+    #[test]
     fn an_unknown_suite_is_refused() {
-        let args =
-            Args { minutes: 0, first: None, round: 1, suite: Some("fly".into()), release: false, yes: false };
+        let args = Args {
+            minutes: 0,
+            seeds: None,
+            first: None,
+            round: 1,
+            suite: Some("fly".into()),
+            release: false,
+            yes: false,
+        };
         assert!(run(&args).unwrap_err().to_string().contains("no such suite"));
     }
 }
