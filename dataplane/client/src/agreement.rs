@@ -69,8 +69,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Agreement`] where nothing came of it: no such communicator runs, there were too many proposals lately, or the
-    /// provider cannot be asked now. [`Error::TooOften`] where this attachment has asked the provider too much, whatever it was: more
-    /// than 600 times at once, or than 100 times a second in the long run.
+    /// provider cannot be asked now. [`Error::TooOften`] where the tenant has asked the provider too much through this agent, whatever it
+    /// was: more than 600 times at once, or than 100 times a second and attachment in the long run.
     pub fn propose(&self, communicator: &str, constraints: &Constraints) -> Result<Negotiated, Error> {
         self.ask(communicator, Some(constraints.clone()))
     }

@@ -194,7 +194,7 @@ impl Communicator {
     /// Returns when the agent has passed it on.
     ///
     /// # Errors
-    /// [`Error::Budget`] where it makes no sense or the communicator has ended, [`Error::TooOften`] where this attachment has asked the
+    /// [`Error::Budget`] where it makes no sense or the communicator has ended, [`Error::TooOften`] where the tenant has asked the
     /// provider too much lately.
     pub fn set_budget(&self, budget: &Budget) -> Result<(), Error> {
         let (shared, communicator) = (&self.member.shared, self.member.handle);

@@ -156,7 +156,7 @@ pub enum Error {
     /// Nothing came of a proposal, or of a question about an agreement or an iteration.
     #[error("no agreement: {0}")]
     Agreement(String),
-    /// This attachment has asked the provider too much lately. This question was not looked at.
+    /// The tenant has asked the provider too much lately through this agent. This question was not looked at.
     #[error("too many questions to the provider; the next in {again:?}")]
     TooOften {
         /// After so long one will be answered.

@@ -61,7 +61,7 @@ impl Events {
     ///
     /// # Errors
     /// [`Error::Events`] where the cursor is not of this tenant's feed (then begin without one), the provider cannot tell now, or
-    /// another reader of this attachment waits; [`Error::TooOften`] where this attachment has asked the provider too much and `wait` is
+    /// another reader of this attachment waits; [`Error::TooOften`] where the tenant has asked the provider too much and `wait` is
     /// over before it may again. The reader stands where it stood.
     pub fn read(&mut self, wait: Duration) -> Result<EventBatch, Error> {
         if let Some((_, cursor)) = self.nothing.filter(|(at, _)| wait.is_zero() && at.elapsed() < LOOK) {

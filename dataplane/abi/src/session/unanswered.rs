@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Why a question to the provider is not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Unanswered {
-    /// Too many came from this process lately. It was not looked at.
+    /// Too many came from this tenant's processes here lately. It was not looked at.
     TooOften {
         /// After so long the next will be.
         again: Duration,

@@ -1,6 +1,5 @@
 //! A connection after the handshake: requests and answers until either side goes away.
 
-use super::pace::Pace;
 use super::stream::Stream;
 use super::tenant::Tenant;
 use super::{AttachmentId, Joined, Question, SessionRequest};
@@ -42,8 +41,6 @@ pub(super) struct Attached {
     iterating: bool,
     /// Whether it waits for hints to be taken note of.
     hinting: bool,
-    /// How often it has asked control lately.
-    pace: Pace,
 }
 
 impl Attached {
@@ -65,7 +62,6 @@ impl Attached {
             negotiating,
             iterating,
             hinting,
-            pace: Pace::default(),
         }
     }
 
@@ -254,17 +250,17 @@ impl Attached {
     }
 
     /// Takes note of a question for control; why it is not passed on, if it is one too many.
-    fn paced(&mut self) -> Option<Unanswered> {
-        self.pace.take(Instant::now()).err()
+    fn paced(&self) -> Option<Unanswered> {
+        self.tenant.ask(Instant::now()).err()
     }
 
     /// The same of a join, which control hears of, too.
-    fn paced_join(&mut self) -> Result<(), JoinRefused> {
+    fn paced_join(&self) -> Result<(), JoinRefused> {
         match self.paced() {
             None => Ok(()),
             Some(Unanswered::TooOften { again }) => refused(
                 JoinRefusal::Quota,
-                format!("this attachment has asked the provider too much; the next in {again:?}"),
+                format!("this tenant has asked the provider too much; the next in {again:?}"),
             ),
             Some(Unanswered::Refused(text)) => refused(JoinRefusal::Quota, text),
         }

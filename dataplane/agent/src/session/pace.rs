@@ -1,32 +1,37 @@
-//! How often an attachment may ask the provider something.
+//! How often a tenant may ask the provider something.
 
 use harmonaize_abi::session::Unanswered;
 use std::time::{Duration, Instant};
 
-/// Between two questions in the long run: what is answered changes once a second.
+/// Between two questions in the long run, for each attachment that there is: what is answered changes once a second.
 const EVERY: Duration = Duration::from_millis(10);
 
 /// Questions at once by who has long asked nothing: a whole feed of events is read by fewer.
 const AT_ONCE: u32 = 600;
 
-/// The questions of one attachment, joins included. One more than it may have is not passed on, whoever would answer it.
+/// The questions of one tenant at this agent, joins included, through whichever attachments. One more than it may have is not passed on,
+/// whoever would answer it.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// When those that it has had would all have come, had they kept their distance.
-    through: Option<Instant>,
+    /// What it has had beyond what it earned, as the time in which one attachment earns it; and when that was so.
+    ahead: Duration,
+    at: Option<Instant>,
 }
 
 impl Pace {
-    /// Takes a question at `now`; or says when there may be one.
-    pub(super) fn take(&mut self, now: Instant) -> Result<(), Unanswered> {
-        let ahead = self.through.map_or(Duration::ZERO, |through| through.saturating_duration_since(now));
-        let again = (ahead + EVERY).saturating_sub(EVERY * AT_ONCE);
-        if again.is_zero() {
-            self.through = now.checked_add(ahead + EVERY);
-            Ok(())
-        } else {
-            Err(Unanswered::TooOften { again })
+    /// Takes a question at `now` of a tenant with so many attachments; or says when there may be one.
+    pub(super) fn take(&mut self, now: Instant, attachments: u32) -> Result<(), Unanswered> {
+        let attachments = attachments.max(1);
+        let since = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let ahead = self.ahead.saturating_sub(since.saturating_mul(attachments));
+        (self.ahead, self.at) = (ahead, Some(now));
+        let lacks = (ahead + EVERY).saturating_sub(EVERY * AT_ONCE);
+        if lacks.is_zero() {
+            self.ahead = ahead + EVERY;
+            return Ok(());
         }
+        let again = lacks.as_nanos().div_ceil(u128::from(attachments));
+        Err(Unanswered::TooOften { again: Duration::from_nanos(u64::try_from(again).unwrap_or(u64::MAX)) })
     }
 }
 
@@ -37,15 +42,33 @@ mod tests {
     #[test]
     fn many_may_come_at_once_and_then_one_at_a_time() {
         let (mut pace, begin) = (Pace::default(), Instant::now());
-        let all = (0..2 * AT_ONCE).filter(|_| pace.take(begin).is_ok()).count();
+        let all = (0..2 * AT_ONCE).filter(|_| pace.take(begin, 1).is_ok()).count();
         assert_eq!(all, AT_ONCE as usize);
-        assert_eq!(pace.take(begin), Err(Unanswered::TooOften { again: EVERY }));
+        assert_eq!(pace.take(begin, 1), Err(Unanswered::TooOften { again: EVERY }));
         let half = begin + EVERY / 2;
-        assert_eq!(pace.take(half), Err(Unanswered::TooOften { again: EVERY / 2 }));
-        let second = (0..1000).filter(|ms| pace.take(begin + Duration::from_millis(*ms)).is_ok()).count();
+        assert_eq!(pace.take(half, 1), Err(Unanswered::TooOften { again: EVERY / 2 }));
+        let second = (0..1000).filter(|ms| pace.take(begin + Duration::from_millis(*ms), 1).is_ok()).count();
         assert_eq!(second, 99);
         // Refusals cost nothing: after a time of silence it is as at first.
         let late = begin + EVERY * AT_ONCE * 3;
-        assert_eq!((0..2 * AT_ONCE).filter(|_| pace.take(late).is_ok()).count(), AT_ONCE as usize);
+        assert_eq!((0..2 * AT_ONCE).filter(|_| pace.take(late, 1).is_ok()).count(), AT_ONCE as usize);
+    }
+
+    #[test]
+    fn more_attachments_may_ask_more_in_the_long_run_and_no_more_at_once() {
+        let (mut pace, begin) = (Pace::default(), Instant::now());
+        let at_once = |pace: &mut Pace, at, attachments| {
+            (0..2 * AT_ONCE).filter(|_| pace.take(at, attachments).is_ok()).count()
+        };
+        assert_eq!(at_once(&mut pace, begin, 4), AT_ONCE as usize);
+        assert_eq!(pace.take(begin, 4), Err(Unanswered::TooOften { again: EVERY / 4 }));
+        // Who goes and comes again has had what it had.
+        assert_eq!([at_once(&mut pace, begin, 0), at_once(&mut pace, begin, 64)], [0, 0]);
+        let second = (0..=1000).filter(|ms| pace.take(begin + Duration::from_millis(*ms), 4).is_ok()).count();
+        assert_eq!(second, 400);
+        // What was promised of when the next is taken holds.
+        let late = begin + Duration::from_secs(1);
+        let Err(Unanswered::TooOften { again }) = pace.take(late, 3) else { panic!("one too many") };
+        assert_eq!(pace.take(late + again, 3), Ok(()));
     }
 }

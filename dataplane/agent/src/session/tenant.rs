@@ -1,9 +1,11 @@
-//! What a tenant's connections and attachments hold together, counted against its quota.
+//! What a tenant's connections and attachments hold together, counted against its quota, and how often they may ask.
 
 use super::TenantRules;
+use super::pace::Pace;
 use super::rdma::Rdma;
-use harmonaize_abi::session::{RefusalKind, Refused};
+use harmonaize_abi::session::{RefusalKind, Refused, Unanswered};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Connections that may be shaking hands beyond a tenant's attachments.
 const HANDSHAKES: u32 = 16;
@@ -22,6 +24,8 @@ pub(super) struct Tenant {
     pub(super) rules: TenantRules,
     pub(super) rdma: Option<Arc<Rdma>>,
     held: Mutex<Held>,
+    /// Outlives attachments, so that attaching anew gains nothing.
+    pace: Mutex<Pace>,
 }
 
 /// A part of a tenant's quota, given back when dropped.
@@ -42,11 +46,17 @@ impl Drop for Grant {
 
 impl Tenant {
     pub(super) fn new(rules: TenantRules, rdma: Option<Arc<Rdma>>) -> Arc<Self> {
-        Arc::new(Self { rules, rdma, held: Mutex::default() })
+        Arc::new(Self { rules, rdma, held: Mutex::default(), pace: Mutex::default() })
     }
 
     fn held(&self) -> std::sync::MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of a question for control; why it is not passed on, if it is one too many of all that the tenant asks here.
+    pub(super) fn ask(&self, now: Instant) -> Result<(), Unanswered> {
+        let attachments = self.held().attachments;
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner).take(now, attachments)
     }
 
     /// Room for a connection, or why there is none.

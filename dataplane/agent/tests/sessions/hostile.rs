@@ -267,11 +267,19 @@ fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
     assert!(matches!(bind(nobody), Err(BindError::NoUser { .. })));
 }
 
-/// One process asks the provider as fast as it can: it is told so, its next questions reach nobody, and no other process is held up.
+/// One process asks the provider as fast as it can: it is told so, its next questions reach nobody, whether it attaches anew or not, and no
+/// other tenant is held up.
 #[test]
 fn floods_of_questions_stop_at_the_agent() {
-    let stub = Stub::start();
-    let [flooder, client] = [good(&stub), good(&stub)];
+    let stub = Stub::setup(|setup| {
+        let mut other = setup.tenants[0].clone();
+        (other.tenant, other.network) = ("other".to_owned(), None);
+        other.socket.as_mut().unwrap().path.set_file_name("other.sock");
+        setup.tenants.push(other);
+    });
+    let flooder = good(&stub);
+    let options = AttachOptions { arena_bytes: 1 << 20, ..Default::default() };
+    let client = Client::attach(stub.path.with_file_name("other.sock"), options).unwrap();
     let knobs = Knobs { accumulate: (1, 2), checkpoint: None };
     let others = Cell::new(1);
     let floods: [&dyn Fn() -> Result<(), Error>; 4] = [
@@ -301,4 +309,9 @@ fn floods_of_questions_stop_at_the_agent() {
         flood().unwrap();
     }
     assert!(asked >= 600, "a whole feed of events can be read at once: {asked}");
+    drop(flooder);
+    let anew = good(&stub);
+    let read = || anew.events(Some(EventCursor { feed: 9, next: 4 })).read(Duration::ZERO);
+    let taken = (0..600).take_while(|_| read().is_ok()).count();
+    assert!(taken < 300, "attaching anew gains {taken}");
 }
