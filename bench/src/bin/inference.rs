@@ -69,6 +69,10 @@ fn main() -> Result<()> {
         let record = member.client().agreement(&arguments.seat.name)?.record;
         let (operations, late, breaches) = (record.operations, record.late, record.breaches);
         Line::Kept { at_us: now_us(), operations, late, breaches }.print()?;
+        if breaches > 0 {
+            // One that came about just now is told within a second: whoever reads these lines is to find it.
+            std::thread::sleep(Duration::from_secs(3));
+        }
     }
     member.barrier()
 }
