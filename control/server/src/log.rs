@@ -31,7 +31,7 @@ pub(crate) fn log(fact: &Fact) {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, "communicator closed");
         }
         Fact::TelemetryRefused { host, count, why } => {
-            tracing::warn!(%host, count, %why, "telemetry refused or dropped");
+            tracing::warn!(%host, count, %why, "what an agent said was refused or dropped");
         }
         Fact::Decided { decision, trigger, reason, changes } => {
             let changes: Vec<String> = changes

@@ -169,6 +169,8 @@ pub(crate) fn explain(reply: &v1::ExplainReply) -> Value {
     json!({
         "now_ns": reply.now_ns,
         "decisions": reply.decisions.iter().map(decision).collect::<Vec<_>>(),
+        "suspicions_proven": reply.suspicions_proven,
+        "suspicions_refuted": reply.suspicions_refuted,
     })
 }
 

@@ -149,7 +149,7 @@ fn decision() -> v1::DecisionRecord {
 
 #[test]
 fn decisions_in_words() {
-    let reply = v1::ExplainReply { decisions: vec![decision()], now_ns: ms(100) };
+    let reply = v1::ExplainReply { decisions: vec![decision()], now_ns: ms(100), ..Default::default() };
     assert_eq!(
         text::explain(&reply, None),
         "decision 7 at 20:05:42.127: h0 tells of congestion
@@ -162,6 +162,11 @@ fn decisions_in_words() {
     );
     let empty = v1::ExplainReply::default();
     assert_eq!(text::explain(&empty, None), "nothing was decided since control started\n");
+    let (suspicions_proven, suspicions_refuted) = (5, 2);
+    let suspected = v1::ExplainReply { suspicions_proven, suspicions_refuted, ..v1::ExplainReply::default() };
+    let told = "since control began trains of packets proved 5 suspicions that others congest a path, and showed 2 to be false\n";
+    assert!(text::explain(&suspected, None).ends_with(told), "{}", text::explain(&suspected, None));
+    assert_eq!(json::explain(&suspected)["suspicions_refuted"], 2);
     let value = json::explain(&reply);
     assert_eq!(value["decisions"][0]["changes"][0]["switched_ns"], ms(18));
     assert_eq!(value["decisions"][0]["verdict"]["received_ns"], ms(3));

@@ -230,7 +230,7 @@ pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) 
     let mut page =
         plans.map_or_else(String::new, |plans| plan_sections(&plans.plans).trim_start().to_owned());
     if reply.decisions.is_empty() {
-        return page + "nothing was decided since control started\n";
+        return page + "nothing was decided since control started\n" + &suspicions(reply);
     }
     for one in &reply.decisions {
         if !page.is_empty() {
@@ -238,7 +238,18 @@ pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) 
         }
         page += &decision(one);
     }
-    page
+    page + &suspicions(reply)
+}
+
+/// What became of agents' suspicions; nothing where there were none.
+fn suspicions(reply: &v1::ExplainReply) -> String {
+    let (proven, refuted) = (reply.suspicions_proven, reply.suspicions_refuted);
+    if proven + refuted == 0 {
+        return String::new();
+    }
+    format!(
+        "since control began trains of packets proved {proven} suspicions that others congest a path, and showed {refuted} to be false\n"
+    )
 }
 
 fn decision(decision: &v1::DecisionRecord) -> String {

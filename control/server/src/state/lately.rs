@@ -1,4 +1,4 @@
-//! How often tenants have asked for something lately, and when they may again.
+//! How often tenants have asked for something lately, and when they may again; and how much of a kind an agent may say in a second.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -41,5 +41,50 @@ impl Lately {
     /// A tenant is gone.
     pub(super) fn forget(&mut self, tenant: &str) {
         self.asked.remove(tenant);
+    }
+}
+
+/// What an agent may still say of a kind of which it may say so much in a second, and as much at once after a pause.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PerSecond {
+    /// Thousandths of a message.
+    left: u64,
+    since: Option<Duration>,
+}
+
+impl PerSecond {
+    /// Whether one more may be taken of `most` a second.
+    pub(super) fn take(&mut self, now: Duration, most: u32) -> bool {
+        let most = u64::from(most);
+        let past = self.since.map_or(Duration::MAX, |since| now.saturating_sub(since)).as_micros();
+        let earned = u64::try_from(past).unwrap_or(u64::MAX).saturating_mul(most) / 1000;
+        if earned > 0 {
+            self.since = Some(now);
+            self.left = self.left.saturating_add(earned).min(most * 1000);
+        }
+        let some = self.left >= 1000;
+        self.left = self.left.saturating_sub(if some { 1000 } else { 0 });
+        some
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_counted() {
+        let mut said = PerSecond::default();
+        let mut now = Duration::from_secs(5);
+        let taken = (0..1000).filter(|_| said.take(now, 100)).count();
+        assert_eq!(taken, 100, "as many at once");
+        now += Duration::from_millis(105);
+        assert_eq!((0..1000).filter(|_| said.take(now, 100)).count(), 10);
+        let mut count = 0;
+        for _ in 0..10_000 {
+            now += Duration::from_micros(100);
+            count += usize::from(said.take(now, 100));
+        }
+        assert_eq!(count, 100, "a second's worth, however fast they come");
     }
 }

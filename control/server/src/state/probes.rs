@@ -395,6 +395,9 @@ impl State {
             Ours::Something => false,
         };
         let told = clean || probe.conclusive || speaks;
+        if clean || probe.conclusive {
+            self.suspected(verdict.connection.from, !clean);
+        }
         if let Some(known) = self.probes.suspected.get_mut(&verdict.connection) {
             match told {
                 true => known.usual.told(now, clean),

@@ -141,7 +141,12 @@ impl State {
                 let id = self.hosts.get(&index);
                 let session = id.and_then(|id| self.sessions.get(id));
                 let telemetry = self.host_telemetry(now, index);
-                let told = telemetry.reports > 0 || telemetry.refused > 0 || telemetry.dropped > 0;
+                let silent = v1::HostTelemetry {
+                    host: telemetry.host.clone(),
+                    connected: telemetry.connected,
+                    ..v1::HostTelemetry::default()
+                };
+                let told = telemetry != silent;
                 v1::AgentStatus {
                     host: host.name.clone(),
                     connected: session.is_some(),

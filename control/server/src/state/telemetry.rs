@@ -229,6 +229,8 @@ impl State {
                 losses.gaps = losses.gaps.saturating_add(heard.measuring.before);
             }
         }
+        self.tell_verdicts(host, &mut told);
+        told.turns_dropped = self.turns.dropped(host);
         told
     }
 

@@ -6,10 +6,11 @@
 //! a row takes none for a while, nor does who would wait less by sharing, and operations go on without where control is slow or gone. Nothing of
 //! it is stored.
 
+use super::lately::PerSecond;
 use super::rhythms::LONGEST;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{Assignment, Conditions, Job, Turn, turns};
+use harmonaize_planner::{Assignment, Conditions, HostId, Job, Turn, turns};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ const DELAYED: u64 = 8;
 /// Turns of a communicator that are remembered.
 const LATEST: usize = 64;
 
+/// Most that an agent may say of turns in a second, of all that it leads: that a thousand operations want theirs, and are over.
+const MOST_A_SECOND: u32 = 2000;
+
 /// What an agent was told is good enough up to this part.
 const ALIKE: f64 = 0.25;
 
@@ -49,6 +53,8 @@ pub(super) struct AllTurns {
     queue: Vec<Asked>,
     /// Until when communicators are left out.
     out: BTreeMap<u64, Duration>,
+    /// By host: what its agent may still say, and how much it said beyond that.
+    said: BTreeMap<HostId, (PerSecond, u64)>,
 }
 
 /// A communicator that takes turns.
@@ -119,6 +125,11 @@ struct Asked {
 impl AllTurns {
     pub(super) fn is_empty(&self) -> bool {
         self.members.is_empty()
+    }
+
+    /// What a host's agent has said beyond what it may.
+    pub(super) fn dropped(&self, host: HostId) -> u64 {
+        self.said.get(&host).map_or(0, |(_, dropped)| *dropped)
     }
 
     /// When a turn is lost, if it is not over by then.
@@ -294,6 +305,9 @@ impl State {
         wanted: v1::TurnWanted,
     ) -> Result<(), &'static str> {
         let v1::TurnWanted { communicator, turn } = wanted;
+        if !self.may_say(now, from, communicator) {
+            return Ok(());
+        }
         if self.part(from, communicator)?.is_none() {
             return Ok(());
         }
@@ -321,6 +335,9 @@ impl State {
         from: SessionId,
         done: v1::TurnDone,
     ) -> Result<(), &'static str> {
+        if !self.may_say(now, from, done.communicator) {
+            return Ok(());
+        }
         if self.part(from, done.communicator)?.is_none() {
             return Ok(());
         }
@@ -343,6 +360,23 @@ impl State {
             self.give_turns(now);
         }
         Ok(())
+    }
+
+    /// Whether an agent may say something of turns once more. If not, what it leads of it takes none for a while: what is not heard would
+    /// hold up others, and its own operations.
+    fn may_say(&mut self, now: Duration, from: SessionId, id: u64) -> bool {
+        let Some(host) = self.sessions.get(&from).map(|session| session.host) else { return false };
+        let (may, dropped) = self.turns.said.entry(host).or_default();
+        if may.take(now, MOST_A_SECOND) {
+            return true;
+        }
+        *dropped += 1;
+        let count = *dropped;
+        self.unusual(host, count, "turns are asked for faster than they may be");
+        if self.turns.members.get(&id).is_some_and(|member| member.leader == from) {
+            self.leave_out(now, id, "its agent asks for turns faster than it may");
+        }
+        false
     }
 
     fn give_turns(&mut self, now: Duration) {

@@ -1,6 +1,7 @@
 //! Agents' verdicts on the paths of their own connections: taken within bounds, placed on paths, handed to the estimates.
 
 use super::decisions::{Noticed, Trigger};
+use super::lately::PerSecond;
 use super::ports::Pair;
 use super::trace::pair_of;
 use super::{SessionId, State, telemetry};
@@ -32,28 +33,13 @@ pub(super) struct Verdicts {
 /// What one host's agent may still say, and what of it was not taken.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Heard {
-    /// Thousandths of a verdict.
-    left: u64,
-    since: Option<Duration>,
-    pub taken: u64,
-    pub dropped: u64,
-    pub refused: u64,
-}
-
-impl Heard {
-    /// Whether one more may be taken.
-    fn allow(&mut self, now: Duration) -> bool {
-        let most = u64::from(MOST_A_SECOND) * 1000;
-        let past = self.since.map_or(Duration::MAX, |since| now.saturating_sub(since)).as_micros();
-        let earned = u64::try_from(past).unwrap_or(u64::MAX).saturating_mul(u64::from(MOST_A_SECOND)) / 1000;
-        if earned > 0 {
-            self.since = Some(now);
-            self.left = self.left.saturating_add(earned).min(most);
-        }
-        let some = self.left >= 1000;
-        self.left = self.left.saturating_sub(if some { 1000 } else { 0 });
-        some
-    }
+    may: PerSecond,
+    taken: u64,
+    dropped: u64,
+    refused: u64,
+    /// What trains told of those that others congest a path: that it is so, and that it is not.
+    proven: u64,
+    refuted: u64,
 }
 
 impl State {
@@ -61,7 +47,7 @@ impl State {
     pub(super) fn path_congestion(&mut self, now: Duration, from: SessionId, told: v1::PathCongestion) {
         let Some(host) = self.sessions.get(&from).map(|session| session.host) else { return };
         let heard = self.verdicts.heard.entry(host).or_default();
-        if !heard.allow(now) {
+        if !heard.may.take(now, MOST_A_SECOND) {
             heard.dropped += 1;
             let count = heard.dropped;
             return self.unusual(host, count, "verdicts on paths come faster than they may");
@@ -265,6 +251,27 @@ impl State {
         heard.map_or((0, 0, 0), |heard| (heard.taken, heard.dropped, heard.refused))
     }
 
+    /// Trains have told whether a host's agent was right that others congest a path.
+    pub(super) fn suspected(&mut self, host: HostId, proven: bool) {
+        let heard = self.verdicts.heard.entry(host).or_default();
+        let count = if proven { &mut heard.proven } else { &mut heard.refuted };
+        *count += 1;
+    }
+
+    /// What became of suspicions since control began, of all agents: proven, and refuted.
+    pub(super) fn suspicions(&self) -> (u64, u64) {
+        let heard = self.verdicts.heard.values();
+        heard.fold((0, 0), |(proven, refuted), one| (proven + one.proven, refuted + one.refuted))
+    }
+
+    /// For operators: what became of the verdicts of a host's agent.
+    pub(super) fn tell_verdicts(&self, host: HostId, told: &mut v1::HostTelemetry) {
+        let Some(heard) = self.verdicts.heard.get(&host) else { return };
+        (told.verdicts, told.verdicts_dropped, told.verdicts_refused) =
+            (heard.taken, heard.dropped, heard.refused);
+        (told.suspicions_proven, told.suspicions_refuted) = (heard.proven, heard.refuted);
+    }
+
     /// A path in words: its host, switches and host.
     pub(super) fn path_text(&self, path: &Path) -> String {
         let topology = &self.settings.topology;
@@ -291,25 +298,4 @@ fn words(level: Level, cause: Cause, own: Rate) -> String {
 /// Control's time as the planner counts it.
 pub(super) fn nanos(time: Duration) -> Nanos {
     Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn verdicts_are_counted() {
-        let mut heard = Heard::default();
-        let mut now = Duration::from_secs(5);
-        let taken = (0..1000).filter(|_| heard.allow(now)).count();
-        assert_eq!(taken, 100, "as many at once");
-        now += Duration::from_millis(105);
-        assert_eq!((0..1000).filter(|_| heard.allow(now)).count(), 10);
-        let mut count = 0;
-        for _ in 0..10_000 {
-            now += Duration::from_micros(100);
-            count += usize::from(heard.allow(now));
-        }
-        assert_eq!(count, 100, "a second's worth, however fast they come");
-    }
 }

@@ -238,7 +238,9 @@ impl State {
         if last > 0 {
             decisions.drain(..decisions.len().saturating_sub(last as usize));
         }
-        v1::ExplainReply { decisions, now_ns: self.operator.realtime(now) }
+        let (suspicions_proven, suspicions_refuted) = self.suspicions();
+        let now_ns = self.operator.realtime(now);
+        v1::ExplainReply { decisions, now_ns, suspicions_proven, suspicions_refuted }
     }
 
     fn decision(&self, decision: &Decision) -> v1::DecisionRecord {

@@ -355,14 +355,54 @@ fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
     });
     let question = asked.unwrap_or_else(|| panic!("now it is, and a train is to tell: {heard:?}"));
     assert!(world.state.estimates.links().next().is_none(), "it is not believed before");
-    let (packets_sent, packets_received, received_bits) = (100, 100, 600_000_000);
+    let (packets_sent, packets_received) = (100, 100);
     let probed = v1::PathProbed {
         question,
         packets_sent,
         packets_received,
-        received_bits,
+        sent_bits: 1_000_000_000,
+        received_bits: 600_000_000,
         ..v1::PathProbed::default()
     };
     world.say(sessions[0], from_agent::Message::PathProbed(probed));
     assert!(world.state.estimates.links().next().is_some(), "and then it is");
+    assert_eq!(suspicions(&world, 0), (1, 0));
+}
+
+/// What became of the suspicions of a host's agent.
+fn suspicions(world: &World, host: usize) -> (u64, u64) {
+    let told = world.state.host_telemetry(world.now, HostId(host));
+    (told.suspicions_proven, told.suspicions_refuted)
+}
+
+#[test]
+fn suspicions_that_trains_show_to_be_false_are_counted() {
+    let (mut world, sessions, id) = traced_pair();
+    let port = u32::from(*world.state.communicators[&id].links.values().flatten().next().unwrap());
+    for count in 1..=3 {
+        world.got.clear();
+        world.say(sessions[0], from_agent::Message::PathCongestion(verdict(id, 1, port)));
+        let heard = world.heard(sessions[0]);
+        let asked = heard.iter().find_map(|message| match message {
+            to_agent::Message::ProbePath(asked) => Some(asked.question),
+            _ => None,
+        });
+        let question = asked.unwrap_or_else(|| panic!("{heard:?}"));
+        let (packets_sent, packets_received) = (100, 100);
+        let probed = v1::PathProbed {
+            question,
+            packets_sent,
+            packets_received,
+            sent_bits: 1_000_000_000,
+            received_bits: 990_000_000,
+            ..v1::PathProbed::default()
+        };
+        world.say(sessions[0], from_agent::Message::PathProbed(probed));
+        assert!(world.state.estimates.links().next().is_none(), "nobody is in the way");
+        assert_eq!(suspicions(&world, 0), (0, count));
+        world.wait(SECOND * 5);
+    }
+    assert_eq!(suspicions(&world, 1), (0, 0));
+    let explained = world.state.explain_reply(world.now, 0, 0);
+    assert_eq!((explained.suspicions_proven, explained.suspicions_refuted), (0, 3));
 }

@@ -436,6 +436,35 @@ fn who_lies_about_its_turns_costs_others_little() {
     }
 }
 
+/// An agent asks for turns, and says that they are over, as fast as it can: it is heard so often, and is left out; the other loses nothing.
+#[test]
+fn who_floods_with_turns_is_heard_no_more_than_it_may_be_and_left_out() {
+    let mut fabric = one_spine(1);
+    let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+    run(&mut fabric, &mut jobs, 20);
+    assert_eq!(groups(&fabric).0.len(), 2);
+    fabric.tenants.rest.clear();
+    for turn in 0..50_000 {
+        // Its own, which nobody asked for, and one that is not there.
+        for communicator in [jobs[1].id, 77] {
+            let wanted = v1::TurnWanted { communicator, turn };
+            fabric.ask(2, from_agent::Message::TurnWanted(wanted));
+            fabric.ask(2, from_agent::Message::TurnDone(v1::TurnDone { communicator, turn }));
+        }
+    }
+    assert!(fabric.tenants.rest.len() < 2100, "{} answers", fabric.tenants.rest.len());
+    let heard = fabric.state.host_telemetry(fabric.now, HostId(2));
+    assert_eq!(heard.turns_dropped, 200_000 - 2000);
+    assert_eq!(fabric.state.host_telemetry(fabric.now, HostId(0)).turns_dropped, 0);
+    let noted = |fact: &Fact| matches!(fact, Fact::TelemetryRefused { host, .. } if host == "h2");
+    let noted = fabric.facts.iter().filter(|(_, fact)| noted(fact)).count();
+    assert!((1..=18).contains(&noted), "{noted} lines");
+    let (_, over) = groups(&fabric);
+    assert!(over.iter().any(|(_, why)| why.contains("faster than it may")), "{over:?}");
+    run(&mut fabric, &mut jobs, 20);
+    assert!(jobs[0].iteration(22_000.0, 40_000.0) < 185.0, "as by sharing fairly");
+}
+
 /// Where one is busy for most of the time, the other's short operations lose less by sharing than by waiting.
 #[test]
 fn short_operations_do_not_wait_for_long_ones() {
