@@ -58,7 +58,9 @@ shared! {
         /// Packets that offer the other side a window of zero.
         pub zero_windows: u64,
         /// Jumps of more than 2^30 in the sequence, after which counting begins anew: not plausible within a connection.
-        pub jumps: u64,
+        pub jumps: u32,
+        /// `traffic.bytes`, modulo 2^32, when the segment of the last round trip that has ended had passed.
+        pub bytes_before: u32,
         /// The time at which the segment under measurement passed; 0 when there is none.
         pub measured_ns: u64,
         /// The sequence number that acknowledges it.
@@ -67,8 +69,8 @@ shared! {
         pub next_sequence: u32,
         /// Bits of [`state`](crate::state).
         pub state: u32,
-        /// Always 0.
-        pub reserved: u32,
+        /// `traffic.bytes`, modulo 2^32, when the segment under measurement had passed.
+        pub measured_bytes: u32,
     }
 
     /// Both directions of a TCP connection.

@@ -18,6 +18,11 @@ pub enum EventKind {
     Gap = 5,
     /// RoCE: a NAK passed. `total` counts those of the flow.
     Refusal = 6,
+    /// A packet that left was acknowledged now, much later than the least that this ever took, and the one measured before was not.
+    /// `flow` is what left; `count` says which of its round trips this was. TCP: `total` counts the bytes of the flow until the packet had left,
+    /// it too. At most one a millisecond is told, of all flows together; none that took 30 ms more than the least, for such acknowledgements
+    /// may have been delayed.
+    LateRoundTrip = 7,
 }
 
 impl EventKind {
@@ -30,6 +35,7 @@ impl EventKind {
             4 => Self::Retransmission,
             5 => Self::Gap,
             6 => Self::Refusal,
+            7 => Self::LateRoundTrip,
             _ => return None,
         })
     }
@@ -44,15 +50,15 @@ shared! {
         pub flow: FlowKey,
         /// An [`EventKind`], by its number.
         pub kind: u32,
-        /// Always 0.
-        pub reserved: u32,
+        /// `LateRoundTrip`: how many round trips of the flow have ended, this one too, modulo 2^32. Else 0.
+        pub count: u32,
         /// Depends on the kind; else 0.
         pub total: u64,
-        /// `BurstBegan`: when the burst that ended had begun. Else 0.
+        /// `BurstBegan`: when the burst that ended had begun. `LateRoundTrip` of TCP: when what the one before measured had left, or later. Else 0.
         pub burst_began_ns: u64,
-        /// `BurstBegan`: when its last packet passed. Else 0.
+        /// `BurstBegan`: when its last packet passed. `LateRoundTrip`: when the packet left that was acknowledged. Else 0.
         pub burst_ended_ns: u64,
-        /// `BurstBegan`: its bytes on the wire. Else 0.
+        /// `BurstBegan`: its bytes on the wire. `LateRoundTrip` of TCP: those between what the two measured, modulo 2^32. Else 0.
         pub burst_bytes: u64,
     }
 }

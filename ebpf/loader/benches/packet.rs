@@ -11,6 +11,7 @@ use harmonaize_events::Direction::{Egress, Ingress};
 use harmonaize_loader::{Flows, Options, Programs, Trial};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::time::Duration;
 use support::packets::{ACK, Segment, Transfer, ip};
 
 const ROUNDS: usize = 15;
@@ -24,7 +25,9 @@ const ACKNOWLEDGE: u8 = 0x11;
 const BAR: u64 = 150;
 
 fn main() {
-    let Some(mut ours) = support::collector(Options::default()) else { return };
+    // As agents have them.
+    let options = Options { late_round_trip: Duration::from_micros(2500), ..Options::default() };
+    let Some(mut ours) = support::collector(options) else { return };
     let mut loaded = Ebpf::load(&std::fs::read(support::object("loss.o")).unwrap()).unwrap();
     let nothing: &mut SchedClassifier = loaded.program_mut("nothing").unwrap().try_into().unwrap();
     nothing.load().unwrap();

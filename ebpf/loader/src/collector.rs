@@ -66,7 +66,7 @@ pub trait Collector: Send {
     /// A call on a table fails.
     fn read_flow(&self, flow: &FlowKey) -> Result<Option<Counters>, Error>;
 
-    /// Hands the next events, at most `limit`, to `with`; returns how many there were.
+    /// Hands the next events, at most `limit`, to `with`; returns how many there were. Late round trips come first.
     ///
     /// # Errors
     /// A record is not an event of this version.
@@ -113,8 +113,11 @@ pub trait Collector: Send {
     /// The kernel does not tell.
     fn cost(&self) -> Result<Cost, Error>;
 
-    /// Ready to be read when there are events, for poll and epoll; none where that cannot be waited for.
+    /// Ready to be read when there are events other than late round trips, for poll and epoll; none where that cannot be waited for.
     fn wakes(&self) -> Option<BorrowedFd<'_>>;
+
+    /// The same for late round trips.
+    fn wakes_late(&self) -> Option<BorrowedFd<'_>>;
 }
 
 impl Collector for Programs {
@@ -181,5 +184,9 @@ impl Collector for Programs {
 
     fn wakes(&self) -> Option<BorrowedFd<'_>> {
         Some(self.as_fd())
+    }
+
+    fn wakes_late(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.late_round_trips())
     }
 }

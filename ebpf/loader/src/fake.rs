@@ -156,6 +156,10 @@ impl Collector for Fake {
     fn wakes(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    fn wakes_late(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 #[cfg(test)]

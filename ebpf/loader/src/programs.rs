@@ -41,6 +41,9 @@ pub struct Options {
     pub idle_gap: Duration,
     /// Signals of congestion further apart than this begin anew.
     pub clean: Duration,
+    /// A round trip of what leaves that takes so much longer than the least, and twice as long, is told at once where the one before was
+    /// not as late ([`EventKind::LateRoundTrip`](harmonaize_events::EventKind)). Zero: none is.
+    pub late_round_trip: Duration,
     /// How many TCP connections are kept, and half as many queue pairs; the least recently used are evicted beyond. About 700
     /// bytes of the kernel's memory for each of the number.
     pub flows: u32,
@@ -70,6 +73,7 @@ impl Default for Options {
         Self {
             idle_gap: Duration::from_micros(500),
             clean: Duration::from_millis(10),
+            late_round_trip: Duration::ZERO,
             flows: 1 << 15,
             ring: 1 << 20,
             run_time: false,
@@ -114,6 +118,7 @@ pub struct Programs {
     interfaces: PerCpuArray<MapData, [u8; TOTALS]>,
     losses: PerCpuArray<MapData, [u8; LOSSES]>,
     events: RingBuf<MapData>,
+    late: RingBuf<MapData>,
     /// What keys in the tables of flows are folded with.
     folding: FoldingSecret,
     tcp: Buffers<ShortKey, TcpEntry>,
@@ -148,6 +153,7 @@ impl Programs {
             return Err(error);
         }
         let (idle_gap, clean) = (nanoseconds(options.idle_gap), nanoseconds(options.clean));
+        let late = nanoseconds(options.late_round_trip);
         let flows = options.flows.max(2);
         let folding: FoldingSecret = std::array::from_fn(|_| secret());
         let ring = options.ring.max(SMALLEST_RING);
@@ -158,6 +164,7 @@ impl Programs {
             .btf(None)
             .override_global("IDLE_GAP_NS", &idle_gap, true)
             .override_global("CLEAN_NS", &clean, true)
+            .override_global("LATE_NS", &late, true)
             .override_global("FOLDING", &folding, true)
             .map_max_entries(TCP, flows)
             .map_max_entries(ROCE, flows / 2)
@@ -192,6 +199,7 @@ impl Programs {
             interfaces: table(&mut ebpf, "INTERFACES")?,
             losses: table(&mut ebpf, "LOSSES")?,
             events: table(&mut ebpf, "EVENTS")?,
+            late: table(&mut ebpf, "LATE_TRIPS")?,
             ebpf,
             kernel,
             clsact: options.clsact,
@@ -275,7 +283,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Hands the next events, at most `limit`, to `with`; returns how many there were. What was told for diagnosis goes on too.
+    /// Hands the next events, at most `limit`, to `with`; returns how many there were. Late round trips come first, the others in the order
+    /// in which they were told. What was told for diagnosis goes on too.
     ///
     /// # Errors
     /// A record is not an event of this version.
@@ -284,13 +293,19 @@ impl Programs {
             diagnosis.hand_on();
         }
         for read in 0..limit {
-            let Some(record) = self.events.next() else { return Ok(read) };
+            let record = self.late.next().or_else(|| self.events.next());
+            let Some(record) = record else { return Ok(read) };
             match Event::ref_from_bytes(&record) {
                 Ok(event) => with(event),
                 Err(_) => return Err(Error::object(format!("an event of {} bytes", record.len()))),
             }
         }
         Ok(limit)
+    }
+
+    /// Ready to be read when late round trips were told: for poll and epoll.
+    pub fn late_round_trips(&self) -> BorrowedFd<'_> {
+        self.late.as_fd()
     }
 
     /// What crossed an interface since it was attached, or for a trial, by its index.
@@ -447,7 +462,7 @@ fn everywhere(totals: &InterfaceTotals) -> Result<Places, Error> {
         .map_err(|error| Error::call("counting the processors", error))
 }
 
-/// Ready to be read when there are events: for poll and epoll.
+/// Ready to be read when there are events other than late round trips: for poll and epoll.
 impl AsFd for Programs {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()

@@ -202,6 +202,7 @@ fn collector_with(options: Options) -> Option<(MutexGuard<'static, ()>, Programs
         return None;
     }
     let alone = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let options = Options { late_round_trip: Duration::from_micros(2500), ..options };
     let mut collector = Programs::open(&options).unwrap();
     budget::hold(&collector, options.diagnosis);
     println!("{}; missing: {:?}", collector.kernel(), collector.missing());

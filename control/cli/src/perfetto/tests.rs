@@ -306,7 +306,7 @@ fn hostile_records_end_in_a_trace() {
                     time_ns: number(),
                     flow,
                     kind: number() as u32 % 8,
-                    reserved: 0,
+                    count: number() as u32,
                     total: number(),
                     burst_began_ns: number(),
                     burst_ended_ns: number(),

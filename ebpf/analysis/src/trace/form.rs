@@ -104,7 +104,7 @@ impl Form {
                 (kind::OBSERVER, None)
             }
             Record::Event(event) => {
-                let parts = u64::from(event.kind) | u64::from(event.reserved) << 32;
+                let parts = u64::from(event.kind) | u64::from(event.count) << 32;
                 let (began, ended) = (event.burst_began_ns, event.burst_ended_ns);
                 words.push_each([event.time_ns, parts, event.total, began, ended, event.burst_bytes]);
                 (kind::EVENT, Some(event.flow))
@@ -170,7 +170,7 @@ impl Form {
                     time_ns,
                     flow,
                     kind: narrow(parts & u64::from(u32::MAX))?,
-                    reserved: narrow(parts >> 32)?,
+                    count: narrow(parts >> 32)?,
                     total: words.take(at),
                     burst_began_ns: words.take(at),
                     burst_ended_ns: words.take(at),

@@ -43,7 +43,7 @@ fn any(random: &mut ChaCha8Rng) -> Record {
             time_ns,
             flow: key(random),
             kind: random.random(),
-            reserved: random.random(),
+            count: random.random(),
             total: wild(random),
             burst_began_ns: wild(random),
             burst_ended_ns: wild(random),

@@ -5,6 +5,7 @@ use crate::support::{budget, collector, object};
 use harmonaize_events::Direction;
 use harmonaize_loader::{Capability, EndpointOptions, Endpoints, Error, Kernel, Options, Programs, Trial};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use std::time::Duration;
 
 fn open(object: Vec<u8>) -> Result<Programs, Error> {
     Programs::open(&Options { object: Some(object.into()), ..Options::default() })
@@ -16,7 +17,8 @@ fn the_verifier_stays_within_the_budget() {
     let own_types = std::path::PathBuf::from("/sys/kernel/btf/vmlinux");
     for (diagnosis, types) in [(false, None), (false, Some(own_types)), (true, None)] {
         let endpoints = Some(EndpointOptions { types, ..EndpointOptions::default() });
-        let options = Options { early: true, endpoints, diagnosis, ..Options::default() };
+        let late_round_trip = Duration::from_micros(2500);
+        let options = Options { early: true, late_round_trip, endpoints, diagnosis, ..Options::default() };
         let Some(collector) = collector(options) else { return };
         budget::hold(&collector, diagnosis);
     }

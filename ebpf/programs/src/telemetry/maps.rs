@@ -10,7 +10,7 @@ use crate::key::{Key, Requested, Short};
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, LruHashMap, PerCpuArray, RingBuf};
 use harmonaize_events::{
     Event, FoldingSecret, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses, RequestSent,
     RoceCounters, RoceEntry, TcpEntry, TcpFlow, Totals,
@@ -23,6 +23,10 @@ static IDLE_GAP_NS: Global<u64> = Global::new(500_000);
 /// Signals of congestion further apart than this begin anew.
 #[unsafe(no_mangle)]
 static CLEAN_NS: Global<u64> = Global::new(10_000_000);
+
+/// A round trip that is longer than the least by this, and by the least, is late; 0: none is.
+#[unsafe(no_mangle)]
+static LATE_NS: Global<u64> = Global::new(0);
 
 /// What keys of flows are folded with.
 #[unsafe(no_mangle)]
@@ -61,6 +65,14 @@ static LOSSES: PerCpuArray<Losses> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
+/// Late round trips, apart from the other events: who lets those gather still wakes for these.
+#[map]
+static LATE_TRIPS: RingBuf = RingBuf::with_byte_size(1 << 17, 0);
+
+/// When the latest of them was told, on any processor.
+#[map]
+static LATE_TOLD: Array<u64> = Array::with_max_entries(1, 0);
+
 /// How long a gap ends a burst.
 #[inline(always)]
 pub fn idle_gap_ns() -> u64 {
@@ -71,6 +83,19 @@ pub fn idle_gap_ns() -> u64 {
 #[inline(always)]
 pub fn clean_ns() -> u64 {
     CLEAN_NS.load()
+}
+
+/// How much longer than the least a late round trip takes; 0 where none is told.
+#[inline(always)]
+pub fn late_ns() -> u64 {
+    LATE_NS.load()
+}
+
+/// When a late round trip was last told.
+#[inline(always)]
+pub fn late_told() -> Option<&'static mut u64> {
+    // SAFETY: the array's only entry is always there. Others may write it at the same time: one of the times stays.
+    LATE_TOLD.get_ptr_mut(0).map(|told| unsafe { &mut *told })
 }
 
 /// The totals of an interface in one direction, on this processor.
@@ -177,7 +202,21 @@ pub fn requests() -> &'static LruHashMap<Requested, RequestSent> {
 #[inline(never)]
 pub fn tell(event: &Event) {
     if EVENTS.output::<Event>(event, 0).is_err() {
-        losses(|losses| losses.events += 1);
-        diagnosis::note_full_ring();
+        lost();
     }
+}
+
+/// Tells user space of a late round trip, likewise.
+#[inline(never)]
+pub fn tell_late(event: &Event) {
+    if LATE_TRIPS.output::<Event>(event, 0).is_err() {
+        lost();
+    }
+}
+
+/// An event found no room.
+#[inline(always)]
+fn lost() {
+    losses(|losses| losses.events += 1);
+    diagnosis::note_full_ring();
 }

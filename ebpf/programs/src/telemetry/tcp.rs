@@ -3,7 +3,7 @@
 use crate::headers::Seen;
 use crate::maps;
 use crate::traffic;
-use harmonaize_events::{EventKind, TcpCounters, state};
+use harmonaize_events::{Event, EventKind, TcpCounters, state};
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
@@ -46,8 +46,20 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
         && other.measured_ns != 0
         && seen.acknowledgement.wrapping_sub(other.measured_end) as i32 >= 0
     {
-        traffic::round_trip(&mut other.round_trips, other.measured_ns, now);
+        let (before, sent_ns) = (other.round_trips.last_ns, other.measured_ns);
+        traffic::round_trip(&mut other.round_trips, sent_ns, now);
         other.measured_ns = 0;
+        let (all, sent) = (other.traffic.bytes, other.measured_bytes);
+        let between = sent.wrapping_sub(other.bytes_before);
+        other.bytes_before = sent;
+        if !EGRESS {
+            traffic::late(&seen.key, &other.round_trips, before, sent_ns, now, |event| Event {
+                total: all - u64::from((all as u32).wrapping_sub(sent)),
+                burst_began_ns: sent_ns - before,
+                burst_bytes: u64::from(between),
+                ..event
+            });
+        }
     }
     let span = seen.payload + u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
     if span != 0 {
@@ -100,4 +112,5 @@ fn measure(own: &mut TcpCounters, end: u32, now: u64) {
     own.next_sequence = end;
     own.measured_end = end;
     own.measured_ns = now;
+    own.measured_bytes = own.traffic.bytes as u32;
 }

@@ -6,6 +6,11 @@ use crate::maps;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use harmonaize_events::{Direction, Event, EventKind, RoundTrips, Traffic};
 
+/// Late round trips are told at least so far apart, those of all flows: a flood of them becomes none of events.
+const LATE_APART_NS: u64 = 1_000_000;
+/// Beyond the least by this, an acknowledgement may have been delayed by its receiver (Linux waits for 40 ms) or have waited for an answer.
+const DELAYED_ACK_NS: u64 = 30_000_000;
+
 /// What was handed to a function; the verifier wants to see that it is there.
 #[inline(always)]
 pub fn given<'a>(seen: *const Seen) -> Option<&'a Seen> {
@@ -75,7 +80,7 @@ fn event<const EGRESS: bool>(kind: EventKind, key: &Key, now: u64, total: u64) -
         time_ns: now,
         flow: key.flow(direction),
         kind: kind as u32,
-        reserved: 0,
+        count: 0,
         total,
         burst_began_ns: 0,
         burst_ended_ns: 0,
@@ -108,4 +113,32 @@ pub fn round_trip(trips: &mut RoundTrips, from: u64, to: u64) {
     trips.last_ns = time;
     trips.sum_ns += time;
     trips.count += 1;
+}
+
+/// Tells of the latest round trip of what left at a time, if it was late and the one `before` was not; `with` says more of it. For that a round trip
+/// must have ended: packets that end none pay nothing.
+#[inline(always)]
+pub fn late(
+    key: &Key,
+    trips: &RoundTrips,
+    before: u64,
+    sent_ns: u64,
+    now: u64,
+    with: impl FnOnce(Event) -> Event,
+) {
+    let (threshold, least, last) = (maps::late_ns(), trips.least_ns, trips.last_ns);
+    if threshold == 0 {
+        return;
+    }
+    let threshold = if least > threshold { least } else { threshold };
+    let beyond = last.saturating_sub(least);
+    if beyond < threshold || beyond >= DELAYED_ACK_NS || before.saturating_sub(least) >= threshold {
+        return;
+    }
+    let Some(told) = maps::late_told() else { return };
+    if longer(now, *told, LATE_APART_NS) {
+        *told = now;
+        let event = event::<true>(EventKind::LateRoundTrip, key, now, 0);
+        maps::tell_late(&with(Event { count: trips.count as u32, burst_ended_ns: sent_ns, ..event }));
+    }
 }

@@ -102,6 +102,10 @@ impl Host {
                 burst(bursts, event.burst_began_ns, event.burst_ended_ns, event.burst_bytes);
             }
             Some(EventKind::FlowBegan) | None => {}
+            Some(kind @ EventKind::LateRoundTrip) => {
+                let took_ns = event.time_ns.saturating_sub(event.burst_ended_ns);
+                flow.moments.push((event.time_ns, kind, ingress, took_ns));
+            }
             Some(kind) => flow.moments.push((event.time_ns, kind, ingress, event.total)),
         }
     }
@@ -220,10 +224,11 @@ fn flow_track(key: &FlowKey, flow: &Flow, shift: Shift, operations: Option<&Span
             EventKind::Retransmission => "sent again",
             EventKind::Gap => "missing",
             EventKind::Refusal => "NAK",
+            EventKind::LateRoundTrip => "late round trip",
         },
         facts: vec![
             ("direction", Fact::Text(if *ingress { "in" } else { "out" }.to_owned())),
-            ("so far", Fact::Number(*total)),
+            (if *kind == EventKind::LateRoundTrip { "took ns" } else { "so far" }, Fact::Number(*total)),
         ],
     };
     track.moments = flow.moments.iter().map(moment).collect();
