@@ -177,14 +177,14 @@ impl Detector {
 
     /// How every link stands that something crossed in the last minute.
     pub fn links(&self) -> impl Iterator<Item = Congestion> {
-        self.monitors.iter().flatten().map(|monitor| finding(monitor, self.now_ns))
+        self.monitors.iter().flatten().map(|monitor| monitor.finding(self.now_ns))
     }
 
     /// How a link stands; none where nothing crossed it.
     pub fn link(&self, link: &Link) -> Option<Congestion> {
         let place = self.places.get(link)?;
         let monitor = self.monitors.get(*place as usize)?.as_ref()?;
-        Some(finding(monitor, self.now_ns))
+        Some(monitor.finding(self.now_ns))
     }
 
     /// Whether a verdict is in the making: who looks at flows more closely now has it sooner.
@@ -343,10 +343,12 @@ impl Detector {
             }
             if change.bytes > 0 {
                 monitor.heard_ns = time_ns;
-                monitor.bins.spread(change.from_ns, change.to_ns, change.bytes, |bin, bytes| {
-                    let class = if own { &mut bin.own } else { &mut bin.other };
-                    add(class, bytes);
-                });
+                for (from_ns, to_ns, bytes) in change.spans.into_iter().filter(|(.., bytes)| *bytes > 0) {
+                    monitor.bins.spread(from_ns, to_ns, bytes, |bin, bytes| {
+                        let class = if own { &mut bin.own } else { &mut bin.other };
+                        add(class, bytes);
+                    });
+                }
                 if let Some(bin) = monitor.bins.at(change.to_ns) {
                     add(&mut bin.packets, change.packets);
                 }
@@ -361,6 +363,7 @@ impl Detector {
             if let Some(least) = change.least {
                 monitor.rest.take(time_ns, limits.rest_age_ns, least, u64::min);
             }
+            change.legs.into_iter().flatten().for_each(|leg| monitor.trail.ended(leg));
             if let Some(leg) = change.trip {
                 queue = Some(monitor.trip(time_ns, leg, limits));
             } else if let Some(pending_ns) = change.pending {
@@ -369,11 +372,11 @@ impl Detector {
         }
     }
 
-    /// A packet of a connection was sent again: this need not wait for the next snapshot.
+    /// A packet of a connection was sent again: this need not wait for the next snapshot. Or one was acknowledged late.
     fn event(&mut self, event: &Event) {
-        if EventKind::from_number(event.kind) != Some(EventKind::Retransmission)
-            || event.flow.protocol != Protocol::Tcp as u8
-        {
+        let kind = EventKind::from_number(event.kind);
+        let told = matches!(kind, Some(EventKind::Retransmission | EventKind::LateRoundTrip));
+        if !told || event.flow.protocol != Protocol::Tcp as u8 {
             return;
         }
         let direction = match event.flow.direction {
@@ -381,6 +384,9 @@ impl Detector {
             _ => Direction::Egress,
         };
         let Some(flow) = self.flows.get_mut(&FlowKey { direction: 0, ..event.flow }) else { return };
+        if kind == Some(EventKind::LateRoundTrip) {
+            return flow.memory.late(event);
+        }
         let lost = flow.memory.lost(event.time_ns, direction, event.total);
         let place = if direction == Direction::Egress { flow.out.path } else { flow.into.path };
         let monitor = self.monitors.get_mut(place as usize).and_then(Option::as_mut);
@@ -523,7 +529,7 @@ impl Detector {
                         self.found.pop_front();
                         self.lost += 1;
                     }
-                    self.found.push_back(finding(monitor, self.now_ns));
+                    self.found.push_back(monitor.finding(self.now_ns));
                 }
             }
         }
@@ -574,25 +580,5 @@ impl Detector {
 fn named(monitors: &mut [Option<Monitor>], place: u32, count: fn(u32, u32) -> u32) {
     if let Some(Some(monitor)) = monitors.get_mut(place as usize) {
         monitor.flows = count(monitor.flows, 1);
-    }
-}
-
-fn finding(monitor: &Monitor, now_ns: u64) -> Congestion {
-    let measure = &monitor.measure;
-    Congestion {
-        link: monitor.link,
-        state: monitor.level.state,
-        cause: monitor.cause,
-        since_ns: monitor.level.since_ns,
-        found_ns: now_ns,
-        signals: measure.signals,
-        own_rate: measure.own_rate,
-        other_rate: measure.other_rate,
-        capacity: measure.capacity,
-        round_trip_ns: measure.trip_ns,
-        rest_ns: monitor.rest.least().unwrap_or_default(),
-        marked_ppm: measure.marked_ppm,
-        lost_ppm: measure.lost_ppm,
-        used_ppm: measure.used_ppm,
     }
 }

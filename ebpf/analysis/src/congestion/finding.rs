@@ -1,5 +1,6 @@
 //! What is found of links: the words of a verdict.
 
+use super::monitor::Monitor;
 use crate::trace::Timed;
 use harmonaize_events::Direction;
 
@@ -117,6 +118,29 @@ pub struct Congestion {
     pub lost_ppm: u32,
     /// Of a million, the part of the capacity that was in use then; 0 where the capacity is not known.
     pub used_ppm: u32,
+}
+
+impl Monitor {
+    /// How the link stands now.
+    pub(super) fn finding(&self, now_ns: u64) -> Congestion {
+        let measure = &self.measure;
+        Congestion {
+            link: self.link,
+            state: self.level.state,
+            cause: self.cause,
+            since_ns: self.level.since_ns,
+            found_ns: now_ns,
+            signals: measure.signals,
+            own_rate: measure.own_rate,
+            other_rate: measure.other_rate,
+            capacity: measure.capacity,
+            round_trip_ns: measure.trip_ns,
+            rest_ns: self.rest.least().unwrap_or_default(),
+            marked_ppm: measure.marked_ppm,
+            lost_ppm: measure.lost_ppm,
+            used_ppm: measure.used_ppm,
+        }
+    }
 }
 
 impl Timed for Congestion {

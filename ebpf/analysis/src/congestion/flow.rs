@@ -1,7 +1,7 @@
 //! What has changed on a flow between two of its snapshots, each way.
 
 use super::starved::Leg;
-use harmonaize_events::{Direction, RoceCounters, RoundTrips, TcpFlow, Traffic};
+use harmonaize_events::{Direction, Event, RoceCounters, RoundTrips, TcpFlow, Traffic};
 
 /// A round trip shorter than this is not lengthened by a delayed acknowledgement: Linux waits for at least 40 ms.
 const DELAYED_ACK_NS: u64 = 30_000_000;
@@ -26,6 +26,96 @@ struct Way {
     /// The segment under measurement, and how many bytes had passed when that was first seen.
     measured_ns: u64,
     measured_bytes: u64,
+    /// What an event told since the last snapshot.
+    told: Option<Told>,
+}
+
+/// A late round trip that an event told of.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    /// Which one of the flow's it was, modulo 2^32.
+    count: u32,
+    /// The one before it,
+    before: Leg,
+    /// and itself.
+    late: Leg,
+    /// Bytes of the flow until what it measured had left,
+    until: u64,
+    /// and those since what the one before had.
+    between: u64,
+}
+
+/// What passed from one time to another.
+type Span = (u64, u64, u64);
+
+impl Told {
+    fn of(event: &Event) -> Self {
+        let leg = |sent_ns: u64, acknowledged_ns: u64| Leg {
+            sent_ns,
+            acknowledged_ns,
+            waited_ns: acknowledged_ns.saturating_sub(sent_ns),
+        };
+        let sent_ns = event.burst_ended_ns;
+        Self {
+            count: event.count,
+            // When what is measured next leaves, the one before has ended.
+            before: leg(event.burst_began_ns, sent_ns),
+            late: leg(sent_ns, event.time_ns),
+            until: event.total,
+            between: event.burst_bytes,
+        }
+    }
+
+    /// The round trips since the last snapshot, `taken` that took `sum` together, one after the other: all others, the one before it, it, and the
+    /// one after; and what passed until when. None where it is not among them, or the snapshots contradict it: what is not known to
+    /// have been sent in time would seem not to have been sent at all.
+    fn apart(
+        &self,
+        taken: u64,
+        sum: u64,
+        trips: &RoundTrips,
+        change: &Change,
+        known: u64,
+    ) -> Option<([Option<Leg>; 4], [Span; 3])> {
+        let after = (trips.count as u32).wrapping_sub(self.count);
+        let last_ns = match after {
+            0 => None,
+            1 => Some(trips.last_ns),
+            _ => return None,
+        };
+        let (before, late) = (self.before, self.late);
+        let others = taken.checked_sub(1 + u64::from(after))?;
+        let sum = sum.checked_sub(late.waited_ns)?.checked_sub(last_ns.unwrap_or_default())?;
+        let later = last_ns.map(|last_ns| Leg {
+            sent_ns: late.acknowledged_ns,
+            acknowledged_ns: late.acknowledged_ns.saturating_add(last_ns),
+            waited_ns: last_ns,
+        });
+        if others == 0 {
+            return Some((
+                [None, None, Some(late), later],
+                [change.span(), Span::default(), Span::default()],
+            ));
+        }
+        let sum = sum.checked_sub(before.waited_ns)?;
+        let earlier = sum.checked_div(others - 1).map(|mean| Leg {
+            sent_ns: before.sent_ns.saturating_sub(mean),
+            acknowledged_ns: before.sent_ns,
+            waited_ns: sum,
+        });
+        let until = self.until.checked_sub(known)?;
+        let (between, since) = (self.between.min(until), change.bytes.checked_sub(until)?);
+        let sent_ns = before.sent_ns.max(change.from_ns);
+        if late.sent_ns < sent_ns || late.sent_ns > change.to_ns {
+            return None;
+        }
+        let spans = [
+            (change.from_ns, sent_ns, until - between),
+            (sent_ns, late.sent_ns, between),
+            (late.sent_ns, change.to_ns, since),
+        ];
+        Some(([earlier, Some(before), Some(late), later], spans))
+    }
 }
 
 /// What is remembered of a flow.
@@ -57,10 +147,21 @@ pub(super) struct Change {
     pub(super) lost: u64,
     /// Round trips that have ended: the mean of them, or the last, whichever was shorter, from when what it measures was sent.
     pub(super) trip: Option<Leg>,
+    /// The same one after the other, where an event told of a late one among them.
+    pub(super) legs: [Option<Leg>; 4],
+    /// From when until when which of the bytes passed.
+    pub(super) spans: [Span; 3],
     /// The least that the round trip under way will be.
     pub(super) pending: Option<u64>,
     /// The least round trip that the flow ever had, where that is news.
     pub(super) least: Option<u64>,
+}
+
+impl Change {
+    /// All that passed.
+    fn span(&self) -> Span {
+        (self.from_ns, self.to_ns, self.bytes)
+    }
 }
 
 /// What one way of a snapshot says.
@@ -76,6 +177,7 @@ impl Way {
     /// Takes a reading; none where the counters went back, which is another flow by the same key.
     fn change(&mut self, time_ns: u64, known: bool, limited: bool, reading: &Reading<'_>) -> Option<Change> {
         let mut change = Change { from_ns: time_ns, to_ns: time_ns, ..Change::default() };
+        let bytes = self.bytes;
         if let Some(traffic) = reading.traffic {
             change.bytes = traffic.bytes.checked_sub(self.bytes)?;
             change.packets = traffic.packets.checked_sub(self.packets)?;
@@ -86,6 +188,7 @@ impl Way {
             change.from_ns = if resumed { traffic.burst_began_ns } else { since }.min(change.to_ns);
             (self.bytes, self.packets, self.last_ns) = (traffic.bytes, traffic.packets, traffic.last_ns);
         }
+        change.spans = [change.span(), Span::default(), Span::default()];
         change.marks = reading.marks.checked_sub(self.marks)?;
         // An event may have told more already.
         change.lost = reading.lost.saturating_sub(self.lost);
@@ -94,17 +197,19 @@ impl Way {
             let taken = trips.count.checked_sub(self.trips)?;
             let sum = trips.sum_ns.checked_sub(self.trips_sum)?;
             let prompt = |bytes: u64| bytes.saturating_sub(self.measured_bytes) >= PROMPT_BYTES;
+            let told = self.told.take();
             if taken > 0 && known {
                 let trip = (sum / taken).min(trips.last_ns);
                 // The one that was under way at the last snapshot began at a time that is known.
                 let known = (taken == 1 && self.measured_ns != 0).then_some(self.measured_ns);
                 let sent_ns = known.unwrap_or(time_ns.saturating_sub(trip));
                 let acknowledged_ns = sent_ns.saturating_add(trip);
-                change.trip = (trip < DELAYED_ACK_NS || prompt(self.bytes)).then_some(Leg {
-                    sent_ns,
-                    acknowledged_ns,
-                    waited_ns: sum,
-                });
+                let counts = |leg: &Leg| leg.took_ns() < DELAYED_ACK_NS || prompt(self.bytes);
+                let all = Leg { sent_ns, acknowledged_ns, waited_ns: sum };
+                change.trip = Some(all).filter(counts);
+                let apart = told.and_then(|told| told.apart(taken, sum, trips, &change, bytes));
+                let (legs, spans) = apart.unwrap_or(([None, None, None, Some(all)], change.spans));
+                (change.legs, change.spans) = (legs.map(|leg| leg.filter(counts)), spans);
             }
             if taken > 0 && trips.least_ns != self.least_ns {
                 change.least = Some(trips.least_ns);
@@ -118,7 +223,7 @@ impl Way {
         }
         if limited {
             change.lost = 0;
-            (change.trip, change.pending) = (None, None);
+            (change.trip, change.legs, change.pending) = (None, [None; 4], None);
         }
         Some(change)
     }
@@ -194,6 +299,14 @@ impl Memory {
         lost
     }
 
+    /// Takes what an event says of a late round trip of what leaves, unless the last snapshot had it: the next one tells of it apart. What passed
+    /// meanwhile is known only then.
+    pub(super) fn late(&mut self, event: &Event) {
+        if event.count.wrapping_sub(self.out.trips as u32).cast_signed() > 0 {
+            self.out.told = Some(Told::of(event));
+        }
+    }
+
     /// What follows is not what follows on the last snapshot.
     pub(super) fn interrupted(&mut self) {
         self.known = false;
@@ -225,5 +338,105 @@ impl Memory {
         self.known = true;
         let least = |change: Change| Change { least: change.least, ..Change::default() };
         changes.map(|(out, into)| if fresh { (out, into) } else { (least(out), least(into)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_events::EventKind;
+
+    const MS: u64 = 1_000_000;
+
+    /// A snapshot at a time, after so many round trips that took so long together, the last one so long, and as many bytes.
+    fn snapshot(count: u64, sum: u64, last: u64, bytes: u64, time: u64) -> TcpFlow {
+        let mut flow = TcpFlow::default();
+        let (traffic, trips) = (&mut flow.egress.traffic, &mut flow.egress.round_trips);
+        (traffic.bytes, traffic.first_ns, traffic.last_ns) = (bytes, 1, time * MS);
+        *trips = RoundTrips { least_ns: MS, last_ns: last * MS, sum_ns: sum * MS, count };
+        flow
+    }
+
+    /// A round trip, which one, from when to when it was under way after one that took 2 ms; and the flow's bytes until it was sent, and those of the one
+    /// before.
+    fn late(count: u32, sent: u64, ended: u64, total: u64, between: u64) -> Event {
+        Event {
+            time_ns: ended * MS,
+            kind: EventKind::LateRoundTrip as u32,
+            count,
+            total,
+            burst_began_ns: sent.saturating_sub(2) * MS,
+            burst_ended_ns: sent * MS,
+            burst_bytes: between,
+            ..Event::default()
+        }
+    }
+
+    fn leg(sent: u64, acknowledged: u64, waited: u64) -> Option<Leg> {
+        Some(Leg { sent_ns: sent * MS, acknowledged_ns: acknowledged * MS, waited_ns: waited * MS })
+    }
+
+    /// Ten round trips of 1 ms and 10,000 bytes by 100 ms; then what a second snapshot tells of, at 120 ms, with 14,000 more.
+    fn told(event: Event, count: u64, sum: u64, last: u64) -> Change {
+        let mut memory = Memory::default();
+        memory.tcp(99 * MS, &snapshot(9, 9, 1, 9_000, 99));
+        memory.tcp(100 * MS, &snapshot(10, 10, 1, 10_000, 100));
+        memory.late(&event);
+        memory.tcp(120 * MS, &snapshot(count, 10 + sum, last, 24_000, 120)).unwrap().0
+    }
+
+    fn spans(change: &Change) -> Vec<Span> {
+        let spans = change.spans.iter().filter(|(.., bytes)| *bytes > 0);
+        spans.map(|(from_ns, to_ns, bytes)| (from_ns / MS, to_ns / MS, *bytes)).collect()
+    }
+
+    #[test]
+    fn a_late_round_trip_that_was_told_is_apart_from_the_others_with_what_passed() {
+        // Two of 2 ms each, one of 2, then one of 5 that ended at 119.
+        let change = told(late(14, 114, 119, 18_000, 3_000), 14, 11, 5);
+        assert_eq!(change.legs, [leg(110, 112, 4), leg(112, 114, 2), leg(114, 119, 5), None]);
+        assert_eq!(spans(&change), [(100, 112, 5_000), (112, 114, 3_000), (114, 120, 6_000)]);
+        assert_eq!(change.trip.map(|leg| leg.waited_ns), Some(11 * MS), "and all in one");
+        // One more had ended when the flow was looked at; the one before began before the last look.
+        let change = told(late(12, 101, 106, 11_000, 3_000), 13, 13, 6);
+        assert_eq!(change.legs, [None, leg(99, 101, 2), leg(101, 106, 5), leg(106, 112, 6)]);
+        assert_eq!(spans(&change), [(100, 101, 1_000), (101, 120, 13_000)]);
+        // It alone.
+        let change = told(late(11, 99, 104, 9_000, 3_000), 11, 5, 5);
+        assert_eq!(change.legs, [None, None, leg(99, 104, 5), None]);
+        assert_eq!(spans(&change), [(100, 120, 14_000)]);
+    }
+
+    #[test]
+    fn what_an_event_says_counts_only_where_the_snapshots_bear_it_out() {
+        for (event, why) in [
+            (late(10, 114, 119, 18_000, 3_000), "the last snapshot had it"),
+            (late(15, 114, 119, 18_000, 3_000), "this one has it not"),
+            (late(12, 114, 119, 18_000, 3_000), "too many ended since"),
+            (late(14, 60, 119, 18_000, 3_000), "it took longer than all"),
+            (
+                late(14, 114, 119, 9_000, 3_000),
+                "it was sent before the last snapshot, and others ended since",
+            ),
+            (late(14, 114, 119, 25_000, 3_000), "more had passed than by now"),
+            (late(14, 121, 126, 18_000, 3_000), "it left after the last packet"),
+        ] {
+            let change = told(event, 14, 11, 5);
+            assert_eq!(change.legs, [None, None, None, change.trip], "{why}");
+            assert_eq!(spans(&change), [(100, 120, 14_000)], "{why}");
+            assert!(change.trip.is_some(), "{why}");
+        }
+        // A receiver may have waited with such an acknowledgement.
+        let change = told(late(11, 79, 119, 9_000, 0), 11, 40, 40);
+        assert_eq!((change.legs, change.trip), ([None; 4], None));
+        // Nonsense does no harm.
+        let wild = Event {
+            count: 14,
+            total: u64::MAX,
+            time_ns: 3,
+            burst_ended_ns: u64::MAX,
+            ..late(14, 0, 0, 0, 0)
+        };
+        assert!(told(wild, 14, 11, 5).trip.is_some());
     }
 }

@@ -24,7 +24,8 @@
 //! without a break, while what was acknowledged is less than 72% of what is stated, and no more through its interface; and that
 //! has carried 80% of it over 40 ms within the last one or two minutes. What is acknowledged between the ends of two round trips was
 //! sent between their beginnings, so that a queue shows as it grows, before its sender is held up; of a round trip under way it
-//! is the most that can have been. Others are the cause, at once. Kernels' own states of sockets could say more, and cost too much to
+//! is the most that can have been. Of a late round trip that the programs told, the end and the beginning are known, and it is held apart from the quick
+//! ones before it, that ended in the same look. Others are the cause, at once. Kernels' own states of sockets could say more, and cost too much to
 //! follow.
 //!
 //! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell_ns`] with [`Limits::evidence`] signals, and

@@ -38,7 +38,8 @@ pub(super) struct Monitor {
     pub(super) fresh: bool,
     /// It is looked at this time.
     pub(super) due: bool,
-    looked_ns: u64,
+    /// Up to when it was looked at.
+    pub(super) looked_ns: u64,
     /// When something crossed it last.
     pub(super) heard_ns: u64,
     /// The least round trip.
@@ -190,8 +191,7 @@ impl Monitor {
     /// Takes a round trip that ended now; returns the queue that it found.
     pub(super) fn trip(&mut self, now_ns: u64, leg: Leg, limits: &Limits) -> Queue {
         let sent_ns = leg.sent_ns;
-        let trip_ns = leg.acknowledged_ns.saturating_sub(sent_ns).min(LONGEST_TRIP_NS);
-        self.trail.ended(leg);
+        let trip_ns = leg.took_ns().min(LONGEST_TRIP_NS);
         let age_ns =
             if self.level.state == State::None { limits.rest_age_ns } else { 10 * limits.rest_age_ns };
         self.rest.take(now_ns, age_ns, trip_ns, u64::min);

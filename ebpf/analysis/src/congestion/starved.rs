@@ -33,6 +33,13 @@ pub(super) struct Leg {
     pub(super) waited_ns: u64,
 }
 
+impl Leg {
+    /// How long one took: the last, or what stands for it.
+    pub(super) fn took_ns(&self) -> u64 {
+        self.acknowledged_ns.saturating_sub(self.sent_ns)
+    }
+}
+
 /// The latest round trips, the newest last, and the one that is under way.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Trail {
@@ -80,7 +87,7 @@ impl Monitor {
         if self.is_whole() || self.most_ppm.most() < Some(ABOUT_ALL_PPM) {
             return None;
         }
-        let late = |leg: &Leg| self.is_late(leg.acknowledged_ns.saturating_sub(leg.sent_ns), limits);
+        let late = |leg: &Leg| self.is_late(leg.took_ns(), limits);
         let open = self.trail.open.filter(late);
         let mut legs = open.into_iter().chain(self.trail.legs.iter().rev().copied());
         let last = legs.next().filter(late)?;
@@ -138,6 +145,12 @@ impl Monitor {
         !self.is_whole()
             && !self.measure.signals.starved
             && self.most_ppm.most() >= Some(ABOUT_ALL_PPM)
-            && self.is_late(self.measure.trip_ns, limits)
+            && (self.is_late(self.measure.trip_ns, limits) || self.was_late(limits))
+    }
+
+    /// Whether the latest round trip was late, however long those took that ended with it.
+    fn was_late(&self, limits: &Limits) -> bool {
+        let lately = |leg: &&Leg| self.looked_ns.saturating_sub(leg.acknowledged_ns) < AGE_NS;
+        self.trail.legs.last().filter(lately).is_some_and(|leg| self.is_late(leg.took_ns(), limits))
     }
 }

@@ -103,6 +103,8 @@ pub struct World {
     pub bottleneck: Bottleneck,
     /// The local port of the first flow; further ones follow.
     pub first_port: u16,
+    /// A round trip that is longer than the least by this, and by the least, is told where the one before was not; 0: none is.
+    pub late_ns: u64,
     random: ChaCha8Rng,
     now_ns: u64,
     free_ns: f64,
@@ -117,6 +119,7 @@ impl World {
         Self {
             bottleneck,
             first_port: 10_000,
+            late_ns: 0,
             random: ChaCha8Rng::seed_from_u64(seed),
             now_ns: 1_000 * MS,
             free_ns: 0.0,
@@ -198,6 +201,17 @@ impl World {
 
     /// Runs until a time, and hands out what a reading then finds: events, and flows that have changed.
     pub fn poll(&mut self, until_ns: u64, mut take: impl FnMut(&Record)) {
+        self.run(until_ns, &mut take);
+        for flow in &mut self.flows {
+            if flow.whose != Whose::Hidden && flow.counters != flow.told {
+                flow.told = flow.counters;
+                take(&Record::Tcp { time_ns: until_ns, key: flow.key, flow: flow.counters });
+            }
+        }
+    }
+
+    /// Runs until a time, and hands out events alone.
+    pub fn run(&mut self, until_ns: u64, take: impl FnMut(&Record)) {
         while let Some(due) = self.due.peek() {
             if due.at_ns.0 > until_ns {
                 break;
@@ -214,13 +228,8 @@ impl World {
             self.send(due.flow);
         }
         self.now_ns = until_ns;
-        self.events.drain(..).for_each(|event| take(&event));
-        for flow in &mut self.flows {
-            if flow.whose != Whose::Hidden && flow.counters != flow.told {
-                flow.told = flow.counters;
-                take(&Record::Tcp { time_ns: until_ns, key: flow.key, flow: flow.counters });
-            }
-        }
+        let events: Vec<Record> = self.events.drain(..).collect();
+        events.iter().for_each(take);
     }
 
     /// The application has something to send.
@@ -271,6 +280,7 @@ impl World {
             if measured {
                 flow.measuring = true;
                 flow.counters.egress.measured_ns = now_ns;
+                flow.counters.egress.measured_bytes = flow.counters.egress.traffic.bytes as u32;
             }
             let hidden = flow.whose == Whose::Hidden;
             self.events.extend(event.filter(|_| !hidden).map(Record::Event));
@@ -309,7 +319,25 @@ impl World {
             let trip = now_ns - sent_ns;
             let trips = &mut flow.counters.egress.round_trips;
             trips.least_ns = if trips.count == 0 { trip } else { trips.least_ns.min(trip) };
+            let (least_ns, late_ns) = (trips.least_ns, self.late_ns.max(trips.least_ns));
+            let late = trip - least_ns >= late_ns && trips.last_ns.saturating_sub(least_ns) < late_ns;
+            let (before_ns, count) = (trips.last_ns, trips.count as u32 + 1);
             (trips.last_ns, trips.sum_ns, trips.count) = (trip, trips.sum_ns + trip, trips.count + 1);
+            let egress = &mut flow.counters.egress;
+            let (sent, all) = (egress.measured_bytes, egress.traffic.bytes);
+            let before = std::mem::replace(&mut egress.bytes_before, sent);
+            if late && self.late_ns > 0 && flow.whose != Whose::Hidden {
+                self.events.push(Record::Event(Event {
+                    time_ns: now_ns,
+                    flow: FlowKey { direction: 2, ..flow.key },
+                    kind: EventKind::LateRoundTrip as u32,
+                    count,
+                    total: all - u64::from((all as u32).wrapping_sub(sent)),
+                    burst_began_ns: sent_ns - before_ns,
+                    burst_ended_ns: sent_ns,
+                    burst_bytes: sent.wrapping_sub(before).into(),
+                }));
+            }
         }
         if marked {
             flow.counters.ingress.echoed += PACKETS / 2;

@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::indexing_slicing, unreachable_pub)] // tests alone
 
 mod connections;
+mod late;
 mod link;
 mod recorded;
 mod signals;
