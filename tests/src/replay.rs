@@ -59,12 +59,16 @@ impl Replay {
     pub fn run(mut self, records: &[Record]) -> Vec<Found> {
         let mut now_ns = 0;
         for record in records {
+            // As agents do: all of a millisecond, and then what it means.
+            if record.time_ns() / 1_000_000 > now_ns / 1_000_000 {
+                self.advance(now_ns);
+            }
             now_ns = record.time_ns().max(now_ns);
             self.phases.take(record);
             self.marks.take(record);
             self.congestion.take(record);
-            self.advance(now_ns);
         }
+        self.advance(now_ns);
         // What is open now has ended for want of more.
         self.advance(now_ns + 1_000_000_000);
         self.found

@@ -47,6 +47,7 @@ To measure what crosses this host's interfaces:
   metrics = \"127.0.0.1:9477\"      # Prometheus
   rate = { eth0 = \"25Gbit/s\" }    # what a link carries, where the driver does not know it
   idle_gap = \"500us\"              # a silence that ends a burst
+  late_round_trip = \"2500us\"      # so much later than the least, what leaves is looked at, at once
   interval = \"5ms\"                # how often flows under way are looked at
   flows = 32768                    # connections that are kept
   record = \"agent.trace\"          # everything, for `observe --replay`; grows without end

@@ -3,7 +3,7 @@
 mod lines;
 mod text;
 
-use crate::config::check_name;
+use crate::config::{Telemetry, check_name};
 use crate::telemetry::{Finding, Handle, Names, Reading, Setup, own_endpoints, replay, replay_merged, start};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -106,6 +106,7 @@ impl Observe {
         };
         let options = Options {
             idle_gap: self.idle_gap.into(),
+            late_round_trip: Telemetry::default().late_round_trip,
             flows: self.flows,
             run_time: self.run_time,
             diagnosis: self.diagnosis,

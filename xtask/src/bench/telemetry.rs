@@ -55,7 +55,9 @@ impl Telemetry {
         };
         let looks = match self {
             Self::Off => return String::new(),
-            Self::Programs => "interval = \"10s\"\nidle_gap = \"10s\"\nkernel = false\n",
+            Self::Programs => {
+                "interval = \"10s\"\nidle_gap = \"10s\"\nlate_round_trip = \"0ns\"\nkernel = false\n"
+            }
             Self::Packets => "interval = \"3ms\"\nkernel = false\n",
             Self::On | Self::Recorded | Self::Shown => "interval = \"3ms\"\n",
         };

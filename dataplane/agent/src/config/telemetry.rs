@@ -17,6 +17,8 @@ const FLOWS: std::ops::RangeInclusive<u32> = 64..=1 << 22;
 const INTERVALS: std::ops::RangeInclusive<u64> = 1_000_000..=10_000_000_000;
 /// What may end a burst.
 const GAPS: std::ops::RangeInclusive<u64> = 1_000..=10_000_000_000;
+/// What may be late; the programs tell of nothing beyond.
+const LATE: std::ops::RangeInclusive<u64> = 0..=30_000_000;
 
 /// What is measured, and where it is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct Telemetry {
     pub metrics: Option<SocketAddr>,
     /// A gap of this length between two packets of a flow ends a burst.
     pub idle_gap: Duration,
+    /// A round trip that is longer than the least by this, and by the least, has flows looked at, at once; zero: none.
+    pub late_round_trip: Duration,
     /// Connections that are kept; the least recently used are evicted beyond.
     pub flows: u32,
     /// How often flows under way are looked at, at most.
@@ -57,6 +61,7 @@ impl Default for Telemetry {
             uids: Vec::new(),
             metrics: None,
             idle_gap: Duration::from_micros(500),
+            late_round_trip: Duration::from_micros(2500),
             flows: 1 << 15,
             interval: Duration::from_millis(5),
             rates: BTreeMap::new(),
@@ -79,6 +84,7 @@ pub(super) struct FileTelemetry {
     uids: Vec<u32>,
     metrics: Option<SocketAddr>,
     idle_gap: Option<Nanos>,
+    late_round_trip: Option<Nanos>,
     flows: Option<u32>,
     interval: Option<Nanos>,
     #[serde(default)]
@@ -130,6 +136,7 @@ impl FileTelemetry {
             uids: self.uids,
             metrics: self.metrics,
             idle_gap: within("idle_gap", self.idle_gap, usual.idle_gap, &GAPS)?,
+            late_round_trip: within("late_round_trip", self.late_round_trip, usual.late_round_trip, &LATE)?,
             flows,
             interval: within("interval", self.interval, usual.interval, &INTERVALS)?,
             rates: self.rate.into_iter().map(|(name, rate)| (name, rate.0)).collect(),

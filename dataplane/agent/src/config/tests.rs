@@ -191,7 +191,7 @@ fn a_table_asks_for_telemetry() {
     assert_eq!(parse("").unwrap().telemetry, None);
     assert_eq!(parse("[telemetry]\n").unwrap().telemetry, Some(Telemetry::default()));
     let full = "[telemetry]\ninterfaces = [\"eth0\", \"eth1\"]\nsocket = \"/run/t.sock\"\nuids = [7]\n\
-        metrics = \"127.0.0.1:9477\"\nidle_gap = \"1ms\"\nflows = 1000\ninterval = \"2ms\"\n\
+        metrics = \"127.0.0.1:9477\"\nidle_gap = \"1ms\"\nlate_round_trip = \"0ns\"\nflows = 1000\ninterval = \"2ms\"\n\
         rate = { eth1 = \"25Gbit/s\" }\nrecord = \"x.trace\"\nrun_time = true\nkernel = false\n\
         diagnosis = true\nxdp = true\n";
     let wanted = Telemetry {
@@ -200,6 +200,7 @@ fn a_table_asks_for_telemetry() {
         uids: vec![7],
         metrics: Some("127.0.0.1:9477".parse().unwrap()),
         idle_gap: Duration::from_millis(1),
+        late_round_trip: Duration::ZERO,
         flows: 1000,
         interval: Duration::from_millis(2),
         rates: [("eth1".to_owned(), 25_000_000_000)].into(),
@@ -220,6 +221,7 @@ fn a_table_asks_for_telemetry() {
         ("flows = 3", "`flows` of [telemetry] is 3; 64 to "),
         ("interval = \"1us\"", "`interval` of [telemetry] is 1us; 1ms to 10s"),
         ("idle_gap = \"0ns\"", "`idle_gap` of [telemetry] is "),
+        ("late_round_trip = \"31ms\"", "`late_round_trip` of [telemetry] is 31ms; "),
         ("interfaces = [\"more-than-fifteen\"]", "no name of an interface"),
         ("metric = \"127.0.0.1:1\"", "line 5"),
         ("interval = 5", "line 5"),

@@ -19,6 +19,8 @@ pub(crate) struct Analysis {
     /// By the job's number.
     jobs: BTreeMap<u64, Lately>,
     found: Vec<Found>,
+    /// The latest time of a record.
+    taken_ns: u64,
 }
 
 /// What a job did lately.
@@ -29,6 +31,9 @@ pub struct Lately {
     /// Bytes of all its phases.
     pub bytes: u64,
 }
+
+/// How often analysis hears of the time: where records come later, whatever they are taken in with.
+pub(crate) const TICK_NS: u64 = 1_000_000;
 
 /// Later than what a trace may say: what waits for more is told as it stands.
 const NEVER_NS: u64 = u64::MAX / 2;
@@ -42,13 +47,20 @@ impl Default for Analysis {
             stragglers: straggler::Detector::new(straggler::Limits::default()),
             jobs: BTreeMap::new(),
             found: Vec::new(),
+            taken_ns: 0,
         }
     }
 }
 
 impl Analysis {
-    /// Takes in a record.
+    /// Takes in a record, after what follows from those before it where it is of a later millisecond: whoever takes many in at once finds what
+    /// it would have found as they came.
     pub(crate) fn take(&mut self, record: &Record) {
+        let time_ns = record.time_ns();
+        if time_ns / TICK_NS > self.taken_ns / TICK_NS {
+            self.advance(self.taken_ns);
+        }
+        self.taken_ns = self.taken_ns.max(time_ns);
         self.marks.take(record);
         self.phases.take(record);
         self.congestion.take(record);
@@ -183,5 +195,59 @@ impl Analysis {
             }
         };
         Late { straggler, host }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_analysis::congestion::State;
+    use harmonaize_analysis::trace::{Label, Link};
+    use harmonaize_events::{Event, EventKind, Protocol, TcpFlow};
+
+    const MS: u64 = 1_000_000;
+
+    /// A connection that a snapshot tells of, after which packets of it are sent again for 30 ms.
+    fn losses() -> Vec<Record> {
+        let key =
+            FlowKey { interface: 7, local_port: 5, protocol: Protocol::Tcp as u8, ..FlowKey::default() };
+        let (begun_ns, name) = (1000 * MS, Label::new("wire"));
+        let link =
+            Link { time_ns: begun_ns, interface: 7, name, bytes_per_second: 125_000_000, watched: true };
+        let mut flow = TcpFlow::default();
+        flow.egress.traffic.packets = 100;
+        flow.egress.traffic.bytes = 100_000;
+        (flow.egress.traffic.first_ns, flow.egress.traffic.last_ns) = (begun_ns - MS, begun_ns);
+        let mut records = vec![Record::Link(link), Record::Tcp { time_ns: begun_ns, key, flow }];
+        let (kind, leaves) = (EventKind::Retransmission as u32, FlowKey { direction: 2, ..key });
+        records.extend((1..120).map(|total| {
+            let time_ns = begun_ns + total * MS / 4;
+            Record::Event(Event { time_ns, flow: leaves, kind, total, ..Event::default() })
+        }));
+        records
+    }
+
+    /// What is said of links where so many records are taken in at once.
+    fn said(records: &[Record], at_once: usize) -> Vec<(congestion::Link, State, congestion::Cause)> {
+        let mut analysis = Analysis::default();
+        for batch in records.chunks(at_once) {
+            batch.iter().for_each(|record| analysis.take(record));
+            analysis.advance(batch.last().map_or(0, Record::time_ns));
+        }
+        let congestion = |found| match found {
+            Found::Congestion(one) => Some((one.link, one.state, one.cause)),
+            _ => None,
+        };
+        analysis.found().into_iter().filter_map(congestion).collect()
+    }
+
+    #[test]
+    fn what_is_taken_in_late_says_what_it_would_have_said_as_it_came() {
+        let records = losses();
+        let as_it_came = said(&records, 1);
+        assert!(as_it_came.iter().any(|(_, state, _)| *state != State::None), "{as_it_came:?}");
+        for at_once in [10, 40, records.len()] {
+            assert_eq!(said(&records, at_once), as_it_came, "{at_once}");
+        }
     }
 }

@@ -125,6 +125,7 @@ fn try_begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) ->
     };
     let options = Options {
         idle_gap: asked.idle_gap,
+        late_round_trip: asked.late_round_trip,
         flows: asked.flows,
         run_time: asked.run_time,
         diagnosis: asked.diagnosis,

@@ -73,6 +73,11 @@ impl Looks {
         }
     }
 
+    /// Whether a flow is among those under way that move much, as far as is known.
+    pub(crate) fn moves_much(&self, flow: &FlowKey) -> bool {
+        self.awake.get(&entry(flow)).is_some_and(|awake| awake.much)
+    }
+
     /// Whether any flow is under way, as far as it is known.
     pub(crate) fn any_awake(&self) -> bool {
         !self.awake.is_empty()

@@ -1,5 +1,6 @@
 //! Own communicators: which flows carry them, and what their marks add up to.
 
+use crate::telemetry::looks::entry;
 use crate::telemetry::series::Series;
 use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::marks::Operation;
@@ -106,6 +107,11 @@ impl Own {
         let takes = |key: &FlowKey| (key.remote, key.local_port, key.remote_port) == (address, local, remote);
         let owner = self.owners.iter().find(|(key, _)| takes(key) && key.protocol == Protocol::Tcp as u8);
         owner.map(|(_, owner)| *owner)
+    }
+
+    /// Whether a flow is an own communicator's; its key as events have it.
+    pub(crate) fn has(&self, flow: &FlowKey) -> bool {
+        self.owners.contains_key(&FlowKey { interface: 0, ..entry(flow) })
     }
 
     /// Whether anything own may be under way.

@@ -65,17 +65,21 @@ impl Credit {
 
     /// Takes off what was used, after adding what came meanwhile.
     pub(crate) fn used(&mut self, now_ns: u64, cost: Duration) {
-        let passed = now_ns.saturating_sub(self.since_ns) / u64::from(self.parts);
-        self.since_ns = now_ns;
         let cost = i64::try_from(cost.as_nanos()).unwrap_or(i64::MAX);
-        let earned = self.credit.saturating_add(i64::try_from(passed).unwrap_or(i64::MAX)).min(self.limit);
-        self.credit = earned.saturating_sub(cost).max(-self.limit);
+        self.credit = self.earned(now_ns).saturating_sub(cost).max(-self.limit);
+        self.since_ns = now_ns;
     }
 
-    /// How long to let work gather before the next batch.
-    pub(crate) fn rest(&self) -> Duration {
-        let owed = u64::try_from(-self.credit).unwrap_or(0);
+    /// How long to let work gather from now on before the next batch.
+    pub(crate) fn rest(&self, now_ns: u64) -> Duration {
+        let owed = u64::try_from(-self.earned(now_ns)).unwrap_or(0);
         Duration::from_nanos(owed.saturating_mul(self.parts.into()))
+    }
+
+    /// What there is with what came since it was last used.
+    fn earned(&self, now_ns: u64) -> i64 {
+        let passed = now_ns.saturating_sub(self.since_ns) / u64::from(self.parts);
+        self.credit.saturating_add(i64::try_from(passed).unwrap_or(i64::MAX)).min(self.limit)
     }
 }
 
@@ -106,17 +110,17 @@ mod tests {
     fn what_comes_in_a_row_is_done_at_once_and_then_gathered() {
         let mut credit = Credit::new(100, Duration::from_millis(1));
         credit.used(0, Duration::from_micros(900));
-        assert_eq!(credit.rest(), Duration::ZERO);
+        assert_eq!(credit.rest(0), Duration::ZERO);
         credit.used(0, Duration::from_micros(200));
-        assert_eq!(credit.rest(), Duration::from_millis(10));
-        // 10 ms earn 100 us.
-        credit.used(10 * MS, Duration::ZERO);
-        assert_eq!(credit.rest(), Duration::ZERO);
+        assert_eq!(credit.rest(0), Duration::from_millis(10));
+        // 10 ms earn 100 us, whether it is used meanwhile or not.
+        assert_eq!(credit.rest(4 * MS), Duration::from_millis(6));
+        assert_eq!(credit.rest(10 * MS), Duration::ZERO);
         // Whatever happens, no longer than the limit.
         credit.used(10 * MS, Duration::from_secs(9));
-        assert_eq!(credit.rest(), Duration::from_millis(100));
-        credit.used(u64::MAX, Duration::ZERO);
+        assert_eq!(credit.rest(10 * MS), Duration::from_millis(100));
+        assert_eq!(credit.rest(u64::MAX), Duration::ZERO);
         credit.used(u64::MAX, Duration::from_millis(1));
-        assert_eq!(credit.rest(), Duration::ZERO);
+        assert_eq!(credit.rest(u64::MAX), Duration::ZERO);
     }
 }

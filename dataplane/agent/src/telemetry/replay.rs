@@ -49,13 +49,13 @@ impl<F: FnMut(&Finding, &Names)> Replay<F> {
         if self.named {
             self.names.take(record);
         }
-        self.now_ns = record.time_ns().max(self.now_ns);
         self.analysis.take(record);
-        self.analysis.advance(self.now_ns);
         self.tell();
+        self.now_ns = record.time_ns().max(self.now_ns);
     }
 
     fn end(mut self) {
+        self.analysis.advance(self.now_ns);
         self.analysis.finish();
         self.tell();
     }

@@ -1,8 +1,11 @@
 //! The telemetry thread: what it is asked, when it wakes, and what it does then.
 
 mod asked;
+#[cfg(test)]
+mod tests;
+mod wake;
 
-use crate::telemetry::analysis::Analysis;
+use crate::telemetry::analysis::{Analysis, TICK_NS};
 use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns, thread_time};
 use crate::telemetry::finding::{Finding, Findings, Found};
 use crate::telemetry::gaps::Gaps;
@@ -22,11 +25,11 @@ use asked::{AWAITED, FOLLOWED};
 use crossbeam::channel::{Receiver, bounded};
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
-use harmonaize_events::{Event, Mark};
+use harmonaize_events::{Event, EventKind, Mark};
 use harmonaize_loader::Collector;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -39,13 +42,14 @@ const COMMANDS: usize = 256;
 const EVENTS: usize = 4096;
 const MARKS: usize = 16384;
 /// Shares of a core, as one part of so many, that the kinds of work may take: looking at flows under way that move much, at all under way,
-/// reading all flows, waking for events, and looking closely. Together 1.25%: what this thread takes, operations wait for, where all cores
-/// are busy. Beside it, where they are not, what marks and events cost to be taken in, which nobody can choose.
+/// reading all flows, waking for events, looking closely, and acting on late round trips. Together 1.35%: what this thread takes, operations
+/// wait for, where all cores are busy. Beside it, where they are not, what marks and events cost to be taken in, which nobody can choose.
 const LOOKS: u32 = 166;
 const WHOLES: u32 = 1000;
 const READINGS: u32 = 1000;
 const WAKES: u32 = 400;
 const CLOSE_LOOKS: u32 = 500;
+const LATE_TRIPS: u32 = 1000;
 /// Where processors have no time to spare, looking takes one part in so many of its share, at the few that move much the square of it, none of it
 /// closely, and events gather so many times longer.
 const THRIFT: u32 = 2;
@@ -56,6 +60,10 @@ const SAVED: Duration = Duration::from_micros(500);
 const CLOSE: Duration = Duration::from_millis(1);
 const CLOSE_SAVED: Duration = Duration::from_millis(3);
 const BEGINNING_NS: u64 = 20_000_000;
+/// The same for late round trips: for each the thread wakes, however long other events gather, and looks at flows if it is of one that is worth
+/// it; and closely for so long, while a verdict is in the making.
+const LATE_SAVED: Duration = Duration::from_millis(2);
+const LATE_NS: u64 = 20_000_000;
 /// Longer than this events never wait, whatever it costs; [`THRIFT`] times as long where processors have no time to spare.
 const GATHER: Duration = Duration::from_millis(10);
 /// How long looks go on after the last sign of traffic.
@@ -67,8 +75,6 @@ const SPARE: Duration = Duration::from_millis(200);
 /// How often all flows under way are looked at, at most and at least; and all flows read.
 const WHOLE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 const READ_ALL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// Without a record, analysis hears of the time so often.
-const TICK_NS: u64 = 1_000_000;
 
 /// How the thread is set up.
 pub struct Setup {
@@ -147,6 +153,7 @@ struct Thread {
     round_ns: u64,
     wakes: Credit,
     close: Credit,
+    late: Credit,
     spare: Spare,
     /// Processors had no time to spare when this was last looked at, and when it is next.
     scarce: bool,
@@ -154,6 +161,11 @@ struct Thread {
     looked_ns: u64,
     /// When a flow that had rested was last seen again.
     woken_ns: u64,
+    /// Of what was taken in last, a round trip was late.
+    told_late: bool,
+    /// One was since the last look, of a flow that is worth a look at once; and when that was last so.
+    hurries: bool,
+    late_ns: u64,
     begun_ns: u64,
     /// When somebody last asked for flows, and who waits for an answer until when.
     asked_ns: u64,
@@ -216,11 +228,15 @@ impl Thread {
             round_ns: 0,
             wakes: Credit::new(WAKES, SAVED),
             close: Credit::new(CLOSE_LOOKS, CLOSE_SAVED),
+            late: Credit::new(LATE_TRIPS, LATE_SAVED),
             spare: Spare::new(),
             scarce: false,
             spare_ns: 0,
             looked_ns: 0,
             woken_ns: 0,
+            told_late: false,
+            hurries: false,
+            late_ns: 0,
             begun_ns: now_ns,
             asked_ns: 0,
             waiting: Vec::new(),
@@ -251,51 +267,6 @@ impl Thread {
         }
     }
 
-    /// Sleeps until events come, somebody asks, or something is due.
-    fn wait(&mut self) {
-        let now_ns = monotonic_ns();
-        let mut until_ns = self.round_ns;
-        if self.is_busy(now_ns) {
-            until_ns = until_ns.min(self.look_ns(now_ns)).min(self.read_all.due_ns());
-        }
-        until_ns = self.waiting.iter().map(|(due_ns, _)| *due_ns).fold(until_ns, u64::min);
-        let mut left = Duration::from_nanos(until_ns.saturating_sub(now_ns));
-        // While events gather, they do not wake it.
-        let gather = if self.scarce { GATHER * THRIFT } else { GATHER };
-        let rest = self.wakes.rest().min(gather);
-        let ring = self.source.wakes().filter(|_| rest.is_zero());
-        if ring.is_none() {
-            let most = if rest.is_zero() { self.look.least() } else { rest };
-            left = left.min(most);
-        }
-        let bell = self.bell.as_fd();
-        let mut fds = [bell, ring.unwrap_or(bell)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let polled = if ring.is_some() { 2 } else { 1 };
-        let left = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        // An interrupted sleep is a short one.
-        let _ = poll(fds.get_mut(..polled).unwrap_or_default(), Some(&left));
-        if fds.first().is_some_and(|bell| !bell.revents().is_empty()) {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&*self.bell, &mut count);
-        }
-    }
-
-    /// When flows under way are looked at next.
-    fn look_ns(&self, now_ns: u64) -> u64 {
-        let begins = now_ns.saturating_sub(self.woken_ns) < BEGINNING_NS;
-        let wanted = !self.scarce && (begins || self.analysis.is_unsettled());
-        let close = wanted && self.close.rest().is_zero();
-        let close_ns = self.looked_ns.saturating_add(nanoseconds(CLOSE));
-        if close { close_ns.min(self.look.due_ns()) } else { self.look.due_ns() }
-    }
-
-    fn is_busy(&self, now_ns: u64) -> bool {
-        self.own.any() || self.looks.any_awake() || now_ns.saturating_sub(self.busy_ns) < QUIET_NS
-    }
-
     /// Takes in what has come and hands it on, then looks at what is due.
     fn turn(&mut self) {
         let now_ns = monotonic_ns();
@@ -308,13 +279,13 @@ impl Thread {
         let looks = self.is_busy(now_ns) && now_ns >= self.look_ns(now_ns);
         if looks {
             // To have woken is at the look's expense: nothing else would bound how often that is.
-            self.wakes.used(now_ns, Duration::ZERO);
             woke += if self.scarce { took } else { Duration::ZERO };
             self.look_around(now_ns, woke);
         } else {
             self.conclude(now_ns);
-            let spent = self.spent();
-            self.wakes.used(now_ns, woke + took + spent);
+            let spent = woke + took + self.spent();
+            let credit = if self.told_late { &mut self.late } else { &mut self.wakes };
+            credit.used(now_ns, spent);
         }
         if self.is_busy(now_ns) {
             self.read_if_due(now_ns);
@@ -342,12 +313,26 @@ impl Thread {
     /// Takes events and marks out of their queues.
     fn gather(&mut self) {
         self.events.clear();
-        let mut woken = false;
-        let Self { source, events, looks, .. } = self;
+        let (mut woken, mut told_late) = (false, false);
+        let Self { source, events, looks, own, hurries, late_ns, .. } = self;
         let read = source.read_events(EVENTS, &mut |event| {
-            woken |= looks.wake(&event.flow);
+            if EventKind::from_number(event.kind) == Some(EventKind::LateRoundTrip) {
+                told_late = true;
+                let flow = &event.flow;
+                let worth = if own.any() { own.has(flow) } else { looks.moves_much(flow) };
+                if worth {
+                    (*hurries, *late_ns) = (true, event.time_ns.max(*late_ns));
+                }
+            } else {
+                woken |= looks.wake(&event.flow);
+            }
             events.push(*event);
         });
+        self.told_late = told_late;
+        if told_late {
+            // They were told apart from the others.
+            self.events.sort_by_key(|event| event.time_ns);
+        }
         if let Err(error) = read {
             failed("reading events", &error);
         }
@@ -385,6 +370,8 @@ impl Thread {
     /// Looks at flows under way, for which it `woke`. What analysis takes for them counts, too.
     fn look_around(&mut self, now_ns: u64, woke: Duration) {
         let (close, whole) = (!self.look.is_due(now_ns), self.whole.is_due(now_ns));
+        let late = self.acts_on_late(now_ns);
+        self.hurries = false;
         if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, whole, &mut self.records) {
             failed("looking at flows", &error);
         }
@@ -397,7 +384,8 @@ impl Thread {
             self.whole.done(now_ns, std::mem::take(&mut spent));
         }
         if close {
-            self.close.used(now_ns, spent);
+            let credit = if late { &mut self.late } else { &mut self.close };
+            credit.used(now_ns, spent);
         } else {
             self.look.done(now_ns, spent);
         }

@@ -1,0 +1,134 @@
+//! When a late round trip has the thread look at flows, and for how long.
+
+use super::*;
+use harmonaize_events::{FlowKey, Protocol, TcpFlow};
+use harmonaize_loader::fake::Fake;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn key(port: u16) -> FlowKey {
+    FlowKey { interface: 7, local_port: port, protocol: Protocol::Tcp as u8, ..FlowKey::default() }
+}
+
+fn tell(fake: &Fake, kind: EventKind, port: u16) {
+    let (flow, kind) = (FlowKey { direction: 2, ..key(port) }, kind as u32);
+    fake.scene().events.push_back(Event { time_ns: monotonic_ns(), flow, kind, ..Event::default() });
+}
+
+/// A thread that knows of a flow, and has no other reason to look at it within an hour.
+#[expect(clippy::unwrap_used, reason = "support for tests")]
+fn thread(fake: &Fake) -> Thread {
+    fake.scene().interfaces.insert("made0".into(), 7);
+    let setup = Setup {
+        host: "h0".into(),
+        interfaces: vec!["made0".into()],
+        rates: BTreeMap::new(),
+        interval: HOUR,
+        record: None,
+        marks: None,
+        decide: Box::new(|_| {}),
+    };
+    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    let source = Box::new(fake.clone());
+    let (_, commands) = bounded(1);
+    let mut thread = Thread::new(setup, source, commands, bell, Default::default()).unwrap();
+    let mut flow = TcpFlow::default();
+    // It does not rest, whatever this machine does meanwhile.
+    (flow.egress.traffic.last_ns, flow.egress.traffic.bytes) = (monotonic_ns() + nanoseconds(HOUR), 1 << 30);
+    fake.scene().flows.tcp.push((key(1), flow));
+    tell(fake, EventKind::FlowBegan, 1);
+    turn(&mut thread);
+    assert!(thread.looked_ns > 0, "it began");
+    thread.woken_ns = 0;
+    thread.whole = Pace::new(WHOLES, HOUR, HOUR);
+    thread.whole.done(monotonic_ns(), HOUR);
+    thread
+}
+
+/// A turn, a while after the last look, on a machine of which a test knows how busy it is. Whether it has looked at flows.
+fn turn(thread: &mut Thread) -> bool {
+    while monotonic_ns() < thread.looked_ns + nanoseconds(CLOSE) {
+        std::hint::spin_loop();
+    }
+    thread.spare_ns = u64::MAX;
+    let looked_ns = thread.looked_ns;
+    thread.turn();
+    thread.looked_ns != looked_ns
+}
+
+#[test]
+fn a_late_round_trip_of_a_flow_that_moves_much_has_it_looked_at_at_once() {
+    let fake = Fake::default();
+    let mut thread = thread(&fake);
+    assert!(!turn(&mut thread), "nothing has happened");
+    tell(&fake, EventKind::Retransmission, 1);
+    assert!(!turn(&mut thread), "that can wait");
+    tell(&fake, EventKind::LateRoundTrip, 9);
+    assert!(!turn(&mut thread), "of a flow that nobody knows");
+    tell(&fake, EventKind::LateRoundTrip, 1);
+    assert!(turn(&mut thread));
+    assert!(!turn(&mut thread), "once");
+    thread.scarce = true;
+    tell(&fake, EventKind::LateRoundTrip, 1);
+    assert!(!turn(&mut thread), "where all processors are busy it waits");
+    thread.scarce = false;
+    assert!(turn(&mut thread), "until they are not");
+}
+
+#[test]
+fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
+    let fake = Fake::default();
+    let mut thread = thread(&fake);
+    let ends = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
+    let formed = crate::telemetry::Formed {
+        tenant: "a".into(),
+        name: "job".into(),
+        communicator: 3,
+        epoch: 1,
+        ranks: vec![0],
+        participant: 0,
+        flows: vec![(1, harmonaize_transport::Flow::Tcp { local: ends(2), remote: ends(3) })],
+    };
+    thread.obey(Command::Formed(Box::new(formed)));
+    tell(&fake, EventKind::LateRoundTrip, 1);
+    assert!(!turn(&mut thread), "a stranger's");
+    let own = thread.own.owners().keys().next().copied();
+    let flow = FlowKey { interface: 7, direction: 2, ..own.unwrap() };
+    let (time_ns, kind) = (monotonic_ns(), EventKind::LateRoundTrip as u32);
+    fake.scene().events.push_back(Event { time_ns, flow, kind, ..Event::default() });
+    assert!(turn(&mut thread));
+}
+
+#[test]
+fn a_storm_of_late_round_trips_ends_in_what_they_may_take() {
+    let fake = Fake::default();
+    let mut thread = thread(&fake);
+    let mut turns = 0;
+    while thread.late.rest(monotonic_ns()).is_zero() {
+        tell(&fake, EventKind::LateRoundTrip, 9);
+        thread.turn();
+        turns += 1;
+        assert!(turns < 100_000, "each takes something");
+    }
+    tell(&fake, EventKind::LateRoundTrip, 1);
+    thread.late.used(monotonic_ns(), HOUR);
+    assert!(!turn(&mut thread), "it waits for the next look");
+}
+
+#[test]
+fn events_are_taken_in_by_their_times_however_they_were_told() {
+    let fake = Fake::default();
+    let mut thread = thread(&fake);
+    for (kind, time_ns) in [
+        (EventKind::LateRoundTrip, 30),
+        (EventKind::LateRoundTrip, 60),
+        (EventKind::BurstBegan, 20),
+        (EventKind::BurstBegan, 50),
+    ] {
+        let (flow, kind) = (key(1), kind as u32);
+        fake.scene().events.push_back(Event { time_ns, flow, kind, ..Event::default() });
+    }
+    thread.gather();
+    let times: Vec<u64> = thread.events.iter().map(|event| event.time_ns).collect();
+    assert_eq!(times, [20, 30, 50, 60]);
+}

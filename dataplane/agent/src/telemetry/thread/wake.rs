@@ -1,0 +1,68 @@
+//! When the telemetry thread wakes: for events, for who asks, and for what is due.
+
+use super::{BEGINNING_NS, CLOSE, GATHER, LATE_NS, QUIET_NS, THRIFT, Thread};
+use crate::telemetry::clock::monotonic_ns;
+use crate::telemetry::pace::nanoseconds;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+impl Thread {
+    /// Sleeps until events come, somebody asks, or something is due.
+    pub(super) fn wait(&mut self) {
+        let now_ns = monotonic_ns();
+        let mut until_ns = self.round_ns;
+        if self.is_busy(now_ns) {
+            until_ns = until_ns.min(self.look_ns(now_ns)).min(self.read_all.due_ns());
+        }
+        until_ns = self.waiting.iter().map(|(due_ns, _)| *due_ns).fold(until_ns, u64::min);
+        let mut left = Duration::from_nanos(until_ns.saturating_sub(now_ns));
+        // While events gather, they do not wake it; late round trips do.
+        let gather = if self.scarce { GATHER * THRIFT } else { GATHER };
+        let rest = self.wakes.rest(now_ns).min(gather);
+        let ring = self.source.wakes().filter(|_| rest.is_zero());
+        let late = self.source.wakes_late().filter(|_| self.may_hurry(now_ns));
+        if ring.is_none() {
+            let most = if rest.is_zero() { self.look.least() } else { rest };
+            left = left.min(most);
+        }
+        let bell = self.bell.as_fd();
+        // What does not wake it leaves its place to the bell.
+        let fds = [bell, ring.unwrap_or(bell), late.unwrap_or(bell)];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let left = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        // An interrupted sleep is a short one.
+        let _ = poll(&mut fds, Some(&left));
+        if fds.first().is_some_and(|bell| !bell.revents().is_empty()) {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&*self.bell, &mut count);
+        }
+    }
+
+    /// Whether there is processor time for a late round trip.
+    fn may_hurry(&self, now_ns: u64) -> bool {
+        !self.scarce && self.late.rest(now_ns).is_zero()
+    }
+
+    /// Whether flows are looked at for a late round trip: once, and again while that may lead to a verdict.
+    pub(super) fn acts_on_late(&self, now_ns: u64) -> bool {
+        let follows = now_ns.saturating_sub(self.late_ns) < LATE_NS && self.analysis.is_unsettled();
+        (self.hurries || follows) && self.may_hurry(now_ns)
+    }
+
+    /// When flows under way are looked at next.
+    pub(super) fn look_ns(&self, now_ns: u64) -> u64 {
+        let begins = now_ns.saturating_sub(self.woken_ns) < BEGINNING_NS;
+        let wanted = !self.scarce && (begins || self.analysis.is_unsettled());
+        let close = wanted && self.close.rest(now_ns).is_zero() || self.acts_on_late(now_ns);
+        let close_ns = self.looked_ns.saturating_add(nanoseconds(CLOSE));
+        if close { close_ns.min(self.look.due_ns()) } else { self.look.due_ns() }
+    }
+
+    pub(super) fn is_busy(&self, now_ns: u64) -> bool {
+        self.own.any() || self.looks.any_awake() || now_ns.saturating_sub(self.busy_ns) < QUIET_NS
+    }
+}
