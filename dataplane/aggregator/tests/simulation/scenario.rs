@@ -79,6 +79,18 @@ pub(crate) enum Multicast {
     Calls(usize, u64),
 }
 
+impl Multicast {
+    /// Whether a call, or a sum, reaches a worker after so many packets and so late.
+    pub(crate) fn reaches(self, worker: usize, call: bool, packets: u64, now: Duration) -> bool {
+        match self {
+            Self::No => panic!("there is no group"),
+            Self::All => true,
+            Self::AllBut(deaf, from, until) => worker != deaf || packets < from || now >= until,
+            Self::Calls(deaf, from) => worker != deaf || packets < from || call,
+        }
+    }
+}
+
 impl Scenario {
     /// Nothing goes wrong.
     pub(crate) fn new(seed: u64) -> Self {

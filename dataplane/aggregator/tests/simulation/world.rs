@@ -3,7 +3,7 @@
 use super::coded;
 use super::node::{Memory, Node};
 use super::roles::{ROOT_SECRET, above, aggregator, grant, new_leader, new_worker, workers_of};
-use super::scenario::{Incident, Kind as Act, MICROSECOND, Multicast, Scenario};
+use super::scenario::{Incident, Kind as Act, MICROSECOND, Scenario};
 use harmonaize_aggregator::packet::Kind;
 use harmonaize_aggregator::{Aggregator, Agreement, Audience, Event, Key, Leader, Share, To, Way};
 use rand::{RngExt, SeedableRng};
@@ -303,21 +303,11 @@ impl World {
 
     /// To each worker of an aggregator by itself, as far as it hears.
     fn send_to_all(&mut self, aggregator: usize, packet: &[u8]) {
-        assert!(self.scenario.leaves == 0 || aggregator > 0, "aggregators are not called");
+        let call = packet[3] == Kind::Granted as u8;
         for worker in 0..workers_of(&self.scenario, aggregator) {
             let place = self.below(aggregator, worker as u16);
-            let heard = match (self.scenario.group, &place) {
-                (Multicast::No, _) => panic!("there is no group"),
-                (Multicast::AllBut(deaf, from, until), Place::Worker(worker)) => {
-                    *worker != deaf || self.statistics.packets < from || self.now >= until
-                }
-                (Multicast::Calls(deaf, from), Place::Worker(worker)) => {
-                    let call = packet[3] == Kind::Granted as u8;
-                    call || *worker != deaf || self.statistics.packets < from
-                }
-                _ => true,
-            };
-            if heard {
+            let Place::Worker(index) = place else { panic!("aggregators are not called") };
+            if self.scenario.group.reaches(index, call, self.statistics.packets, self.now) {
                 self.send(place, packet.to_vec());
             }
         }
