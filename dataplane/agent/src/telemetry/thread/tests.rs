@@ -16,7 +16,6 @@ fn tell(fake: &Fake, kind: EventKind, port: u16) {
 }
 
 /// A thread that knows of a flow, and has no other reason to look at it within an hour.
-#[expect(clippy::unwrap_used, reason = "support for tests")]
 fn thread(fake: &Fake) -> Thread {
     fake.scene().interfaces.insert("made0".into(), 7);
     let setup = Setup {
