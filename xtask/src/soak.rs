@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 #[command(after_help = "Examples:
   cargo xtask soak --minutes 30                 seeds from the clock on
   cargo xtask soak --minutes 1 --first 4711     again from a seed that failed
-  cargo xtask soak --suite aggregation --seeds 10000 --release
+  cargo xtask soak --suite aggregation --seeds 10000 --round 5000 --release
                                                 so many seeds, rounds on all processors at once
   cargo xtask soak --suite dpu --minutes 60     two emulated offload units alone, with other data each time
   cargo xtask soak --suite store --minutes 0    5,000 crashes of the machine under control's store
