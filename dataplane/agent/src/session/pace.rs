@@ -22,9 +22,11 @@ impl Pace {
     /// Takes a question at `now` of a tenant with so many attachments; or says when there may be one.
     pub(super) fn take(&mut self, now: Instant, attachments: u32) -> Result<(), Unanswered> {
         let attachments = attachments.max(1);
-        let since = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        // Attachments' clocks are read before their turn here comes: one may be a little behind another's.
+        let at = self.at.map_or(now, |at| at.max(now));
+        let since = self.at.map_or(Duration::ZERO, |before| at.saturating_duration_since(before));
         let ahead = self.ahead.saturating_sub(since.saturating_mul(attachments));
-        (self.ahead, self.at) = (ahead, Some(now));
+        (self.ahead, self.at) = (ahead, Some(at));
         let lacks = (ahead + EVERY).saturating_sub(EVERY * AT_ONCE);
         if lacks.is_zero() {
             self.ahead = ahead + EVERY;
