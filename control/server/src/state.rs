@@ -104,7 +104,7 @@ pub enum Fact {
     OrderFreed { communicator: u64, tenant: String, name: String },
     /// A communicator ended in good order.
     Closed { communicator: u64, tenant: String, name: String },
-    /// An agent's telemetry was refused or dropped: so often by now.
+    /// An agent's telemetry, or what it says of turns, was refused or dropped: so often by now.
     TelemetryRefused { host: String, count: u64, why: String },
     /// Control decided on new plans: for which communicators, and their new epochs.
     Decided { decision: u64, trigger: String, reason: String, changes: Vec<(u64, u64)> },
@@ -230,6 +230,8 @@ pub struct State {
     agreements: agreements::Agreements,
     hints: hints::AllHints,
     outputs: Vec<Output>,
+    /// What is to be kept of what was done since outputs were taken: all of it or nothing.
+    to_store: Vec<Change>,
 }
 
 impl State {
@@ -272,11 +274,16 @@ impl State {
             agreements: agreements::Agreements::default(),
             hints: hints::AllHints::default(),
             outputs: Vec::new(),
+            to_store: Vec::new(),
         }
     }
 
     /// What to do now, in order.
     pub fn take_outputs(&mut self) -> Vec<Output> {
+        self.store_pasts();
+        if !self.to_store.is_empty() {
+            self.outputs.push(Output::Keep(std::mem::take(&mut self.to_store)));
+        }
         std::mem::take(&mut self.outputs)
     }
 
@@ -384,6 +391,10 @@ impl State {
 
     fn send(&mut self, to: SessionId, message: to_agent::Message) {
         self.outputs.push(Output::Send(to, message));
+    }
+
+    fn store(&mut self, change: Change) {
+        self.to_store.push(change);
     }
 
     fn fact(&mut self, fact: Fact) {

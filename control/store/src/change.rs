@@ -1,6 +1,6 @@
 //! Everything that is kept, and the changes to it.
 
-use crate::record::{Agreement, Fabric, Plan, Tenant, Withdrawal, WithdrawalKind};
+use crate::record::{Agreement, Fabric, Past, Plan, Tenant, Withdrawal, WithdrawalKind};
 use std::collections::BTreeMap;
 
 /// Everything that is kept.
@@ -18,6 +18,8 @@ pub struct Stored {
     pub plans: BTreeMap<u64, Plan>,
     /// Agreements by communicator.
     pub agreements: BTreeMap<u64, Agreement>,
+    /// Communicators that failed, by number.
+    pub pasts: BTreeMap<u64, Past>,
 }
 
 /// One change. Carried out twice, it changes no more than once.
@@ -43,6 +45,10 @@ pub enum Change {
     Agreement(Agreement),
     /// Nothing is promised for it.
     NoAgreement(u64),
+    /// This is kept of a communicator that failed.
+    Past(Box<Past>),
+    /// Nothing is kept of it.
+    NoPast(u64),
 }
 
 impl Stored {
@@ -63,6 +69,8 @@ impl Stored {
                 self.agreements.insert(agreement.communicator, agreement.clone());
             }
             Change::NoAgreement(communicator) => drop(self.agreements.remove(communicator)),
+            Change::Past(past) => drop(self.pasts.insert(past.communicator, (**past).clone())),
+            Change::NoPast(communicator) => drop(self.pasts.remove(communicator)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A store in a file (redb).
 
-use crate::record::{Agreement, Plan, Tenant, Withdrawal, WithdrawalKind};
+use crate::record::{Agreement, Past, Plan, Tenant, Withdrawal, WithdrawalKind};
 use crate::{Change, Store, StoreError, Stored};
 use prost::Message;
 use redb::backends::FileBackend;
@@ -22,8 +22,9 @@ const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 const TENANTS: TableDefinition<&str, &[u8]> = TableDefinition::new("tenants");
 const WITHDRAWALS: TableDefinition<(&str, i32), &[u8]> = TableDefinition::new("withdrawals");
 const PLANS: TableDefinition<u64, &[u8]> = TableDefinition::new("plans");
-// Files of before agreements have no such table until the first is written.
+// Files of before agreements, and of before communicators that failed were kept, have no such tables until the first change is written.
 const AGREEMENTS: TableDefinition<u64, &[u8]> = TableDefinition::new("agreements");
+const PASTS: TableDefinition<u64, &[u8]> = TableDefinition::new("pasts");
 
 /// Keeps records in a file that one process has open at a time. A crash at any point, of the process or of the machine, leaves
 /// the groups that were written and perhaps the one that was being written.
@@ -140,16 +141,23 @@ impl Embedded {
             };
             stored.plans.insert(communicator.value(), plan);
         }
-        let agreements = match read.open_table(AGREEMENTS) {
-            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Ok(stored)),
-            table => table?,
-        };
-        for entry in agreements.iter()? {
-            let (communicator, bytes) = entry?;
-            let Ok(agreement) = Agreement::decode(bytes.value()) else {
-                return Ok(Err(format!("the agreement on {:016x}", communicator.value())));
-            };
-            stored.agreements.insert(communicator.value(), agreement);
+        if let Some(agreements) = later(read.open_table(AGREEMENTS))? {
+            for entry in agreements.iter()? {
+                let (communicator, bytes) = entry?;
+                let Ok(agreement) = Agreement::decode(bytes.value()) else {
+                    return Ok(Err(format!("the agreement on {:016x}", communicator.value())));
+                };
+                stored.agreements.insert(communicator.value(), agreement);
+            }
+        }
+        if let Some(pasts) = later(read.open_table(PASTS))? {
+            for entry in pasts.iter()? {
+                let (communicator, bytes) = entry?;
+                let Ok(past) = Past::decode(bytes.value()) else {
+                    return Ok(Err(format!("what is kept of {:016x}", communicator.value())));
+                };
+                stored.pasts.insert(communicator.value(), past);
+            }
         }
         Ok(Ok(stored))
     }
@@ -163,6 +171,7 @@ impl Embedded {
             let mut withdrawals = write.open_table(WITHDRAWALS)?;
             let mut plans = write.open_table(PLANS)?;
             let mut agreements = write.open_table(AGREEMENTS)?;
+            let mut pasts = write.open_table(PASTS)?;
             for change in changes {
                 match change {
                     Change::Boot(boot) => drop(meta.insert("boot", boot.to_le_bytes().as_slice())?),
@@ -188,6 +197,10 @@ impl Embedded {
                         agreements.insert(record.communicator, record.encode_to_vec().as_slice())?;
                     }
                     Change::NoAgreement(communicator) => drop(agreements.remove(communicator)?),
+                    Change::Past(record) => {
+                        pasts.insert(record.communicator, record.encode_to_vec().as_slice())?;
+                    }
+                    Change::NoPast(communicator) => drop(pasts.remove(communicator)?),
                 }
             }
         }
@@ -230,6 +243,14 @@ fn make(path: &Path) -> Result<(), StoreError> {
     let removed = std::fs::remove_file(&fresh).map_err(cannot);
     made.and(removed)?;
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(cannot)
+}
+
+/// A table that earlier formats of the file do not have, if it is there.
+fn later<T>(table: Result<T, redb::TableError>) -> Result<Option<T>, redb::TableError> {
+    match table {
+        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+        table => table.map(Some),
+    }
 }
 
 fn builder() -> Builder {

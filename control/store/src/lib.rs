@@ -13,7 +13,8 @@ pub use change::{Change, Stored};
 pub use embedded::Embedded;
 pub use memory::Memory;
 pub use record::{
-    Agreement, Connection, Epoch, Fabric, Link, Loss, Plan, Tenant, Withdrawal, WithdrawalKind,
+    Agreement, Connection, Epoch, Fabric, Link, Loss, Past, PastRank, Plan, Tenant, Withdrawal,
+    WithdrawalKind,
 };
 // For tests that break what lies under a store.
 pub use redb::StorageBackend;

@@ -177,3 +177,49 @@ pub struct Agreement {
     #[prost(uint64, tag = "6")]
     pub price: u64,
 }
+
+/// A communicator that failed, of which it was agreed on what becomes of it.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Past {
+    /// The communicator.
+    #[prost(uint64, tag = "1")]
+    pub communicator: u64,
+    /// Whose.
+    #[prost(string, tag = "2")]
+    pub tenant: String,
+    /// The tenant's name for it.
+    #[prost(string, tag = "3")]
+    pub name: String,
+    /// `Budget` of the provider's interface, encoded.
+    #[prost(bytes = "vec", tag = "4")]
+    pub budget: Vec<u8>,
+    /// Hosts of its participants.
+    #[prost(string, repeated, tag = "5")]
+    pub hosts: Vec<String>,
+    /// Its ranks that may go on, as it failed.
+    #[prost(message, repeated, tag = "6")]
+    pub ranks: Vec<PastRank>,
+    /// What is kept of what was promised for it; absent once that is anybody's.
+    #[prost(message, optional, tag = "7")]
+    pub agreement: Option<Agreement>,
+    /// How long its members have to go on, in nanoseconds; 0 where it was over at once.
+    #[prost(uint64, tag = "8")]
+    pub within_ns: u64,
+    /// Until when, CLOCK_REALTIME in nanoseconds; 0 where it is over.
+    #[prost(uint64, tag = "9")]
+    pub until_ns: u64,
+    /// Whether its members had more time because what they went on in did not come about.
+    #[prost(bool, tag = "10")]
+    pub prolonged: bool,
+}
+
+/// A rank of a communicator that failed.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct PastRank {
+    /// The rank.
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    /// Its host.
+    #[prost(string, tag = "2")]
+    pub host: String,
+}

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_store::{
-    Agreement, Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Plan, Store, StoreError,
-    Stored, Tenant, Withdrawal, WithdrawalKind,
+    Agreement, Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Past, PastRank, Plan, Store,
+    StoreError, Stored, Tenant, Withdrawal, WithdrawalKind,
 };
 use std::path::Path;
 
@@ -43,6 +43,18 @@ fn changes() -> Vec<Change> {
         rate_bits: 1_000_000_000,
         price: 4,
     };
+    let past = |communicator, until_ns| Past {
+        communicator,
+        tenant: "a".into(),
+        name: "world".into(),
+        budget: vec![4],
+        hosts: ["h0", "h1"].map(str::to_owned).to_vec(),
+        ranks: vec![PastRank { rank: 1, host: "h1".into() }],
+        agreement: (until_ns > 0).then(|| agreement(communicator, 3)),
+        within_ns: 8,
+        until_ns,
+        prolonged: true,
+    };
     vec![
         Change::Boot(41),
         Change::Fabric(Fabric { text: "[[host]]\nname = \"h0\"\n".into(), since_ns: 3 }),
@@ -63,6 +75,12 @@ fn changes() -> Vec<Change> {
         Change::Agreement(agreement(2, 1)),
         Change::NoAgreement(2),
         Change::NoAgreement(99),
+        Change::Past(Box::new(past(1 << 41, 7))),
+        Change::Past(Box::new(past(1 << 41, 0))),
+        Change::Past(Box::new(past(2, 7))),
+        Change::Past(Box::new(past(3, 7))),
+        Change::NoPast(2),
+        Change::NoPast(99),
     ]
 }
 
@@ -80,6 +98,8 @@ fn keeps_what_it_is_given(store: &mut dyn Store) -> Stored {
     assert_eq!(store.read().unwrap(), model, "carried out twice, nothing is different");
     assert_eq!((model.tenants.len(), model.withdrawals.len(), model.plans.len()), (1, 2, 1));
     assert!(model.agreements.len() == 1 && model.agreements[&(1 << 40)].number == 2);
+    assert_eq!(model.pasts.keys().copied().collect::<Vec<_>>(), [3, 1 << 41]);
+    assert!(model.pasts[&3].agreement.is_some() && model.pasts[&(1 << 41)].agreement.is_none());
     model
 }
 
@@ -170,6 +190,30 @@ fn a_newer_format_is_left_alone() {
     write.commit().unwrap();
     drop(database);
     assert!(matches!(refusal(&path), StoreError::Format { found: 2, known: 1, .. }));
+}
+
+/// A file that an earlier control wrote lacks what came later: nothing of that kind is there, and it can be written.
+#[test]
+fn a_file_of_before_is_read_and_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control.redb");
+    let mut store = Embedded::open(&path).unwrap();
+    store.write(&changes()).unwrap();
+    let mut model = store.read().unwrap();
+    drop(store);
+    let database = redb::Database::open(&path).unwrap();
+    let write = database.begin_write().unwrap();
+    let pasts = redb::TableDefinition::<u64, &[u8]>::new("pasts");
+    assert!(write.delete_table(pasts).unwrap());
+    write.commit().unwrap();
+    drop(database);
+    let kept = std::mem::take(&mut model.pasts);
+    let mut store = Embedded::open(&path).unwrap();
+    assert_eq!(store.read().unwrap(), model);
+    let again: Vec<Change> = kept.into_values().map(|past| Change::Past(Box::new(past))).collect();
+    store.write(&again).unwrap();
+    again.iter().for_each(|change| model.apply(change));
+    assert_eq!(store.read().unwrap(), model);
 }
 
 /// Bytes that change under a store are found, not believed: an error, or what was there.

@@ -7,7 +7,9 @@ use harmonaize_client::{
 use harmonaize_tests::job::{Worker, deploy, joined, sockets};
 use harmonaize_tests::star;
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::{Duration, Instant};
+use xtask::deployment::Setup;
 
 /// Something at all ranks at once.
 fn at_all<T: Send>(workers: &mut [Worker], work: impl Fn(&mut Worker) -> T + Sync) -> Vec<T> {
@@ -47,7 +49,7 @@ fn a_lost_rank_ends_a_job_or_is_gone_on_without_in_time_as_was_agreed_on() {
     events.read(Duration::ZERO).unwrap();
 
     let agent = deployment.agent(2).unwrap().id().to_string();
-    assert!(std::process::Command::new("kill").args(["-9", &agent]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-9", &agent]).status().unwrap().success());
     for workers in jobs.values_mut() {
         drop(workers.pop());
         for error in at_all(workers, |worker| worker.sum(1, 1000, true, PATIENCE).unwrap_err()) {
@@ -107,5 +109,50 @@ fn a_lost_rank_ends_a_job_or_is_gone_on_without_in_time_as_was_agreed_on() {
     let given = Duration::from_nanos(lost["late"].1 - lost["late"].0);
     assert!(given >= late && given <= late + Duration::from_secs(1), "{given:?}");
     at_all(jobs.get_mut("late").unwrap(), is_over);
+    deployment.end().unwrap();
+}
+
+/// An agent dies, and control at about the same time: whatever it had heard and written by then, members go on as was agreed on.
+#[test]
+fn members_go_on_though_control_dies_with_their_rank() {
+    let with_store = |setup: &mut Setup| setup.control += "store = \"control.redb\"\n";
+    let Some(mut deployment) = deploy(&star(5, "1Gbit/s"), with_store) else { return };
+    let own = sockets(&deployment, "a");
+    let kill = |id: u32| {
+        assert!(Command::new("kill").args(["-9", &id.to_string()]).status().unwrap().success());
+    };
+    for (lost, pause) in [(2, 0), (3, 5), (4, 200)] {
+        let name = format!("job{lost}");
+        let mut workers = joined(&[own[0].clone(), own[1].clone(), own[lost].clone()], &name);
+        let policy = OnFailure::Regroup { within: PATIENCE * 2 };
+        let wanted = Constraints::new().on_failure(policy).min_busbw(10_000_000);
+        let outcome = workers[0].client.propose(&name, &wanted).unwrap();
+        assert!(matches!(&outcome, Negotiated::Agreed(told) if told.constraints == wanted), "{outcome:?}");
+        let control = deployment.control().unwrap().id();
+        kill(deployment.agent(lost).unwrap().id());
+        // Somewhere within what control does about it.
+        std::thread::sleep(Duration::from_millis(pause));
+        kill(control);
+        drop(workers.pop());
+        at_all(&mut workers, |worker| worker.sum(1, 1000, true, PATIENCE).unwrap_err());
+        deployment.start_control().unwrap();
+        at_all(&mut workers, |worker| {
+            let options = RegroupOptions { timeout: PATIENCE, ..Default::default() };
+            worker.communicator = worker.communicator.regroup(&options).unwrap();
+            assert_eq!(worker.communicator.ranks(), 2);
+            worker.ranks = 2;
+            worker.sum(2, 10_000, true, PATIENCE).unwrap();
+        });
+        let deadline = Instant::now() + PATIENCE;
+        let agreement = loop {
+            let agreement = workers[0].client.agreement(&name).unwrap();
+            if agreement.number > 0 {
+                break agreement;
+            }
+            assert!(Instant::now() < deadline, "it did not go over");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert_eq!((agreement.number, agreement.constraints), (2, wanted), "after {pause} ms");
+    }
     deployment.end().unwrap();
 }

@@ -4,17 +4,20 @@
 //! An agreement is of one communicator, and ends with it, or goes over to the one that goes on from it if it can be kept there. Any process of the tenant may propose: what its agent says of whose process
 //! it is is believed, as with joins.
 
+mod left;
+
 use super::communicator::{Communicator, EndCause};
 use super::decisions::Trigger;
 use super::lately::Lately;
-use super::{Fact, Output, SessionId, State};
+use super::{Fact, SessionId, State};
 use harmonaize_abi::Collective;
-use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, OnFailure, Reason};
+use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Call, Fact as Told, House, Outcome, Watch, choose, negotiate, quarters};
 use harmonaize_planner::{Bytes, Hose, HostId, Nanos, Promised, Rate, Reach, farthest, line_rate};
 use harmonaize_store::{Agreement as Stored, Change};
+pub(super) use left::Left;
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -65,27 +68,6 @@ struct Pending {
     kept: Kept,
 }
 
-/// What a communicator leaves to the one that goes on from it.
-#[derive(Clone, Debug)]
-pub(super) struct Left {
-    number: u64,
-    constraints: Constraints,
-    rate: Rate,
-    watch: Watch,
-}
-
-impl Left {
-    /// What was agreed on for its failure.
-    pub(super) fn on_failure(&self) -> Option<OnFailure> {
-        self.constraints.on_failure
-    }
-
-    /// What was set aside for it.
-    pub(super) fn rate(&self) -> Rate {
-        self.rate
-    }
-}
-
 /// What agents have told of one operation.
 #[derive(Debug, Default)]
 struct Gathered {
@@ -121,6 +103,14 @@ impl Agreements {
     /// A tenant is gone.
     pub(super) fn forget(&mut self, tenant: &str) {
         self.proposed.forget(tenant);
+    }
+
+    /// What was promised before a restart of control for a communicator that has not come back, if it was agreed on what becomes of it.
+    pub(super) fn take_policy(&mut self, id: u64, ranks: usize) -> Option<Left> {
+        let left = Left::stored(self.stored.get(&id)?, ranks);
+        left.on_failure()?;
+        self.stored.remove(&id);
+        Some(left)
     }
 
     /// A communicator's share, in quarters of the usual one.
@@ -249,9 +239,7 @@ impl State {
             (Outcome::Promise { rate, price }, None) => {
                 let before = self.agreements.kept.get(&id).map(|kept| (kept.number, kept.watch.clone()));
                 let to = Some((from, asked.request));
-                let terms = (Rate(rate.ceil() as u64), price);
-                let record = self.record_agreement(now, to, id, wanted, terms, before);
-                self.outputs.extend(record.map(|record| Output::Keep(vec![record])));
+                self.store_agreement(now, to, id, wanted, (Rate(rate.ceil() as u64), price), before);
                 None
             }
         }
@@ -323,8 +311,7 @@ impl State {
         room.most(&hosts, &others).max(already)
     }
 
-    /// What is to be stored for an agreement to be in effect.
-    fn record_agreement(
+    fn store_agreement(
         &mut self,
         now: Duration,
         to: Option<(SessionId, u64)>,
@@ -332,8 +319,8 @@ impl State {
         constraints: Constraints,
         (rate, price): (Rate, u64),
         before: Option<(u64, Watch)>,
-    ) -> Option<Change> {
-        let known = self.communicators.get(&id)?;
+    ) {
+        let Some(known) = self.communicators.get(&id) else { return };
         let mut watch = Watch::new(constraints.clone(), known.ranks);
         if let Some((_, before)) = &before {
             watch = watch.follows(before);
@@ -350,7 +337,7 @@ impl State {
         };
         let kept = Kept { number, since_ns, constraints, rate, price, watch, gathered: BTreeMap::new() };
         self.agreements.pending.insert(id, Pending { to, kept });
-        Some(Change::Agreement(record))
+        self.store(Change::Agreement(record));
     }
 
     /// An agreement is stored: it is in effect, and its tenant told.
@@ -380,21 +367,16 @@ impl State {
     pub(super) fn take_over_agreement(&mut self, now: Duration, before: u64, id: u64) {
         // Beside itself it might not fit.
         let left = self.agreements.left(before).or_else(|| self.regroups.take_agreement(before));
-        let mut changes = Vec::from_iter(self.drop_agreement(before));
-        if let Some(Left { number, constraints, watch, .. }) = left {
-            match self.consider_proposal(id, &constraints) {
-                Outcome::Promise { rate, price } => {
-                    let (terms, before) = ((Rate(rate.ceil() as u64), price), Some((number, watch)));
-                    changes.extend(self.record_agreement(now, None, id, constraints, terms, before));
-                }
-                Outcome::Refuse { reasons, .. } => {
-                    self.lose_agreement(now, id, reasons.into_iter().map(|reason| reason.clause).collect());
-                }
+        self.end_agreement(before);
+        let Some(Left { number, constraints, watch, .. }) = left else { return };
+        match self.consider_proposal(id, &constraints) {
+            Outcome::Promise { rate, price } => {
+                let rate = Rate(rate.ceil() as u64);
+                self.store_agreement(now, None, id, constraints, (rate, price), Some((number, watch)));
             }
-        }
-        // Together: the store never has neither.
-        if !changes.is_empty() {
-            self.outputs.push(Output::Keep(changes));
+            Outcome::Refuse { reasons, .. } => {
+                self.lose_agreement(now, id, reasons.into_iter().map(|reason| reason.clause).collect());
+            }
         }
     }
 
@@ -423,18 +405,14 @@ impl State {
 
     /// A communicator is over, and what was promised for it.
     pub(super) fn end_agreement(&mut self, id: u64) {
-        let dropped = self.drop_agreement(id);
-        self.outputs.extend(dropped.map(|change| Output::Keep(vec![change])));
-    }
-
-    /// Nothing is promised for a communicator any more; what is to be stored of that.
-    fn drop_agreement(&mut self, id: u64) -> Option<Change> {
         let pending = self.agreements.pending.remove(&id);
         if let Some(Pending { to: Some((to, request)), .. }) = &pending {
             self.negotiated(*to, *request, &Err("the communicator has ended".to_owned()));
         }
         let kept = self.agreements.kept.remove(&id);
-        (kept.is_some() || pending.is_some()).then_some(Change::NoAgreement(id))
+        if kept.is_some() || pending.is_some() {
+            self.store(Change::NoAgreement(id));
+        }
     }
 
     /// A communicator that outlived a restart of control gets back what it was promised.
@@ -566,8 +544,7 @@ impl State {
         }
         if now >= self.settings.recovery_timeout && !self.agreements.stored.is_empty() {
             let lost = std::mem::take(&mut self.agreements.stored);
-            let changes = lost.into_keys().map(Change::NoAgreement).collect();
-            self.outputs.push(Output::Keep(changes));
+            lost.into_keys().for_each(|id| self.store(Change::NoAgreement(id)));
         }
     }
 }

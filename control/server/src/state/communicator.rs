@@ -254,7 +254,7 @@ impl State {
         self.watch_end(now, id, &cause);
         let agreement = self.agreements.left(id);
         let Some(communicator) = self.remove(now, id) else { return };
-        self.regroups.ended(now, (id, &communicator), &cause, agreement);
+        self.regroups.ended(now, (id, &communicator), &cause, agreement, &self.hosts);
         self.keep_or_refuse(id);
         if let Some(before) = communicator.succeeds.filter(|_| cause.kind != FailureKind::Operator) {
             self.regroups.prolong(before, now.saturating_add(self.settings.prepare_timeout));

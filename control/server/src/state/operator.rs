@@ -109,6 +109,7 @@ impl State {
         self.operator.plans_until = (!stored.plans.is_empty()).then_some(self.settings.recovery_timeout);
         self.operator.plans = stored.plans;
         self.agreements.restore(stored.agreements);
+        self.restore_pasts(stored.pasts);
         self.look_at_windows(Duration::ZERO);
     }
 
@@ -160,7 +161,9 @@ impl State {
                 | Change::Fabric(_)
                 | Change::Plan(_)
                 | Change::NoPlan(_)
-                | Change::NoAgreement(_) => {}
+                | Change::NoAgreement(_)
+                | Change::Past(_)
+                | Change::NoPast(_) => {}
             }
         }
         self.look_at_windows(now);
@@ -227,5 +230,18 @@ impl Operator {
     /// CLOCK_REALTIME at a time of the state, as far as nobody has set the clock since.
     pub(super) fn realtime(&self, now: Duration) -> u64 {
         self.began_ns.saturating_add(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// The time of the state that a CLOCK_REALTIME was or will be; 0 where that is before it began.
+    pub(super) fn time(&self, realtime_ns: u64) -> Duration {
+        Duration::from_nanos(realtime_ns.saturating_sub(self.began_ns))
+    }
+
+    /// Whether a communicator of an earlier start was this tenant's, of this name, and had a part on a host.
+    pub(super) fn ran(&self, id: u64, tenant: &str, name: &str, host: &str) -> bool {
+        let fits = |plan: &Plan| {
+            plan.tenant == tenant && plan.name == name && plan.hosts.iter().any(|known| known == host)
+        };
+        self.plans.get(&id).is_some_and(fits)
     }
 }

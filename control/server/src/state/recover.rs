@@ -21,15 +21,20 @@ impl State {
         now: Duration,
         from: SessionId,
         host: HostId,
-        running: &[v1::Recipe],
+        hello: &v1::Hello,
     ) -> Result<(), &'static str> {
         let mut named = BTreeSet::new();
-        for recipe in running {
+        for recipe in hello.running.iter().chain(&hello.ended) {
             check(recipe)?;
             if !named.insert(recipe.communicator) {
                 return Err("a communicator that is named twice in Hello");
             }
+        }
+        for recipe in &hello.running {
             self.recover_one(now, from, host, recipe)?;
+        }
+        for recipe in &hello.ended {
+            self.recover_ended(now, from, host, recipe)?;
         }
         let lost: Vec<(u64, Vec<u32>)> = self
             .communicators
@@ -45,6 +50,42 @@ impl State {
             let detail = format!("the agent on `{}` came back without it", self.host_name(host));
             self.end(now, id, EndCause { kind: FailureKind::RanksLost, ranks, detail }, None);
         }
+        self.regroups.all_back(&self.hosts);
+        Ok(())
+    }
+
+    /// Takes up what an agent says of a communicator that has ended: whose processes are there still, which may go on as was agreed on.
+    fn recover_ended(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        host: HostId,
+        recipe: &v1::Recipe,
+    ) -> Result<(), &'static str> {
+        let (id, me) = (recipe.communicator, recipe.me as usize);
+        let part = recipe.participants.get(me).ok_or("a participant that is not there")?;
+        let name = self.host_name(host);
+        if part.host != name || recipe.local.iter().any(|local| !part.ranks.contains(&local.rank)) {
+            return Err("an ended communicator of others in Hello");
+        }
+        let here = recipe.local.iter().map(|local| local.rank);
+        if let Some(known) = self.communicators.get_mut(&id) {
+            // Others have not heard of it.
+            let member = known.members.get_mut(me).filter(|member| member.host == host);
+            let member = member.filter(|member| member.session.is_none() && member.ranks == part.ranks);
+            let member = member.ok_or("an ended communicator of others in Hello")?;
+            let here: BTreeSet<u32> = here.collect();
+            member.session = Some(from);
+            member.left = part.ranks.iter().copied().filter(|rank| !here.contains(rank)).collect();
+            let detail = format!("the agent on `{name}` knows that it has ended");
+            let cause = EndCause { kind: FailureKind::RanksLost, ranks: Vec::new(), detail };
+            self.end(now, id, cause, Some(from));
+            return Ok(());
+        }
+        if !self.regroups.is_past(id) && self.operator.ran(id, &recipe.tenant, &recipe.name, &name) {
+            self.recover_past(now, recipe);
+        }
+        self.regroups.back(id, (host, from), here);
         Ok(())
     }
 
@@ -59,6 +100,14 @@ impl State {
         let ours = id >> 32 == u64::from(self.boot);
         let ended = self.ended.iter().any(|ended| ended.id == id);
         let usable = self.settings.tenants.contains(&recipe.tenant);
+        if !ours && self.regroups.is_past(id) {
+            // It has ended, and control went down before the agent heard that.
+            let (kind, ranks) = (FailureKind::RanksLost, Vec::new());
+            let detail = "it ended before control started".to_owned();
+            self.send(from, dissolved(id, &EndCause { kind, ranks, detail }));
+            self.regroups.back(id, (host, from), recipe.local.iter().map(|local| local.rank));
+            return Ok(());
+        }
         let members: Option<Vec<Member>> = recipe.participants.iter().map(|part| self.absent(part)).collect();
         let Some(members) = members.filter(|_| usable && !ended) else {
             self.disown(from, id);
@@ -122,6 +171,7 @@ impl State {
             communicator.recovering = None;
             // Whoever missed it when control went down learns that the epoch may be used.
             let epoch = communicator.epoch;
+            self.overtake(now, id, !recipe.before.is_empty());
             self.active_changed();
             self.trace_communicator(now, id);
             self.tell_all(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
@@ -146,6 +196,19 @@ impl State {
         ranks <= self.settings.most_ranks as usize
             && self.check_names(&recipe.tenant, &recipe.name).is_ok()
             && self.communicators_of(&recipe.tenant, &recipe.name) < self.settings.most_communicators
+    }
+
+    /// A communicator is whole again that came after one that is kept for its members still: control went down as it took that one's place.
+    fn overtake(&mut self, now: Duration, id: u64, went_on: bool) {
+        let Some(known) = self.communicators.get(&id) else { return };
+        let (tenant, name) = (known.tenant.clone(), known.name.clone());
+        if let Some(before) = self.regroups.kept_before(&tenant, &name, id).filter(|_| went_on) {
+            if self.agreements.constraints(id).is_none() {
+                self.take_over_agreement(now, before, id);
+            }
+            self.regroups.succeeded(before);
+        }
+        self.regroups.overtaken(&tenant, &name, id);
     }
 
     fn absent(&self, participant: &v1::Participant) -> Option<Member> {

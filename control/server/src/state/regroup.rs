@@ -4,16 +4,16 @@
 //! What becomes of one that failed is as its tenant agreed on: it is over; or its place and what was promised for it are kept for its
 //! members for a while, and then it is over. Where nothing was agreed on they may go on as long as they are there, and nothing is kept.
 
-use super::agreements::Left;
-use super::communicator::{Communicator, EndCause};
+mod past;
+
+use super::communicator::Communicator;
 use super::form::Group;
-use super::{Fact as Logged, SessionId, State};
+use super::{SessionId, State};
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::OnFailure;
-use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind};
+use harmonaize_api::v1::{self, JoinRefusedKind};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Fact, JoinFailure};
-use harmonaize_planner::{HostId, Rate};
+use past::{Going, Past};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -26,6 +26,9 @@ pub(super) struct Regroups {
     sets: BTreeMap<Key, Vec<Came>>,
     /// Communicators that have ended, until none of their ranks is left or the next one is in use.
     past: BTreeMap<u64, Past>,
+    /// Those of which something else may have to be stored than is, and those of which something is.
+    unsaved: BTreeSet<u64>,
+    stored: BTreeSet<u64>,
     /// Whether a set may have become complete.
     changed: bool,
 }
@@ -42,43 +45,6 @@ struct Came {
     until: Duration,
 }
 
-/// A communicator that has ended.
-#[derive(Debug)]
-struct Past {
-    key: Key,
-    budget: Budget,
-    /// What was promised for it, and where it ran.
-    agreement: Option<Left>,
-    hosts: Vec<HostId>,
-    going: Going,
-    /// Whether its members had more time because what they went on in did not come about.
-    prolonged: bool,
-    /// Ranks whose processes are there still, and their agents' sessions.
-    ranks: BTreeMap<u32, SessionId>,
-}
-
-/// Whether the members of a communicator that has ended can go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Going {
-    /// As long as they are there.
-    Open,
-    /// Until `at`; what was promised for it and its place are kept for them.
-    Until { at: Duration, within: Duration },
-    /// No, or not any more: they had so long.
-    Over { within: Option<Duration> },
-}
-
-impl Going {
-    /// As was agreed on, for communicators that fail.
-    fn after(now: Duration, kind: FailureKind, agreement: Option<&Left>) -> Self {
-        match agreement.and_then(Left::on_failure).filter(|_| kind != FailureKind::Operator) {
-            None => Self::Open,
-            Some(OnFailure::End) => Self::Over { within: None },
-            Some(OnFailure::Regroup { within }) => Self::Until { at: now.saturating_add(within), within },
-        }
-    }
-}
-
 /// The communicator that a set goes on from.
 struct Before {
     id: u64,
@@ -88,29 +54,6 @@ struct Before {
 }
 
 impl Regroups {
-    /// How many places sets of a tenant take that wait, and communicators of other names than this one that are kept for their members.
-    pub(super) fn places(&self, tenant: &str, name: &str) -> usize {
-        let kept = self.past.values().filter(|past| matches!(past.going, Going::Until { .. }));
-        let kept = kept.map(|past| &past.key).filter(|(_, of)| of != name);
-        let all: BTreeSet<&Key> = self.sets.keys().chain(kept).filter(|(of, _)| of == tenant).collect();
-        all.len()
-    }
-
-    /// What is set aside for members of communicators that ended: by communicator, along its hosts.
-    pub(super) fn set_aside(&self) -> impl Iterator<Item = (u64, &[HostId], Rate)> {
-        let kept = self.past.iter().filter(|(_, past)| matches!(past.going, Going::Until { .. }));
-        kept.filter_map(|(id, past)| Some((*id, past.hosts.as_slice(), past.agreement.as_ref()?.rate())))
-    }
-
-    /// Whether a process asks to go on from a communicator that is over; and how long its members had.
-    fn over(&self, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<Option<Duration>> {
-        let past = self.past.get(&asked.communicator).filter(|past| past.key == *key)?;
-        match past.going {
-            Going::Over { within } if past.ranks.get(&asked.member) == Some(&from) => Some(within),
-            _ => None,
-        }
-    }
-
     /// Who is expected may have changed.
     pub(super) fn look(&mut self) {
         self.changed |= !self.sets.is_empty();
@@ -125,97 +68,6 @@ impl Regroups {
             }
             self.look();
         }
-    }
-
-    /// A rank has left a communicator; of one that has ended it is no longer expected.
-    pub(super) fn left(&mut self, id: u64, rank: u32, session: SessionId) {
-        if let Some(past) = self.past.get_mut(&id)
-            && past.ranks.get(&rank) == Some(&session)
-        {
-            past.ranks.remove(&rank);
-        }
-        self.forget_empty();
-    }
-
-    /// An agent is gone, and with it its ranks.
-    pub(super) fn session_ended(&mut self, session: SessionId) {
-        self.past.values_mut().for_each(|past| past.ranks.retain(|_, of| *of != session));
-        self.forget_empty();
-    }
-
-    fn forget_empty(&mut self) {
-        self.past.retain(|_, past| !past.ranks.is_empty());
-        self.look();
-    }
-
-    /// A communicator that was in use has ended: its ranks may go on, but for those that are lost.
-    pub(super) fn ended(
-        &mut self,
-        now: Duration,
-        (id, ended): (u64, &Communicator),
-        cause: &EndCause,
-        agreement: Option<Left>,
-    ) {
-        let going = Going::after(now, cause.kind, agreement.as_ref());
-        // Where nobody can go on, who counts as lost and is there after all is told so too.
-        let may = !matches!(going, Going::Over { .. });
-        let lost = |rank: &u32| may && cause.kind == FailureKind::RanksLost && cause.ranks.contains(rank);
-        let there = ended.members.iter().filter(|member| !member.closed);
-        let there = there.filter_map(|member| Some((member, member.session?)));
-        let ranks = there.flat_map(|(member, session)| {
-            let left = member.ranks.iter().filter(|rank| !member.left.contains(rank) && !lost(rank));
-            left.map(move |rank| (*rank, session))
-        });
-        let past = Past {
-            key: (ended.tenant.clone(), ended.name.clone()),
-            budget: ended.coding.agreed().clone(),
-            agreement,
-            hosts: ended.members.iter().map(|member| member.host).collect(),
-            going,
-            prolonged: false,
-            ranks: ranks.collect(),
-        };
-        if ended.epoch != 0 && !past.ranks.is_empty() {
-            self.past.insert(id, past);
-        }
-        self.look();
-    }
-
-    /// What members of a communicator went on in did not come about: they may try again until then, whatever time they had; but once.
-    pub(super) fn prolong(&mut self, id: u64, until: Duration) {
-        if let Some(past) = self.past.get_mut(&id)
-            && let Going::Until { at, .. } = &mut past.going
-            && *at < until
-            && !past.prolonged
-        {
-            (*at, past.prolonged) = (until, true);
-        }
-    }
-
-    /// What was promised for a communicator that has ended, for the one that goes on from it.
-    pub(super) fn take_agreement(&mut self, id: u64) -> Option<Left> {
-        self.past.get_mut(&id).and_then(|past| past.agreement.take())
-    }
-
-    /// A communicator of this name is in use that went on from none: nothing is kept any more for those before it.
-    pub(super) fn superseded(&mut self, tenant: &str, name: &str) {
-        let same = |past: &&mut Past| (past.key.0.as_str(), past.key.1.as_str()) == (tenant, name);
-        for past in self.past.values_mut().filter(same) {
-            if let Going::Until { .. } = past.going {
-                (past.going, past.agreement) = (Going::Open, None);
-            }
-        }
-    }
-
-    /// A tenant is gone: nothing is kept of what it had.
-    pub(super) fn forget(&mut self, tenant: &str) {
-        self.past.retain(|_, past| past.key.0 != tenant);
-    }
-
-    /// A communicator that went on from another is in use.
-    pub(super) fn succeeded(&mut self, before: u64) {
-        self.past.remove(&before);
-        self.look();
     }
 }
 
@@ -280,7 +132,7 @@ impl State {
             let rank = Rank(came.member.map_or(0, |(_, rank)| rank));
             return Err((Kind::Unavailable, JoinFailure::Maintenance { rank }));
         }
-        let anew = set.is_empty() && self.before(key).is_none();
+        let anew = set.is_empty() && !self.has_place(key);
         if anew && self.communicators_of(tenant, name) >= self.settings.most_communicators {
             let most = self.settings.most_communicators;
             return Err((Kind::Limit, JoinFailure::TooManyCommunicators { most }));
@@ -288,11 +140,34 @@ impl State {
         Ok(())
     }
 
-    /// What a tenant has of communicators, those that wait included, and those kept for their members but under this name.
+    /// What a tenant has of communicators, each once: those that run or form, sets that wait for ranks, and those that are kept for their
+    /// members. Of the latter not one whose place is taken by what forms or waits under its name, or is about to under this one.
     pub(super) fn communicators_of(&self, tenant: &str, name: &str) -> usize {
         let live = self.communicators.values().filter(|known| known.tenant == tenant).count();
-        let waiting = self.waiting.keys().filter(|(of, _)| of == tenant).count();
-        live + waiting + self.regroups.places(tenant, name)
+        let sets = self.waiting.keys().chain(self.regroups.sets.keys());
+        let kept = self.regroups.kept_names(tenant).into_iter().filter(|kept| *kept != name);
+        let kept = kept.filter(|kept| !self.is_coming(&(tenant.to_owned(), (*kept).clone())));
+        live + sets.filter(|(of, _)| of == tenant).count() + kept.count()
+    }
+
+    /// Whether a communicator forms under a name, or ranks wait for one.
+    fn is_coming(&self, key: &Key) -> bool {
+        let forms =
+            |known: &Communicator| known.epoch == 0 && (&known.tenant, &known.name) == (&key.0, &key.1);
+        self.waiting.contains_key(key)
+            || self.regroups.sets.contains_key(key)
+            || self.communicators.values().any(forms)
+    }
+
+    /// Whether the first who wants to go on under a name needs no room for one more communicator: the one before is kept for its members, or
+    /// runs and will be left. Who does not leave it has no such place the next time.
+    fn has_place(&self, key: &Key) -> bool {
+        let Some(Before { id, .. }) = self.before(key) else { return false };
+        let named = |known: &&Communicator| (&known.tenant, &known.name) == (&key.0, &key.1);
+        match self.regroups.past.get(&id) {
+            Some(past) => matches!(past.going, Going::Until { .. }) && !self.is_coming(key),
+            None => self.communicators.values().filter(named).count() == 1 && !self.waiting.contains_key(key),
+        }
     }
 
     /// The latest communicator of a name that is or was in use and has ranks left; none where that one is over. Those whose hosts are withdrawn
@@ -319,7 +194,8 @@ impl State {
             .ranks
             .iter()
             .filter(|(_, session)| host(session).is_some_and(|host| !self.is_withdrawn(host)));
-        let expected = stays.map(|(rank, _)| *rank).collect();
+        let absent = past.absent.iter().filter(|(_, host)| !self.is_withdrawn(**host)).map(|(rank, _)| *rank);
+        let expected = stays.map(|(rank, _)| *rank).chain(absent).collect();
         Some(Before { id, budget: past.budget.clone(), expected })
     }
 
@@ -378,72 +254,8 @@ impl State {
     /// When [`State::expire_regroups`] has something to do.
     pub(super) fn regroups_deadline(&self) -> Option<Duration> {
         let waiting = self.regroups.sets.values().flatten().map(|came| came.until);
-        waiting.chain(self.kept().into_iter().map(|(_, at)| at)).min()
-    }
-
-    /// Communicators that are kept for their members, of which none is about to go on, and until when.
-    fn kept(&self) -> Vec<(u64, Duration)> {
-        let kept = self.regroups.past.iter().filter_map(|(id, past)| match past.going {
-            Going::Until { at, .. } => Some((*id, at)),
-            Going::Open | Going::Over { .. } => None,
-        });
-        let mut kept: Vec<(u64, Duration)> = kept.collect();
-        // Asked at each turn, and mostly there are none.
-        if !kept.is_empty() {
-            let next = self.communicators.values().filter_map(|known| known.succeeds);
-            let next: BTreeSet<u64> = next.collect();
-            kept.retain(|(id, _)| !next.contains(id));
-        }
-        kept
-    }
-
-    /// The members of a communicator had their time: it goes on with those who came, or is over.
-    fn expire_kept(&mut self, now: Duration) {
-        for (id, _) in self.kept().into_iter().filter(|(_, at)| *at <= now) {
-            let Some(key) = self.regroups.past.get(&id).map(|past| past.key.clone()) else { continue };
-            let latest = self.before(&key).is_some_and(|before| before.id == id);
-            if !latest || !self.close_regroup(now, &key, true) {
-                self.end_kept(now, id);
-            }
-        }
-    }
-
-    /// A communicator that is kept for its members is over. Whether there was one.
-    pub(super) fn end_kept(&mut self, now: Duration, id: u64) -> bool {
-        let Some(past) = self.regroups.past.get_mut(&id) else { return false };
-        let Going::Until { within, .. } = past.going else { return false };
-        (past.going, past.agreement) = (Going::Over { within: Some(within) }, None);
-        let key = past.key.clone();
-        self.refuse_over(id, &key, Some(within));
-        let (tenant, name) = key;
-        self.note_over(now, id, &tenant, &name);
-        self.fact(Logged::NotRegrouped { communicator: id, tenant, name, within });
-        true
-    }
-
-    /// A communicator has ended: what is kept of it, and who waits for what will not be.
-    pub(super) fn keep_or_refuse(&mut self, id: u64) {
-        let Some((key, going)) = self.regroups.past.get(&id).map(|past| (past.key.clone(), past.going))
-        else {
-            return;
-        };
-        match going {
-            Going::Open => {}
-            Going::Until { within, .. } => {
-                let (tenant, name) = key;
-                self.fact(Logged::Kept { communicator: id, tenant, name, within });
-            }
-            Going::Over { within } => self.refuse_over(id, &key, within),
-        }
-    }
-
-    /// Refuses those who wait to go on from a communicator that is over.
-    fn refuse_over(&mut self, id: u64, key: &Key, within: Option<Duration>) {
-        let waiting = self.regroups.sets.get(key).into_iter().flatten();
-        let members = waiting.filter(|came| came.member.is_some_and(|(of, _)| of == id));
-        for came in members.cloned().collect::<Vec<_>>() {
-            self.turn_away(key, &came, JoinRefusedKind::Over, &JoinFailure::Over { within });
-        }
+        let kept = self.kept().into_iter().map(|(_, at)| at);
+        waiting.chain(kept).chain(self.regroups.absent_until()).min()
     }
 
     fn turn_away(&mut self, key: &Key, came: &Came, kind: JoinRefusedKind, failure: &JoinFailure) {
@@ -454,6 +266,7 @@ impl State {
 
     /// Goes on with those who came where a member has waited long enough; else refuses whoever has.
     pub(super) fn expire_regroups(&mut self, now: Duration) {
+        self.regroups.expire_absent(now);
         self.expire_kept(now);
         let late = |set: &&Vec<Came>| set.iter().any(|came| came.until <= now);
         let keys = self.regroups.sets.iter().filter(|(_, set)| late(set));

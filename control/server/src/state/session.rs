@@ -139,7 +139,7 @@ impl State {
         if let Some(what) = missing.filter(|what| !what.is_empty()) {
             self.fact(Fact::AgentLacks { host: hello.host.clone(), what });
         }
-        if let Err(breach) = self.recover(now, from, host, &hello.running) {
+        if let Err(breach) = self.recover(now, from, host, hello) {
             return self.breach(now, from, breach);
         }
         self.trace_host(now, host);

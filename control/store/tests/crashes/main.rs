@@ -7,8 +7,8 @@ mod disk;
 
 use disk::Disk;
 use harmonaize_store::{
-    Change, Connection, Embedded, Epoch, Fabric, Plan, Store, StoreError, Stored, Tenant, Withdrawal,
-    WithdrawalKind,
+    Agreement, Change, Connection, Embedded, Epoch, Fabric, Past, PastRank, Plan, Store, StoreError, Stored,
+    Tenant, Withdrawal, WithdrawalKind,
 };
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha20Rng;
@@ -23,7 +23,7 @@ fn change(random: &mut ChaCha20Rng) -> Change {
     let kind = [WithdrawalKind::Drain, WithdrawalKind::Maintenance][random.random_range(0..2)];
     let tenant = format!("tenant{}", random.random_range(0..20));
     let communicator = u64::from(random.random_range(0_u32..40));
-    match random.random_range(0..8) {
+    match random.random_range(0..12) {
         0 => Change::Boot(random.next_u32()),
         1 => {
             let text = "x".repeat(random.random_range(0..20_000));
@@ -42,7 +42,19 @@ fn change(random: &mut ChaCha20Rng) -> Change {
             let epoch = Epoch { epoch: random.next_u64(), connections, ..Epoch::default() };
             Change::Plan(Box::new(Plan { communicator, current: Some(epoch), ..Plan::default() }))
         }
-        _ => Change::NoPlan(communicator),
+        7 => Change::NoPlan(communicator),
+        8 => {
+            let number = random.next_u64();
+            Change::Agreement(Agreement { communicator, number, ..Agreement::default() })
+        }
+        9 => Change::NoAgreement(communicator),
+        10 => {
+            let rank = |rank: u32| PastRank { rank, host: format!("h{rank}") };
+            let ranks = (0..random.random_range(0..60)).map(rank).collect();
+            let until_ns = random.next_u64();
+            Change::Past(Box::new(Past { communicator, ranks, until_ns, ..Past::default() }))
+        }
+        _ => Change::NoPast(communicator),
     }
 }
 

@@ -23,12 +23,19 @@ pub(super) struct Ledger {
     /// By request, and since when.
     joins: BTreeMap<u64, (v1::Join, Instant)>,
     running: BTreeMap<u64, Running>,
+    /// Recipes of communicators that have ended, without secrets; in `local` those whose processes are here still.
+    ended: BTreeMap<u64, v1::Recipe>,
 }
+
+/// Most communicators that have ended and are remembered; the oldest is forgotten.
+const MOST_ENDED: usize = 1024;
 
 /// A communicator of this agent.
 struct Running {
     /// Of the epoch in use, without secrets.
     recipe: v1::Recipe,
+    /// Whether its first epoch may have been used.
+    ready: bool,
     /// Of an epoch under way.
     change: Option<v1::Recipe>,
     /// To be said again in a new session.
@@ -51,6 +58,7 @@ impl Ledger {
             away: Some(Instant::now()),
             joins: BTreeMap::new(),
             running: BTreeMap::new(),
+            ended: BTreeMap::new(),
         }
     }
 
@@ -62,6 +70,7 @@ impl Ledger {
             listen: self.listen.clone(),
             build: env!("CARGO_PKG_VERSION").to_owned(),
             running: self.running.values().map(|running| running.recipe.clone()).collect(),
+            ended: self.ended.values().cloned().collect(),
             abilities: Some(self.abilities.clone()),
             aggregator: self.aggregator.as_ref().map(|aggregator| v1::Aggregator {
                 granted: self.granted.iter().copied().collect(),
@@ -80,9 +89,25 @@ impl Ledger {
             messages.extend(running.left.iter().map(|leave| from_agent::Message::Leave(*leave)));
             messages.extend(running.last.clone());
         }
-        self.running.retain(|_, running| running.last.is_none());
+        let over = self.running.iter().filter_map(|(id, running)| Some((*id, running.last.clone()?)));
+        for (id, last) in over.collect::<Vec<_>>() {
+            self.over(id, matches!(last, from_agent::Message::Failed(_)));
+        }
         messages.extend(self.joins.values().map(|(join, _)| from_agent::Message::Join(join.clone())));
         messages
+    }
+
+    /// A communicator is over, and control knows; its processes may go on if it failed. Whether it was there.
+    fn over(&mut self, id: u64, failed: bool) -> bool {
+        let Some(Running { mut recipe, left, ready, .. }) = self.running.remove(&id) else { return false };
+        recipe.local.retain(|local| left.iter().all(|leave| leave.rank != local.rank));
+        if failed && ready && !recipe.local.is_empty() {
+            if self.ended.len() >= MOST_ENDED {
+                self.ended.pop_first();
+            }
+            self.ended.insert(id, recipe);
+        }
+        true
     }
 
     pub(super) fn disconnected(&mut self, now: Instant) {
@@ -104,6 +129,12 @@ impl Ledger {
                 if let Some(running) = self.running.get_mut(&leave.communicator) {
                     running.left.push(*leave);
                 }
+                if let Some(ended) = self.ended.get_mut(&leave.communicator) {
+                    ended.local.retain(|local| local.rank != leave.rank);
+                    if ended.local.is_empty() {
+                        self.ended.remove(&leave.communicator);
+                    }
+                }
             }
             Message::SetBudget(wanted) => {
                 if let Some(running) = self.running.get_mut(&wanted.communicator) {
@@ -120,7 +151,7 @@ impl Ledger {
             Message::Closed(v1::Closed { communicator })
             | Message::Failed(v1::Failed { communicator, .. }) => {
                 if self.away.is_none() {
-                    self.running.remove(communicator);
+                    self.over(*communicator, matches!(message, Message::Failed(_)));
                 } else if let Some(running) = self.running.get_mut(communicator) {
                     running.last = Some(message.clone());
                 }
@@ -157,8 +188,8 @@ impl Ledger {
                     self.joins.remove(&local.request);
                 }
                 let (recipe_in_use, budgets) = (stripped(&recipe), BTreeMap::new());
-                let running =
-                    Running { recipe: recipe_in_use, change: None, left: Vec::new(), budgets, last: None };
+                let (change, left, last) = (None, Vec::new(), None);
+                let running = Running { recipe: recipe_in_use, ready: false, change, left, budgets, last };
                 self.running.insert(recipe.communicator, running);
                 Some(Event::Form(recipe))
             }
@@ -166,7 +197,12 @@ impl Ledger {
                 self.running.get_mut(&recipe.communicator)?.change = Some(stripped(&recipe));
                 Some(Event::Change(recipe))
             }
-            Message::Ready(v1::Ready { communicator, epoch }) => Some(Event::Ready { communicator, epoch }),
+            Message::Ready(v1::Ready { communicator, epoch }) => {
+                if let Some(running) = self.running.get_mut(&communicator) {
+                    running.ready = true;
+                }
+                Some(Event::Ready { communicator, epoch })
+            }
             Message::Abandon(abandon) => {
                 let running = self.running.get_mut(&abandon.communicator)?;
                 running.change.take_if(|change| change.epoch == abandon.epoch);
@@ -177,8 +213,7 @@ impl Ledger {
                 Some(Event::JoinRefused(refused))
             }
             Message::Dissolve(dissolved) => {
-                self.running.remove(&dissolved.communicator)?;
-                Some(Event::Dissolve(dissolved))
+                self.over(dissolved.communicator, true).then_some(Event::Dissolve(dissolved))
             }
             Message::ReportRequest(request) => Some(Event::ReportRequest { id: request.id }),
             Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
@@ -354,5 +389,49 @@ mod tests {
         assert_eq!(ledger.incoming(to_agent::Message::Dissolve(dissolved(3))), None);
         assert!(ledger.incoming(to_agent::Message::Dissolve(dissolved(2))).is_some());
         assert!(running(&ledger).is_empty());
+    }
+
+    /// A communicator of ranks 0 and 1 that may have been used.
+    fn used(ledger: &mut Ledger, id: u64) {
+        let local = [0, 1].map(|rank| v1::LocalRank { rank, request: 7 }).to_vec();
+        ledger.incoming(to_agent::Message::Form(v1::Recipe { local, ..recipe(id, 1) }));
+        ledger.incoming(to_agent::Message::Ready(v1::Ready { communicator: id, epoch: 1 }));
+    }
+
+    #[test]
+    fn whose_communicator_has_ended_is_named_until_it_leaves() {
+        let (mut ledger, now) = (ledger(), Instant::now());
+        let ended = |ledger: &Ledger| -> Vec<(u64, Vec<u32>)> {
+            let Message::Hello(hello) = ledger.hello() else { panic!("no Hello") };
+            assert!(hello.ended.iter().all(|recipe| recipe.peers.is_empty()), "secrets stay here");
+            let local = |recipe: &v1::Recipe| recipe.local.iter().map(|local| local.rank).collect();
+            hello.ended.iter().map(|recipe| (recipe.communicator, local(recipe))).collect()
+        };
+        let leave = |communicator, rank| Message::Leave(v1::Leave { communicator, rank, request: 0 });
+        let failed = |communicator| Message::Failed(v1::Failed { communicator, ..v1::Failed::default() });
+        ledger.connected(true);
+        (1..=4).for_each(|id| used(&mut ledger, id));
+        ledger.incoming(to_agent::Message::Form(recipe(5, 1)));
+        ledger.outgoing(now, failed(1));
+        ledger.outgoing(now, leave(2, 0));
+        let dissolved = v1::Dissolved { communicator: 2, ..v1::Dissolved::default() };
+        ledger.incoming(to_agent::Message::Dissolve(dissolved));
+        ledger.outgoing(now, Message::Closed(v1::Closed { communicator: 3 }));
+        assert_eq!(ended(&ledger), [(1, vec![0, 1]), (2, vec![1])]);
+        // Nobody was ever in one whose first epoch was never ready.
+        ledger.outgoing(now, failed(5));
+        ledger.disconnected(now);
+        ledger.outgoing(now, failed(4));
+        ledger.outgoing(now, leave(1, 1));
+        ledger.outgoing(now, leave(2, 1));
+        assert_eq!((ended(&ledger), running(&ledger).len()), (vec![(1, vec![0])], 1));
+        // Control hears last words first, and what is left of it with the next session.
+        assert_eq!(ledger.connected(true), [failed(4)]);
+        assert_eq!(ended(&ledger), [(1, vec![0]), (4, vec![0, 1])]);
+        (10..10 + MOST_ENDED as u64).for_each(|id| {
+            used(&mut ledger, id);
+            ledger.outgoing(now, failed(id));
+        });
+        assert_eq!(ended(&ledger).len(), MOST_ENDED);
     }
 }

@@ -209,6 +209,7 @@ impl Fabric {
         self.agents[host] = Agent { session: Some(session), parts, ..Agent::default() };
         let hello = v1::Hello {
             running,
+            ended: self.tenants.ended(host),
             protocol_version: PROTOCOL_VERSION,
             host: format!("h{host}"),
             listen: format!("10.0.0.{}:4000", host + 1),
@@ -220,6 +221,7 @@ impl Fabric {
 
     /// The host's agent dies.
     pub(super) fn kill(&mut self, host: usize) {
+        self.tenants.ended.retain(|(of, _), _| *of != host);
         if let Some(session) = std::mem::take(&mut self.agents[host]).session {
             self.state.session_ended(self.now, session);
             self.settle();
@@ -271,10 +273,6 @@ impl Fabric {
     /// The newest recipe that an agent has of a communicator.
     pub(super) fn recipe_of(&self, host: usize, id: u64) -> v1::Recipe {
         self.agents[host].parts[&id].recipes.last_key_value().unwrap().1.clone()
-    }
-
-    pub(super) fn ids(&self) -> BTreeSet<u64> {
-        self.state.communicators.keys().copied().collect()
     }
 
     fn say(&mut self, session: SessionId, message: from_agent::Message) {
@@ -337,7 +335,7 @@ impl Fabric {
                 assert!(part.epoch < abandon.epoch, "an epoch in use is given up");
                 part.recipes.remove(&abandon.epoch);
             }
-            Message::Dissolve(end) => drop(self.agents[host].parts.remove(&end.communicator)),
+            Message::Dissolve(end) => self.dissolved(host, end.communicator),
             Message::TracePaths(question) => {
                 let answer = self.trace(host, &question);
                 let wait = self.between(2, 40);

@@ -14,17 +14,17 @@ const MB: u64 = 1_000_000;
 /// What others cannot have beside what the first has.
 const MUCH: u64 = 56 * MB;
 
-fn with(policy: OnFailure) -> Constraints {
+pub(super) fn with(policy: OnFailure) -> Constraints {
     Constraints::new().min_busbw(60 * MB).on_failure(policy)
 }
 
-fn within(time: Duration) -> Constraints {
+pub(super) fn within(time: Duration) -> Constraints {
     with(OnFailure::Regroup { within: time })
 }
 
 /// A communicator of `a` on hosts 0, 4 and 5 with an agreement, and one of `b` beside it; the agent on host 5 dies. With a place in the
 /// feed of `a` before.
-fn failed(policy: &Constraints) -> (Fabric, u64, v1::EventCursor) {
+pub(super) fn failed(policy: &Constraints) -> (Fabric, u64, v1::EventCursor) {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(policy)));
     fabric.run(SECOND * 3);
@@ -50,7 +50,7 @@ fn told(fabric: &mut Fabric, from: v1::EventCursor, kind: EventKind) -> Vec<v1::
 }
 
 /// What those were told who did not get in, since this was asked last.
-fn turned_away(fabric: &mut Fabric) -> Vec<v1::JoinRefused> {
+pub(super) fn turned_away(fabric: &mut Fabric) -> Vec<v1::JoinRefused> {
     let told = std::mem::take(&mut fabric.tenants.rest).into_iter();
     let refused = told.filter_map(|message| match message {
         to_agent::Message::JoinRefused(refused) => Some(refused),
@@ -60,7 +60,7 @@ fn turned_away(fabric: &mut Fabric) -> Vec<v1::JoinRefused> {
 }
 
 /// Whether the other tenant can have much.
-fn much_is_free(fabric: &mut Fabric) -> bool {
+pub(super) fn much_is_free(fabric: &mut Fabric) -> bool {
     let outcome = fabric.negotiate("b", "c1", Some(&Constraints::new().min_busbw(MUCH)));
     match outcome {
         Some(Ok(Negotiated::Agreed(_))) => true,

@@ -263,9 +263,9 @@ fn nonsense_is_refused_and_what_waits_ends_with_its_agent() {
     ask(&mut world, sessions[1], 4, member(id, 1));
     ask(&mut world, sessions[3], 1, member(id, 3));
     quiet(&mut world, &sessions);
-    assert_eq!(world.state.regroups.places("a", ""), 1);
+    assert_eq!(world.state.communicators_of("a", ""), 2, "one that runs, and a set that waits");
     sessions.iter().for_each(|session| world.gone(*session));
-    assert_eq!(world.state.regroups.places("a", ""), 0);
+    assert_eq!(world.state.communicators_of("a", ""), 0);
     let fresh = world.agent(0);
     // Nobody is left of it: those who come begin anew when the first has waited long enough.
     ask(&mut world, fresh, 1, newcomer());

@@ -1,10 +1,11 @@
 //! Tenants' processes on the fabric: what they ask of control, what they are answered, and what control keeps of it.
 
-use super::Fabric;
+use super::{Fabric, Part};
 use crate::state::State;
 use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_store::{Change, Stored};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// What tenants' processes were told, and what control has had stored.
@@ -19,13 +20,35 @@ pub(in crate::state::tests) struct Tenants {
     /// What agents were told beside that and are not simulated by the fabric itself, in order.
     pub rest: Vec<to_agent::Message>,
     pub stored: Stored,
+    /// By host and communicator: what an agent knows of one that has ended.
+    pub ended: BTreeMap<(usize, u64), v1::Recipe>,
     /// Whether nothing can be stored.
     pub disk_full: bool,
     /// Whether what is to be stored is on its way for ever.
     pub disk_slow: bool,
 }
 
+impl Tenants {
+    /// What a host's agent says of communicators that have ended.
+    pub(super) fn ended(&self, host: usize) -> Vec<v1::Recipe> {
+        self.ended.range((host, 0)..=(host, u64::MAX)).map(|(_, recipe)| recipe.clone()).collect()
+    }
+}
+
 impl Fabric {
+    pub(in crate::state::tests) fn ids(&self) -> BTreeSet<u64> {
+        self.state.communicators.keys().copied().collect()
+    }
+
+    /// An agent hears that a communicator has ended.
+    pub(super) fn dissolved(&mut self, host: usize, id: u64) {
+        let part = self.agents[host].parts.remove(&id);
+        if let Some(mut recipe) = part.and_then(|part| part.recipes.get(&part.epoch).cloned()) {
+            recipe.peers.clear();
+            self.tenants.ended.insert((host, id), recipe);
+        }
+    }
+
     /// Control has something stored.
     pub(super) fn keep(&mut self, changes: &[Change]) {
         if self.tenants.disk_slow {
@@ -38,14 +61,27 @@ impl Fabric {
         self.state.carry_out(self.now, changes);
     }
 
+    /// An agent that has not heard of the end of a communicator runs it still.
+    pub(in crate::state::tests) fn runs(&mut self, host: usize, recipe: &v1::Recipe) {
+        let part = Part { recipes: [(recipe.epoch, recipe.clone())].into(), epoch: recipe.epoch };
+        self.agents[host].parts.insert(recipe.communicator, part);
+    }
+
     /// Control has started anew, and agents come back with these communicators alone.
     pub(in crate::state::tests) fn restarted(&mut self, state: State, running: &[u64]) {
+        let hosts: Vec<usize> = (0..self.agents.len()).collect();
+        self.restarted_with(state, running, &hosts);
+    }
+
+    /// The same where the agents of these hosts alone come back, in this order.
+    pub(in crate::state::tests) fn restarted_with(&mut self, state: State, running: &[u64], hosts: &[usize]) {
         self.state = state;
         self.events.clear();
-        for host in 0..self.agents.len() {
-            self.agents[host].parts.retain(|id, _| running.contains(id));
-            self.connect(host);
+        for agent in &mut self.agents {
+            agent.session = None;
+            agent.parts.retain(|id, _| running.contains(id));
         }
+        hosts.iter().for_each(|host| self.connect(*host));
     }
 
     pub(in crate::state::tests) fn ask(&mut self, host: usize, message: from_agent::Message) {

@@ -1,0 +1,433 @@
+//! What is left of communicators that ended: who of their members may go on, until when, and what is kept for them meanwhile.
+//!
+//! Where something was agreed on it outlives a restart of control: it is stored together with the end of its agreement, and agents say in
+//! their first message which of their ended communicators still have processes. One of which control died before it could store that it had
+//! failed is known by its agreement, which then is there still.
+
+use super::{Key, Regroups};
+use crate::state::agreements::Left;
+use crate::state::coding;
+use crate::state::communicator::{Communicator, EndCause};
+use crate::state::verdicts::nanos;
+use crate::state::{Fact as Logged, SessionId, State};
+use harmonaize_abi::session::{Budget as Said, OnFailure};
+use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind};
+use harmonaize_codec::Budget;
+use harmonaize_disclose::JoinFailure;
+use harmonaize_planner::{HostId, Rate};
+use harmonaize_store::{Change, Past as Stored, PastRank};
+use prost::Message;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A communicator that has ended.
+#[derive(Debug)]
+pub(super) struct Past {
+    pub(super) key: Key,
+    pub(super) budget: Budget,
+    /// What was promised for it, and where it ran.
+    pub(super) agreement: Option<Left>,
+    hosts: Vec<HostId>,
+    pub(super) going: Going,
+    /// Whether its members had more time because what they went on in did not come about.
+    prolonged: bool,
+    /// Ranks whose processes are there still, and their agents' sessions.
+    pub(super) ranks: BTreeMap<u32, SessionId>,
+    /// Ranks of agents that have not come back since control started, and until when they may.
+    pub(super) absent: BTreeMap<u32, HostId>,
+    absent_until: Duration,
+}
+
+/// Whether the members of a communicator that has ended can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Going {
+    /// As long as they are there.
+    Open,
+    /// Until `at`; what was promised for it and its place are kept for them.
+    Until { at: Duration, within: Duration },
+    /// No, or not any more: they had so long.
+    Over { within: Option<Duration> },
+}
+
+impl Going {
+    /// As was agreed on, for communicators that fail.
+    fn after(now: Duration, kind: FailureKind, agreement: Option<&Left>) -> Self {
+        match agreement.and_then(Left::on_failure).filter(|_| kind != FailureKind::Operator) {
+            None => Self::Open,
+            Some(OnFailure::End) => Self::Over { within: None },
+            Some(OnFailure::Regroup { within }) => Self::Until { at: now.saturating_add(within), within },
+        }
+    }
+}
+
+impl Regroups {
+    /// Names of a tenant's communicators that are kept for their members.
+    pub(super) fn kept_names(&self, tenant: &str) -> BTreeSet<&String> {
+        let kept = self.past.values().filter(|past| matches!(past.going, Going::Until { .. }));
+        kept.filter(|past| past.key.0 == tenant).map(|past| &past.key.1).collect()
+    }
+
+    /// What is set aside for members of communicators that ended: by communicator, along its hosts.
+    pub(in crate::state) fn set_aside(&self) -> impl Iterator<Item = (u64, &[HostId], Rate)> {
+        let kept = self.past.iter().filter(|(_, past)| matches!(past.going, Going::Until { .. }));
+        kept.filter_map(|(id, past)| Some((*id, past.hosts.as_slice(), past.agreement.as_ref()?.rate())))
+    }
+
+    /// Whether a process asks to go on from a communicator that is over; and how long its members had.
+    pub(super) fn over(&self, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<Option<Duration>> {
+        let past = self.past.get(&asked.communicator).filter(|past| past.key == *key)?;
+        match past.going {
+            Going::Over { within } if past.ranks.get(&asked.member) == Some(&from) => Some(within),
+            _ => None,
+        }
+    }
+
+    /// Whether it is known to have ended.
+    pub(in crate::state) fn is_past(&self, id: u64) -> bool {
+        self.past.contains_key(&id)
+    }
+
+    /// A rank has left a communicator; of one that has ended it is no longer expected.
+    pub(in crate::state) fn left(&mut self, id: u64, rank: u32, session: SessionId) {
+        if let Some(past) = self.past.get_mut(&id)
+            && past.ranks.get(&rank) == Some(&session)
+        {
+            past.ranks.remove(&rank);
+        }
+        self.forget_empty();
+    }
+
+    /// An agent is gone, and with it its ranks.
+    pub(in crate::state) fn session_ended(&mut self, session: SessionId) {
+        self.past.values_mut().for_each(|past| past.ranks.retain(|_, of| *of != session));
+        self.forget_empty();
+    }
+
+    /// A host's agent has said of a communicator that has ended which ranks are still there.
+    pub(in crate::state) fn back(
+        &mut self,
+        id: u64,
+        (host, session): (HostId, SessionId),
+        here: impl Iterator<Item = u32>,
+    ) {
+        let Some(past) = self.past.get_mut(&id) else { return };
+        for rank in here {
+            if past.absent.get(&rank) == Some(&host) {
+                past.absent.remove(&rank);
+                past.ranks.insert(rank, session);
+            }
+        }
+        self.look();
+    }
+
+    /// Agents of these hosts have said all that they know: what they did not name is gone.
+    pub(in crate::state) fn all_back(&mut self, hosts: &BTreeMap<HostId, SessionId>) {
+        self.past.values_mut().for_each(|past| past.absent.retain(|_, of| !hosts.contains_key(of)));
+        self.forget_empty();
+    }
+
+    fn forget_empty(&mut self) {
+        let Self { past, unsaved, .. } = self;
+        past.retain(|id, past| {
+            let there = !past.ranks.is_empty() || !past.absent.is_empty();
+            if !there {
+                unsaved.insert(*id);
+            }
+            there
+        });
+        self.look();
+    }
+
+    /// A communicator that was in use has ended, while agents of these hosts have sessions: its ranks may go on, but for those that are lost.
+    pub(in crate::state) fn ended(
+        &mut self,
+        now: Duration,
+        (id, ended): (u64, &Communicator),
+        cause: &EndCause,
+        agreement: Option<Left>,
+        hosts: &BTreeMap<HostId, SessionId>,
+    ) {
+        let going = Going::after(now, cause.kind, agreement.as_ref());
+        // Where nobody can go on, who counts as lost and is there after all is told so too.
+        let may = !matches!(going, Going::Over { .. });
+        let lost = |rank: &u32| may && cause.kind == FailureKind::RanksLost && cause.ranks.contains(rank);
+        let (mut ranks, mut absent) = (BTreeMap::new(), BTreeMap::new());
+        let absent_until = ended.recovering.unwrap_or(now);
+        let away = |host: &HostId| absent_until > now && !hosts.contains_key(host);
+        for member in ended.members.iter().filter(|member| !member.closed) {
+            let left = member.ranks.iter().filter(|rank| !member.left.contains(rank) && !lost(rank));
+            match member.session {
+                Some(session) => ranks.extend(left.map(|rank| (*rank, session))),
+                None if away(&member.host) => absent.extend(left.map(|rank| (*rank, member.host))),
+                None => {}
+            }
+        }
+        let past = Past {
+            key: (ended.tenant.clone(), ended.name.clone()),
+            budget: ended.coding.agreed().clone(),
+            agreement,
+            hosts: ended.members.iter().map(|member| member.host).collect(),
+            going,
+            prolonged: false,
+            ranks,
+            absent,
+            absent_until,
+        };
+        if ended.epoch != 0 && !(past.ranks.is_empty() && past.absent.is_empty()) {
+            self.past.insert(id, past);
+            self.unsaved.insert(id);
+        }
+        self.look();
+    }
+
+    /// What members of a communicator went on in did not come about: they may try again until then, whatever time they had; but once.
+    pub(in crate::state) fn prolong(&mut self, id: u64, until: Duration) {
+        if let Some(past) = self.past.get_mut(&id)
+            && let Going::Until { at, .. } = &mut past.going
+            && *at < until
+            && !past.prolonged
+        {
+            (*at, past.prolonged) = (until, true);
+            self.unsaved.insert(id);
+        }
+    }
+
+    /// What was promised for a communicator that has ended, for the one that goes on from it.
+    pub(in crate::state) fn take_agreement(&mut self, id: u64) -> Option<Left> {
+        self.unsaved.insert(id);
+        self.past.get_mut(&id).and_then(|past| past.agreement.take())
+    }
+
+    /// A communicator of this name is in use that went on from none: nothing is kept any more for those before it.
+    pub(in crate::state) fn superseded(&mut self, tenant: &str, name: &str) {
+        self.overtaken(tenant, name, u64::MAX);
+    }
+
+    /// The same of a communicator with this number.
+    pub(in crate::state) fn overtaken(&mut self, tenant: &str, name: &str, by: u64) {
+        let Self { past, unsaved, .. } = self;
+        for (id, past) in past.range_mut(..by).filter(|(_, past)| past.key.0 == tenant && past.key.1 == name)
+        {
+            if let Going::Until { .. } = past.going {
+                (past.going, past.agreement) = (Going::Open, None);
+                unsaved.insert(*id);
+            }
+        }
+    }
+
+    /// A tenant is gone: nothing is kept of what it had.
+    pub(in crate::state) fn forget(&mut self, tenant: &str) {
+        let Self { past, unsaved, .. } = self;
+        past.retain(|id, past| {
+            let stays = past.key.0 != tenant;
+            if !stays {
+                unsaved.insert(*id);
+            }
+            stays
+        });
+    }
+
+    /// A communicator that went on from another is in use.
+    pub(in crate::state) fn succeeded(&mut self, before: u64) {
+        self.past.remove(&before);
+        self.unsaved.insert(before);
+        self.look();
+    }
+
+    /// The latest that is kept of a name from before a communicator of it.
+    pub(in crate::state) fn kept_before(&self, tenant: &str, name: &str, id: u64) -> Option<u64> {
+        let before = self.past.range(..id).rev();
+        let mut kept = before.filter(|(_, past)| matches!(past.going, Going::Until { .. }));
+        kept.find(|(_, past)| past.key.0 == tenant && past.key.1 == name).map(|(id, _)| *id)
+    }
+
+    /// When agents that have not come back are waited for no longer.
+    pub(super) fn absent_until(&self) -> Option<Duration> {
+        let absent = self.past.values().filter(|past| !past.absent.is_empty());
+        absent.map(|past| past.absent_until).min()
+    }
+
+    /// Gives those up that have not come back in time.
+    pub(super) fn expire_absent(&mut self, now: Duration) {
+        if self.absent_until().is_some_and(|until| until <= now) {
+            let late = self.past.values_mut().filter(|past| past.absent_until <= now);
+            late.for_each(|past| past.absent.clear());
+            self.forget_empty();
+        }
+    }
+}
+
+impl State {
+    /// Communicators that are kept for their members, of which none is about to go on, and until when.
+    pub(super) fn kept(&self) -> Vec<(u64, Duration)> {
+        let kept = self.regroups.past.iter().filter_map(|(id, past)| match past.going {
+            Going::Until { at, .. } => Some((*id, at)),
+            Going::Open | Going::Over { .. } => None,
+        });
+        let mut kept: Vec<(u64, Duration)> = kept.collect();
+        // Asked at each turn, and mostly there are none.
+        if !kept.is_empty() {
+            let next = self.communicators.values().filter_map(|known| known.succeeds);
+            let next: BTreeSet<u64> = next.collect();
+            kept.retain(|(id, _)| !next.contains(id));
+        }
+        kept
+    }
+
+    /// The members of a communicator had their time: it goes on with those who came, or is over.
+    pub(super) fn expire_kept(&mut self, now: Duration) {
+        for (id, _) in self.kept().into_iter().filter(|(_, at)| *at <= now) {
+            let Some(key) = self.regroups.past.get(&id).map(|past| past.key.clone()) else { continue };
+            let latest = self.before(&key).is_some_and(|before| before.id == id);
+            if !latest || !self.close_regroup(now, &key, true) {
+                self.end_kept(now, id);
+            }
+        }
+    }
+
+    /// A communicator that is kept for its members is over. Whether there was one.
+    pub(in crate::state) fn end_kept(&mut self, now: Duration, id: u64) -> bool {
+        let Some(past) = self.regroups.past.get_mut(&id) else { return false };
+        let Going::Until { within, .. } = past.going else { return false };
+        (past.going, past.agreement) = (Going::Over { within: Some(within) }, None);
+        let key = past.key.clone();
+        self.regroups.unsaved.insert(id);
+        self.refuse_over(id, &key, Some(within));
+        let (tenant, name) = key;
+        self.note_over(now, id, &tenant, &name);
+        self.fact(Logged::NotRegrouped { communicator: id, tenant, name, within });
+        true
+    }
+
+    /// A communicator has ended: what is kept of it, and who waits for what will not be.
+    pub(in crate::state) fn keep_or_refuse(&mut self, id: u64) {
+        let Some((key, going)) = self.regroups.past.get(&id).map(|past| (past.key.clone(), past.going))
+        else {
+            return;
+        };
+        match going {
+            Going::Open => {}
+            Going::Until { within, .. } => {
+                let (tenant, name) = key;
+                self.fact(Logged::Kept { communicator: id, tenant, name, within });
+            }
+            Going::Over { within } => self.refuse_over(id, &key, within),
+        }
+    }
+
+    /// Refuses those who wait to go on from a communicator that is over.
+    fn refuse_over(&mut self, id: u64, key: &Key, within: Option<Duration>) {
+        let waiting = self.regroups.sets.get(key).into_iter().flatten();
+        let members = waiting.filter(|came| came.member.is_some_and(|(of, _)| of == id));
+        for came in members.cloned().collect::<Vec<_>>() {
+            self.turn_away(key, &came, JoinRefusedKind::Over, &JoinFailure::Over { within });
+        }
+    }
+
+    /// Has what has changed of communicators that failed stored.
+    pub(in crate::state) fn store_pasts(&mut self) {
+        for id in std::mem::take(&mut self.regroups.unsaved) {
+            match self.past_record(id) {
+                Some(record) => {
+                    self.regroups.stored.insert(id);
+                    self.store(Change::Past(Box::new(record)));
+                }
+                None if self.regroups.stored.remove(&id) => self.store(Change::NoPast(id)),
+                None => {}
+            }
+        }
+    }
+
+    /// What is to be stored of a communicator that failed; nothing where nothing was agreed on.
+    fn past_record(&self, id: u64) -> Option<Stored> {
+        let past = self.regroups.past.get(&id)?;
+        let (within, until_ns) = match past.going {
+            Going::Open => return None,
+            Going::Until { at, within } => (within, self.operator.realtime(at).max(1)),
+            Going::Over { within } => (within.unwrap_or_default(), 0),
+        };
+        let host = |session: &SessionId| self.sessions.get(session).map(|session| session.host);
+        let here = past.ranks.iter().filter_map(|(rank, session)| Some((*rank, host(session)?)));
+        let ranks = here.chain(past.absent.iter().map(|(rank, host)| (*rank, *host)));
+        let lossy = Some(&past.budget).filter(|budget| **budget != Budget::Exact);
+        let (tenant, name) = past.key.clone();
+        Some(Stored {
+            communicator: id,
+            tenant,
+            name,
+            budget: lossy
+                .map_or_else(Vec::new, |budget| v1::Budget::from(&Said::from(budget)).encode_to_vec()),
+            hosts: past.hosts.iter().map(|host| self.host_name(*host)).collect(),
+            ranks: ranks.map(|(rank, host)| PastRank { rank, host: self.host_name(host) }).collect(),
+            agreement: past.agreement.as_ref().filter(|_| until_ns > 0).map(|left| left.record(id)),
+            within_ns: nanos(within).0,
+            until_ns,
+            prolonged: past.prolonged,
+        })
+    }
+
+    /// Takes up what an earlier start left of communicators that failed. Their members have as long as agents may take to come back, at
+    /// least: while control was away nobody could ask.
+    pub(in crate::state) fn restore_pasts(&mut self, stored: BTreeMap<u64, Stored>) {
+        let absent_until = self.settings.recovery_timeout;
+        for (id, record) in stored {
+            self.regroups.stored.insert(id);
+            let host = |name: &String| self.settings.topology.host(name);
+            let absent = record.ranks.iter().filter_map(|one| Some((one.rank, host(&one.host)?)));
+            let absent: BTreeMap<u32, HostId> = absent.collect();
+            if absent.is_empty() || !self.settings.tenants.contains(&record.tenant) {
+                self.regroups.unsaved.insert(id);
+                continue;
+            }
+            let within = Some(Duration::from_nanos(record.within_ns)).filter(|within| !within.is_zero());
+            let until = self.operator.time(record.until_ns).max(absent_until);
+            let going = match within.filter(|_| record.until_ns > 0) {
+                Some(within) => Going::Until { at: until, within },
+                None => Going::Over { within },
+            };
+            let lossy = (!record.budget.is_empty()).then(|| v1::Budget::decode(record.budget.as_slice()));
+            let budget = coding::budget(lossy.and_then(Result::ok).as_ref()).unwrap_or(Budget::Exact);
+            let past = Past {
+                hosts: record.hosts.iter().filter_map(host).collect(),
+                key: (record.tenant, record.name),
+                budget,
+                agreement: record.agreement.map(|agreement| Left::stored(&agreement, record.ranks.len())),
+                going,
+                prolonged: record.prolonged,
+                ranks: BTreeMap::new(),
+                absent,
+                absent_until,
+            };
+            self.regroups.past.insert(id, past);
+        }
+    }
+
+    /// An agent tells of a communicator that failed, of which control knows nothing but what was promised: it died before it could store
+    /// that. What becomes of its members counts from now.
+    pub(in crate::state) fn recover_past(&mut self, now: Duration, recipe: &v1::Recipe) {
+        let id = recipe.communicator;
+        let of = |part: &v1::Participant| part.ranks.len();
+        let ranks = recipe.participants.iter().map(of).sum();
+        let Some(agreement) = self.agreements.take_policy(id, ranks) else { return };
+        let going = Going::after(now, FailureKind::RanksLost, Some(&agreement));
+        let host = |part: &v1::Participant| self.settings.topology.host(&part.host);
+        let hosts = recipe.participants.iter().filter_map(host).collect();
+        let ranks = recipe.participants.iter().filter_map(|part| Some((host(part)?, &part.ranks)));
+        let absent = ranks.flat_map(|(host, ranks)| ranks.iter().map(move |rank| (*rank, host)));
+        let past = Past {
+            key: (recipe.tenant.clone(), recipe.name.clone()),
+            budget: coding::budget(recipe.budget.as_ref()).unwrap_or(Budget::Exact),
+            agreement: Some(agreement),
+            hosts,
+            going,
+            prolonged: false,
+            ranks: BTreeMap::new(),
+            absent: absent.collect(),
+            absent_until: now.saturating_add(self.settings.recovery_timeout),
+        };
+        self.regroups.past.insert(id, past);
+        self.regroups.unsaved.insert(id);
+        self.store(Change::NoAgreement(id));
+        self.keep_or_refuse(id);
+    }
+}
