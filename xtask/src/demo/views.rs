@@ -115,10 +115,9 @@ impl Served {
         self.promised.is_some() && self.breaches() > 0 && self.told
     }
 
-    /// Whether it was not kept, by whoever's measure, and not both sides know.
+    /// Whether one side alone knows that it ceased to be kept. What its tenant alone measured is not that: its process' own turns count there.
     pub fn is_broken_in_silence(&self) -> bool {
-        let broken = self.promised.is_some() && (!self.is_kept() || self.breaches() > 0);
-        broken && !self.is_reported()
+        self.promised.is_some() && (self.breaches() > 0) != self.told
     }
 
     /// In a sentence.
@@ -152,13 +151,13 @@ impl Served {
     }
 
     fn check(&self) -> Check {
-        // What is broken is told; that it happens, on a machine that is busy otherwise, is no fault of the demo.
-        let what = "99 of 100 requests of tenant C were answered as fast as promised, or both sides know that they were not";
+        // What is broken is told; that it happens, on a machine that is busy otherwise, is no fault of the demo's.
+        let what = "99 of 100 requests of tenant C were answered as fast as promised, or it was told that they are not";
         let found = match self.promised {
             Some((_, promised)) => {
                 let reported = match (self.is_reported(), self.is_broken_in_silence()) {
                     (true, _) => ", and both sides know",
-                    (false, true) => ", and not both sides know",
+                    (false, true) => ", and one side alone knows",
                     (false, false) => "",
                 };
                 format!("p99 {:.1} ms, promised {promised:.1} ms{reported}", self.p99())
@@ -211,7 +210,11 @@ mod tests {
         };
         assert_eq!(judged(&inference(4_000, false)), (true, true));
         assert_eq!(judged(&inference(30_000, true)), (false, true), "both know: a warning");
-        assert_eq!(judged(&inference(30_000, false)), (false, false), "nobody was told: the demo fails");
+        assert_eq!(
+            judged(&inference(30_000, false)),
+            (false, true),
+            "by the tenant's own measure alone: a warning"
+        );
         assert_eq!(judged(&[]), (false, true), "nothing was promised");
         // The provider knew, and said nothing; or the tenant was told what the provider does not stand by.
         let mut silent = inference(4_000, true);
@@ -243,9 +246,11 @@ mod tests {
             workers_per_host: 1,
             ..Default::default()
         };
-        for (told, passed) in [(true, true), (false, false)] {
+        for (says, passed) in [(true, true), (false, false)] {
+            let mut served = inference(30_000, true);
+            served[0].retain(|line| says || !matches!(line, Line::Told { .. }));
             let mut verdict = super::super::verdict::judge(&printed, 1, 1e9).unwrap();
-            verdict.hold(Views::of(&timeline(), &[], &inference(30_000, told), 0).check);
+            verdict.hold(Views::of(&timeline(), &[], &served, 0).check);
             assert_eq!(verdict.passed, passed, "{:?}", verdict.checks);
         }
     }
