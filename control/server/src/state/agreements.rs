@@ -338,6 +338,9 @@ impl State {
         let kept = Kept { number, since_ns, constraints, rate, price, watch, gathered: BTreeMap::new() };
         self.agreements.pending.insert(id, Pending { to, kept });
         self.store(Change::Agreement(record));
+        // With it: after a restart, agents are believed that one of theirs had a promise and failed where its plan is known.
+        let plan = self.plan_change(id);
+        self.store(plan);
     }
 
     /// An agreement is stored: it is in effect, and its tenant told.

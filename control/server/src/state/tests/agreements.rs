@@ -340,7 +340,7 @@ fn what_cannot_be_stored_is_not_promised() {
 }
 
 #[test]
-fn what_goes_over_to_another_communicator_is_stored_at_once() {
+fn what_goes_over_to_another_communicator_is_stored_at_once_and_with_its_plan() {
     let (mut fabric, ids) = formed(14, &[("a", &[0, 4]), ("a", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().weight(2))));
     fabric.state.take_over_agreement(fabric.now, ids[0], ids[1]);
@@ -352,8 +352,11 @@ fn what_goes_over_to_another_communicator_is_stored_at_once() {
         })
         .collect();
     let [job] = jobs.as_slice() else { panic!("{jobs:?}") };
-    let [Change::NoAgreement(before), Change::Agreement(record)] = job.as_slice() else { panic!("{job:?}") };
+    let [Change::NoAgreement(before), Change::Agreement(record), Change::Plan(plan)] = job.as_slice() else {
+        panic!("{job:?}")
+    };
     assert_eq!((*before, record.communicator, record.number), (ids[0], ids[1], 2));
+    assert_eq!((plan.communicator, plan.name.as_str()), (ids[1], "c1"));
 }
 
 #[test]
