@@ -575,6 +575,7 @@ impl Fabric {
             self.now = self.now.max(at);
             if deadline.is_some_and(|deadline| deadline <= self.now) {
                 self.state.expire(self.now);
+                self.state.lost_plans(self.now);
                 self.settle();
                 let after = self.state.next_deadline();
                 assert!(
