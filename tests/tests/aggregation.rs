@@ -205,7 +205,7 @@ fn a_hog_takes_no_slot_that_is_promised_to_another() {
                 })
             })
             .collect();
-        course.wait(|(begun, _)| begun == 3 * HOSTS as u64).unwrap();
+        let begun = course.wait(|(begun, _)| begun == 3 * HOSTS as u64);
         let outcomes = run(
             &other,
             "world",
@@ -223,6 +223,7 @@ fn a_hog_takes_no_slot_that_is_promised_to_another() {
         for outcomes in std::iter::once(outcomes).chain(hogs.into_iter().map(|hog| hog.join().unwrap())) {
             succeeded(outcomes);
         }
+        begun.unwrap();
     });
     let counts = deployment.wait_until("it tells nothing", |this| {
         let told = this.ask(&["topology"])?;
