@@ -348,25 +348,35 @@ fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
         world.wait(MS * 5);
         answer(&mut world, session, question, ends, parity);
     }
-    let heard = world.heard(sessions[0]);
+    let question = asked_for_a_train(&mut world, sessions[0]);
+    assert!(world.state.estimates.links().next().is_none(), "it is not believed before");
+    train_came(&mut world, sessions[0], question, 600_000_000);
+    assert!(world.state.estimates.links().next().is_some(), "and then it is");
+    assert_eq!(suspicions(&world, 0), (1, 0));
+}
+
+/// The question by which an agent was just asked for a train of packets.
+fn asked_for_a_train(world: &mut World, session: SessionId) -> u64 {
+    let heard = world.heard(session);
     let asked = heard.iter().find_map(|message| match message {
         to_agent::Message::ProbePath(asked) => Some(asked.question),
         _ => None,
     });
-    let question = asked.unwrap_or_else(|| panic!("now it is, and a train is to tell: {heard:?}"));
-    assert!(world.state.estimates.links().next().is_none(), "it is not believed before");
+    asked.unwrap_or_else(|| panic!("a train is to tell: {heard:?}"))
+}
+
+/// All of a train sent at 1 Gbit/s came, at this rate.
+fn train_came(world: &mut World, session: SessionId, question: u64, received_bits: u64) {
     let (packets_sent, packets_received) = (100, 100);
     let probed = v1::PathProbed {
         question,
         packets_sent,
         packets_received,
         sent_bits: 1_000_000_000,
-        received_bits: 600_000_000,
+        received_bits,
         ..v1::PathProbed::default()
     };
-    world.say(sessions[0], from_agent::Message::PathProbed(probed));
-    assert!(world.state.estimates.links().next().is_some(), "and then it is");
-    assert_eq!(suspicions(&world, 0), (1, 0));
+    world.say(session, from_agent::Message::PathProbed(probed));
 }
 
 /// What became of the suspicions of a host's agent.
@@ -382,22 +392,8 @@ fn suspicions_that_trains_show_to_be_false_are_counted() {
     for count in 1..=3 {
         world.got.clear();
         world.say(sessions[0], from_agent::Message::PathCongestion(verdict(id, 1, port)));
-        let heard = world.heard(sessions[0]);
-        let asked = heard.iter().find_map(|message| match message {
-            to_agent::Message::ProbePath(asked) => Some(asked.question),
-            _ => None,
-        });
-        let question = asked.unwrap_or_else(|| panic!("{heard:?}"));
-        let (packets_sent, packets_received) = (100, 100);
-        let probed = v1::PathProbed {
-            question,
-            packets_sent,
-            packets_received,
-            sent_bits: 1_000_000_000,
-            received_bits: 990_000_000,
-            ..v1::PathProbed::default()
-        };
-        world.say(sessions[0], from_agent::Message::PathProbed(probed));
+        let question = asked_for_a_train(&mut world, sessions[0]);
+        train_came(&mut world, sessions[0], question, 990_000_000);
         assert!(world.state.estimates.links().next().is_none(), "nobody is in the way");
         assert_eq!(suspicions(&world, 0), (0, count));
         world.wait(SECOND * 5);

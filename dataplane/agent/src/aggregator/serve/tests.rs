@@ -140,21 +140,31 @@ fn served(server: &mut Server) -> (Vec<Host>, Instant) {
     (hosts, begun)
 }
 
-#[test]
-fn workers_get_their_sums_whatever_strangers_send() {
+/// Segments, and elements of each, that [`summing`] hosts have begun.
+const SEGMENTS: u64 = 3;
+const EACH: u64 = 10_000;
+
+/// A server, and a communicator's hosts that have all segments to sum.
+fn summing() -> (Server, Vec<Host>) {
     let mut server = server(7);
     server.grant(told(1, "a", 1)).unwrap();
     let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
-    let (begun, segments, elements) = (Instant::now(), 3, 10_000);
     for host in &mut hosts {
         host.worker.begin(Duration::ZERO, 1);
-        assert!((0..segments).all(|segment| host.worker.submit(segment, Task::Sum(elements))));
+        assert!((0..SEGMENTS).all(|segment| host.worker.submit(segment, Task::Sum(EACH))));
     }
+    (server, hosts)
+}
+
+#[test]
+fn workers_get_their_sums_whatever_strangers_send() {
+    let (mut server, mut hosts) = summing();
+    let begun = Instant::now();
     // Another's key, another communicator, and no packet at all.
     let mut strangers = [host(1, 2, 9), host(5, 0, 1)];
     strangers.iter_mut().for_each(|stranger| stranger.worker.begin(Duration::ZERO, 1));
     let (mut noise, mut done) = (local(), 0);
-    while done < segments as usize * usize::from(WORKERS) {
+    while done < SEGMENTS as usize * usize::from(WORKERS) {
         let to = server.endpoints.udp.local_address();
         noise.push(|room| {
             room.fill(b'x');
@@ -166,10 +176,10 @@ fn workers_get_their_sums_whatever_strangers_send() {
         assert_eq!(ended, None);
         done += more;
     }
-    assert!(hosts.iter().all(|host| host.ramp.written == segments * elements));
+    assert!(hosts.iter().all(|host| host.ramp.written == SEGMENTS * EACH));
     let reading = server.read();
     let (communicators, counters) = reading.tenants["a"];
-    assert_eq!((communicators, counters.sums), (1, segments * elements.div_ceil(u64::from(ELEMENTS))));
+    assert_eq!((communicators, counters.sums), (1, SEGMENTS * EACH.div_ceil(u64::from(ELEMENTS))));
     assert!(counters.tag > 0, "a forged packet is counted: {counters:?}");
     assert!(reading.strangers.stranger > 0 && reading.strangers.communicator > 0, "{reading:?}");
     assert!(strangers.iter().all(|stranger| stranger.worker.counters().sums == 0));
@@ -179,17 +189,11 @@ fn workers_get_their_sums_whatever_strangers_send() {
 /// no sum goes there.
 #[test]
 fn who_sends_from_another_address_gets_its_sums_there_and_nobody_else_does() {
-    let mut server = server(7);
-    server.grant(told(1, "a", 1)).unwrap();
-    let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
-    let (begun, segments, elements) = (Instant::now(), 3, 10_000);
-    for host in &mut hosts {
-        host.worker.begin(Duration::ZERO, 1);
-        assert!((0..segments).all(|segment| host.worker.submit(segment, Task::Sum(elements))));
-    }
+    let (mut server, mut hosts) = summing();
+    let begun = Instant::now();
     let to = server.endpoints.udp.local_address();
     let (mut spy, mut seen, mut done, mut moves) = (local(), Vec::<Vec<u8>>::new(), 0, 0);
-    while done < segments as usize * usize::from(WORKERS) {
+    while done < SEGMENTS as usize * usize::from(WORKERS) {
         let now = begun.elapsed();
         let Host { worker, socket, ramp } = &mut hosts[2];
         // Another address is another port here.
@@ -219,7 +223,7 @@ fn who_sends_from_another_address_gets_its_sums_there_and_nobody_else_does() {
         spy.flush();
         spy.receive(&mut |_, packet| panic!("this came to a spy: {packet:?}"));
     }
-    assert!(moves > 2 && hosts.iter().all(|host| host.ramp.written == segments * elements), "{moves} moves");
+    assert!(moves > 2 && hosts.iter().all(|host| host.ramp.written == SEGMENTS * EACH), "{moves} moves");
     assert!(server.read().tenants["a"].1.tag > 0, "what was forged is counted");
 }
 
