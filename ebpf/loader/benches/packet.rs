@@ -7,9 +7,10 @@ mod support;
 
 use aya::Ebpf;
 use aya::programs::SchedClassifier;
-use harmonaize_events::Direction::{Egress, Ingress};
+use harmonaize_events::Direction::{self, Egress, Ingress};
 use harmonaize_loader::{Flows, Options, Programs, Trial};
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Duration;
 use support::packets::{ACK, Segment, Transfer, ip};
@@ -18,6 +19,8 @@ const ROUNDS: usize = 15;
 const REPEAT: u32 = 1_000_000;
 /// Packets of a sequence.
 const SEQUENCE: u32 = 50_000;
+/// Bytes that are written between packets, more than a processor's own caches hold.
+const ELSE: usize = 2 << 20;
 /// Opcodes of RoCE: a WRITE of one packet, and an acknowledgement, both of reliable connections.
 const WRITE_ONLY: u8 = 0x0a;
 const ACKNOWLEDGE: u8 = 0x11;
@@ -70,10 +73,13 @@ fn main() {
         }
         report(name, times, BAR);
     }
-    println!(
-        "packets of a sequence, each run once, between calls of the kernel that leave less in the caches: medians"
-    );
-    for (name, times) in in_sequence(&mut ours, nothing, four) {
+    println!("packets of a sequence, each run once, between calls of the kernel that leave less in the caches: medians");
+    for (name, times) in in_sequence(&mut ours, nothing, four, 0..SEQUENCE, &mut []) {
+        report(name, times, 0);
+    }
+    println!("the same, each after {} KiB of something else were written: medians", ELSE >> 10);
+    let (after, mut other) = (SEQUENCE..SEQUENCE + SEQUENCE / 20, vec![0; ELSE]);
+    for (name, times) in in_sequence(&mut ours, nothing, four, after, &mut other) {
         report(name, times, 0);
     }
 }
@@ -97,39 +103,95 @@ fn report(name: &str, times: Times, bar: u64) {
     println!("{name:<14} {ingress:>7} {egress:>7} {both:>7} {itself:>9} {bar:>5} {within}");
 }
 
-/// Writes that ask for an acknowledgement, and the acknowledgements, of which each finds its request: at the host that asks and at
-/// the one that is asked.
-fn in_sequence(
-    ours: &mut Programs,
-    nothing: &SchedClassifier,
-    [near, far]: [IpAddr; 2],
-) -> [(&'static str, Times); 2] {
-    let (mut writes, mut acknowledgements) = (Times::default(), Times::default());
+/// A packet of a sequence, at the host that asks or at the one that is asked.
+struct Step {
+    direction: Direction,
+    /// Or else answers.
+    asks: bool,
+    packet: Vec<u8>,
+}
+
+/// Writes that ask for an acknowledgement, and the acknowledgements, of which each finds its request.
+fn roce(sequence: u32, [near, far]: [IpAddr; 2]) -> [Step; 4] {
     let [out, back] = [(near, far), (far, near)];
-    let transfer = |(from, to), opcode, queue_pair, sequence| {
+    let step = |direction, (from, to), opcode, queue_pair| {
         let asks = opcode == WRITE_ONLY;
         let payload = if asks { 1024 } else { 0 };
         let transfer = Transfer { opcode, queue_pair, sequence, asks, extended: 0, payload };
-        ip(from, to, 17, 2, &transfer.bytes(50_000))
+        Step { direction, asks, packet: ip(from, to, 17, 2, &transfer.bytes(50_000)) }
     };
-    for sequence in 0..SEQUENCE {
-        for (direction, asks, packet) in [
-            (Egress, true, transfer(out, WRITE_ONLY, 11, sequence)),
-            (Ingress, false, transfer(back, ACKNOWLEDGE, 12, sequence)),
-            (Ingress, true, transfer(back, WRITE_ONLY, 13, sequence)),
-            (Egress, false, transfer(out, ACKNOWLEDGE, 14, sequence)),
-        ] {
+    [
+        step(Egress, out, WRITE_ONLY, 11),
+        step(Ingress, back, ACKNOWLEDGE, 12),
+        step(Ingress, back, WRITE_ONLY, 13),
+        step(Egress, out, ACKNOWLEDGE, 14),
+    ]
+}
+
+/// Segments of two connections, and their acknowledgements.
+fn tcp(turn: u32, [near, far]: [IpAddr; 2]) -> [Step; 4] {
+    let [out, back] = [(near, far), (far, near)];
+    let step = |direction, (from, to), [source, destination]: [u16; 2], asks| {
+        let [sequence, acknowledgement] = if asks { [turn * 1024, 1] } else { [1, (turn + 1) * 1024] };
+        let payload = if asks { 1024 } else { 0 };
+        let segment = Segment { source, destination, sequence, acknowledgement, flags: ACK, window: 1, payload };
+        Step { direction, asks, packet: ip(from, to, 6, 2, &segment.bytes()) }
+    };
+    [
+        step(Egress, out, [11, 12], true),
+        step(Ingress, back, [12, 11], false),
+        step(Ingress, back, [13, 14], true),
+        step(Egress, out, [14, 13], false),
+    ]
+}
+
+/// Times of packets that ask, and of those that answer; before each, all of `other` is written.
+fn in_sequence(
+    ours: &mut Programs,
+    nothing: &SchedClassifier,
+    hosts: [IpAddr; 2],
+    turns: Range<u32>,
+    other: &mut [u8],
+) -> [(&'static str, Times); 4] {
+    let mut counted = |steps: fn(u32, [IpAddr; 2]) -> [Step; 4]| {
+        let (mut asked, mut answers) = (Times::default(), Times::default());
+        let before = trips(ours);
+        for Step { direction, asks, packet } in turns.clone().flat_map(|turn| steps(turn, hosts)) {
             let trial = Trial { direction, packet: &packet, segments: None, repeat: 1 };
+            write(other);
             let time = ours.trial(trial).unwrap().as_nanos() as u64;
+            write(other);
             let itself = trial.run(nothing.fd().unwrap().as_fd()).unwrap().as_nanos() as u64;
-            let times = if asks { &mut writes } else { &mut acknowledgements };
+            let times = if asks { &mut asked } else { &mut answers };
             times[if direction == Ingress { 0 } else { 1 }].push(time);
             times[2].push(itself);
         }
+        assert_eq!(trips(ours) - before, 2 * turns.len() as u64, "each acknowledgement finds what it is for");
+        (asked, answers)
+    };
+    let (segments, of_segments) = counted(tcp);
+    let (writes, of_writes) = counted(roce);
+    [
+        ("TCP, data", segments),
+        ("TCP, ACK", of_segments),
+        ("RoCE RC WRITE", writes),
+        ("RoCE RC ACK", of_writes),
+    ]
+}
+
+/// Writes each line of it.
+fn write(memory: &mut [u8]) {
+    for line in memory.chunks_mut(64) {
+        line[0] = line[0].wrapping_add(1);
     }
+    std::hint::black_box(memory);
+}
+
+/// How many round trips were taken so far.
+fn trips(ours: &mut Programs) -> u64 {
     let mut flows = Flows::default();
     ours.read_flows(&mut flows).unwrap();
-    let trips: u64 = flows.roce.iter().map(|(_, flow)| flow.round_trips.count).sum();
-    assert_eq!(trips, 2 * u64::from(SEQUENCE), "each acknowledgement finds its request");
-    [("RoCE RC WRITE, once", writes), ("RoCE RC ACK, once", acknowledgements)]
+    let tcp = flows.tcp.iter().map(|(_, flow)| flow.ingress.round_trips.count + flow.egress.round_trips.count);
+    let roce = flows.roce.iter().map(|(_, flow)| flow.round_trips.count);
+    tcp.chain(roce).sum()
 }
