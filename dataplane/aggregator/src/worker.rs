@@ -76,7 +76,9 @@ pub struct Worker {
     losses: Losses,
     told: u64,
     ended: Option<Reason>,
+    /// How long sums take, and answers to questions.
     round_trip: RoundTrip,
+    answers: RoundTrip,
     counters: WorkerCounters,
 }
 
@@ -118,6 +120,7 @@ impl Worker {
             told: 0,
             ended: None,
             round_trip,
+            answers: round_trip,
             counters: WorkerCounters::default(),
             config,
         }
@@ -286,7 +289,7 @@ impl Worker {
                 if now < self.begin_due {
                     return None;
                 }
-                self.begin_due = now + self.retry(self.begins);
+                self.begin_due = now + self.retry(self.answers, self.begins);
                 self.begins += 1;
                 self.ask(now);
                 self.bare(Kind::Begin, incarnation, 0, 0, packet)
@@ -404,9 +407,9 @@ impl Worker {
         (self.unanswered, self.doubted) = (None, None);
     }
 
-    /// After how long a question is asked again that was asked `attempts` times before now.
-    fn retry(&self, attempts: u32) -> Duration {
-        let usual = self.round_trip.retry(attempts);
+    /// After how long what was sent `attempts` times before now is asked for: sums take long where they wait for others, too, and answers do not.
+    fn retry(&self, of: RoundTrip, attempts: u32) -> Duration {
+        let usual = of.retry(attempts);
         if self.doubted.is_some() { usual.min(self.config.patience / (DOUBT * DOUBTS)) } else { usual }
     }
 
@@ -463,9 +466,10 @@ impl Worker {
             self.counters.sent_again += u64::from(flight.attempts > 0);
             return self.part(now, incarnation, chunk, tensors, packet);
         }
-        flight.due = now + self.retry(flight.attempts);
+        flight.due = now + self.retry(self.answers, flight.questions);
         flight.attempts += 1;
-        flight.asked = true;
+        flight.questions += 1;
+        (flight.asked, flight.asked_at) = (true, now);
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);
         self.bare(Kind::Acknowledge, incarnation, chunk, 1, packet)
@@ -501,7 +505,10 @@ impl Worker {
             }
         }
         (flight.sent, flight.held, flight.asked, flight.again) = (now, None, false, flight.attempts > 0);
-        flight.due = now + self.retry(flight.attempts);
+        flight.questions = 0;
+        // Who is answered backs off no more: it is loss that is in the way, not a queue.
+        let usual = if flight.again { self.answers } else { self.round_trip };
+        flight.due = now + self.retry(usual, 0);
         flight.attempts += 1;
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);

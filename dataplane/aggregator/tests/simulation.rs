@@ -355,3 +355,30 @@ fn as_many_as_there_can_be() {
         assert!(world.statistics.by_aggregator >= 2048, "{:?}", world.statistics);
     }
 }
+
+/// A question that is lost is asked again soon: how long sums take, most of which wait for somebody's lost part, says nothing of how long an
+/// answer takes.
+#[test]
+fn lost_questions_hold_up_little() {
+    let scenario = |seed: u64, loss: u32| {
+        let mut scenario = grouped(seed, |_| Multicast::All);
+        (scenario.workers, scenario.units, scenario.loss, scenario.straggler) = (4, 32, loss, None);
+        scenario.segments = vec![u64::from(scenario.elements) * 2000];
+        scenario
+    };
+    let median = |loss: u32| {
+        let mut times = Vec::new();
+        for seed in seeds(30) {
+            let _seed = Seed("lost_questions", seed);
+            let mut world = World::new(scenario(seed, loss));
+            world.run();
+            by_aggregator_alone(&world);
+            times.push(world.now);
+        }
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let [none, some, many] = [0, 100, 500].map(median);
+    println!("2000 chunks: {none:?}, with 1% of packets lost {some:?}, with 5% {many:?}");
+    assert!(some < 3 * none && many < 20 * none, "{none:?} {some:?} {many:?}");
+}

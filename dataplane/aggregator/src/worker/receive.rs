@@ -95,7 +95,13 @@ impl Worker {
         // A question follows the part on its way: where that has not come it is lost. What waits for a slot, or for others, is
         // not, and its time-out begins anew.
         let lost = header.note == 0 && flight.asked;
-        flight.due = if lost { now } else { now + self.round_trip.retry(flight.attempts.saturating_sub(1)) };
+        // By Karn's rule, as for sums.
+        if flight.questions == 1 {
+            self.answers.sample(now.saturating_sub(flight.asked_at));
+        }
+        flight.questions = 0;
+        flight.due = if lost { now } else { now + self.answers.retry(flight.waits) };
+        flight.waits += u32::from(!lost);
         self.due = self.due.min(flight.due);
         self.set(header.chunk, flight);
     }
