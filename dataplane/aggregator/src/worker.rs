@@ -75,6 +75,8 @@ pub struct Worker {
     doubted: Option<Duration>,
     losses: Losses,
     told: u64,
+    /// When the last sum came.
+    summed: Duration,
     ended: Option<Reason>,
     /// How long sums take, and answers to questions.
     round_trip: RoundTrip,
@@ -118,6 +120,7 @@ impl Worker {
             doubted: None,
             losses: Losses::new(config.loss_most, config.patience),
             told: 0,
+            summed: Duration::ZERO,
             ended: None,
             round_trip,
             answers: round_trip,
@@ -262,7 +265,7 @@ impl Worker {
         let due = match self.state {
             State::Idle | State::Ended => return None,
             State::Beginning { .. } => self.begin_due,
-            State::Running { .. } => self.due,
+            State::Running { .. } => self.tells_by().into_iter().fold(self.due, Duration::min),
         };
         let ends = self.silent_from().into_iter().chain(self.refused_from());
         let due = ends.fold(due, Duration::min);
@@ -301,10 +304,17 @@ impl Worker {
                 if let Some(chunk) = self.make() {
                     return self.part(now, incarnation, chunk, tensors, packet);
                 }
-                let finished = self.had == self.next && self.told < self.had;
-                if finished { self.bare(Kind::Acknowledge, incarnation, self.had, 0, packet) } else { None }
+                let tells = self.tells_by().is_some_and(|due| now >= due);
+                if tells { self.bare(Kind::Acknowledge, incarnation, self.had, 0, packet) } else { None }
             }
         }
+    }
+
+    /// When the aggregator is told by a packet of its own that all sums are there; none where there is nothing to tell. Parts that follow tell it
+    /// as well, and come before where one operation follows the other.
+    fn tells_by(&self) -> Option<Duration> {
+        let finished = self.had == self.next && self.told < self.had;
+        finished.then(|| self.summed + self.round_trip.retry(0))
     }
 
     fn flight(&self, chunk: u64) -> Flight {

@@ -55,6 +55,9 @@ fn aggregator(at: usize, incarnation: u64) -> Aggregator {
 /// The three hosts: the first is above's, the others are below's.
 const PLACES: [(usize, u16); 3] = [(0, 0), (1, 0), (1, 1)];
 
+/// After so long without parts an aggregator is told by a packet of its own what is there.
+const LATER: Duration = Duration::from_millis(20);
+
 struct Tree {
     /// Whether the one above is gone.
     headless: bool,
@@ -125,22 +128,35 @@ impl Tree {
     }
 }
 
-#[test]
-fn above_nothing_is_held_once_all_below_have_everything() {
+/// Three segments, so far apart, and the packets that go up and down of them; a while later nothing is held.
+fn segments(apart: Duration) -> (u64, u64) {
     let mut tree = Tree::new();
+    let free = |tree: &Tree| tree.aggregators.iter().all(|it| it.pool().free() == UNITS as usize);
+    let mut now = Duration::ZERO;
     for segment in 0..3 {
-        let now = Duration::from_millis(segment);
         tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(segment, Task::Sum(100))));
         let done = tree.settle(now).into_iter().filter(|event| matches!(event, Event::Done { hosts: 3, .. }));
         assert_eq!(done.count(), 3);
-        for aggregator in &tree.aggregators {
-            assert_eq!(aggregator.pool().free(), UNITS as usize, "something is held for nobody");
-        }
+        now += apart;
+        tree.settle(now);
+        assert_eq!(free(&tree), apart >= LATER, "what is there until others follow");
     }
+    tree.settle(now + LATER);
+    assert!(free(&tree), "something is held for nobody");
     let [above, below] = [0, 1].map(|at| tree.aggregators[at].counters(COMMUNICATOR).unwrap());
     assert_eq!((above.up, above.down), (0, 0));
+    (below.up, below.down)
+}
+
+#[test]
+fn above_nothing_is_held_once_all_below_have_everything() {
     // Begins of both, a part a chunk, and a word a segment; answers, and a sum a chunk.
-    assert_eq!((below.up, below.down), (2 + 75 + 3, 2 + 75));
+    assert_eq!(segments(LATER), (2 + 75 + 3, 2 + 75));
+}
+
+#[test]
+fn parts_that_follow_say_what_is_there() {
+    assert_eq!(segments(Duration::from_millis(1)), (2 + 75 + 1, 2 + 75));
 }
 
 #[test]

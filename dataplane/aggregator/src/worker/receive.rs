@@ -179,6 +179,7 @@ impl Worker {
             work.summed += elements as u64;
         }
         self.counters.sums += 1;
+        self.summed = now;
         // Of a chunk that was asked for, and whose part was sent once, this is the most that it can be. It has to count: where queues fill,
         // all chunks are asked for before they come, and nothing else would tell that sums take longer now.
         if flight.attempts > 0 && !flight.again {
