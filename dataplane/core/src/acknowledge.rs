@@ -1,13 +1,19 @@
 //! Cumulative acknowledgement of segments, up and down a tree of participants.
 //!
+//! They ride on data. Where none goes that way they are told by themselves: at once where operations wait for them, and else when there is a
+//! batch of them, or they are old: of small operations, which are done before, they were most of the messages.
+//!
 //! What is done can be undone, together at all (see `aggregation`): each time a generation of acknowledgements begins, and one of
 //! an earlier says nothing any more. A neighbour may be one generation ahead; what it says is kept until this one is there, too.
 
+use crate::Nanos;
 use crate::message::Header;
 use harmonaize_plan::Participant;
 
 /// Children of a node.
 const DEGREE: u32 = 4;
+/// How old an acknowledgement may be that nobody waits for.
+const OLD: Nanos = Nanos(20_000_000);
 
 /// This participant's place in the tree (a heap of degree four over participants' numbers) and what it knows.
 #[derive(Debug)]
@@ -24,10 +30,17 @@ pub(crate) struct Acknowledgements {
     everyone: u64,
     told_parent: u64,
     told_children: Vec<u64>,
+    /// Operations wait for acknowledgements of segments below this.
+    awaited: u64,
+    /// Segments of which acknowledgements are a batch.
+    batch: u64,
+    /// Since when there is something to tell.
+    since: Option<Nanos>,
 }
 
 impl Acknowledgements {
-    pub(crate) fn new(me: Participant, participants: u32) -> Self {
+    /// Of a communicator that has so many segments under way at most.
+    pub(crate) fn new(me: Participant, participants: u32, channels: u16) -> Self {
         let children = (1..=DEGREE).filter(|i| me.0 * DEGREE + i < participants).count();
         Self {
             me: me.0,
@@ -40,6 +53,10 @@ impl Acknowledgements {
             everyone: 0,
             told_parent: 0,
             told_children: vec![0; children],
+            awaited: 0,
+            // The others go on meanwhile.
+            batch: u64::from(channels / 2).max(1),
+            since: None,
         }
     }
 
@@ -144,15 +161,39 @@ impl Acknowledgements {
         }
     }
 
-    /// A peer that should hear of an acknowledgement even if no data goes its way.
-    pub(crate) fn due(&self) -> Option<Participant> {
-        if let Some(parent) = self.parent()
-            && self.told_parent < self.mine_and_below()
-        {
-            return Some(Participant(parent));
+    /// Operations wait for acknowledgements of all segments below this.
+    pub(crate) fn await_below(&mut self, segment: u64) {
+        self.awaited = self.awaited.max(segment);
+    }
+
+    /// Peers that have not heard what they could, what they have heard and what there is to hear.
+    fn untold(&self) -> impl Iterator<Item = (Participant, u64, u64)> {
+        let parent = self.parent().map(|parent| (parent, self.told_parent, self.mine_and_below()));
+        let children = (self.me * DEGREE + 1..).zip(&self.told_children);
+        let children = children.map(|(child, told)| (child, *told, self.everyone));
+        let all = parent.into_iter().chain(children).filter(|(_, told, known)| told < known);
+        all.map(|(peer, told, known)| (Participant(peer), told, known))
+    }
+
+    /// Whether a peer has not heard what it could.
+    pub(crate) fn is_untold(&self) -> bool {
+        self.untold().next().is_some()
+    }
+
+    /// A peer that should hear of an acknowledgement even if no data goes its way; with `all` whoever has not heard what it could.
+    pub(crate) fn due(&mut self, now: Nanos, all: bool) -> Option<Participant> {
+        if !self.is_untold() {
+            self.since = None;
+            return None;
         }
-        let child = self.told_children.iter().position(|told| *told < self.everyone)?;
-        Some(Participant(self.me * DEGREE + 1 + child as u32))
+        let all = all || now >= self.since.get_or_insert(now).after(OLD);
+        let due = |told, known| told < self.awaited || known - told >= self.batch;
+        self.untold().find(|(_, told, known)| all || due(*told, *known)).map(|(peer, ..)| peer)
+    }
+
+    /// When one is old.
+    pub(crate) fn old(&self) -> Option<Nanos> {
+        self.since.map(|since| since.after(OLD))
     }
 }
 
@@ -161,25 +202,56 @@ mod tests {
     use super::*;
     use crate::message::Kind;
 
+    /// Has all say what is due until nothing is; how many messages that took.
+    fn settle(nodes: &mut [Acknowledgements], now: Nanos) -> usize {
+        let mut messages = 0;
+        while let Some((from, to)) =
+            (0..nodes.len()).find_map(|i| nodes[i].due(now, false).map(|to| (i, to.0 as usize)))
+        {
+            let mut header = Header::new(Kind::Acknowledge, 0);
+            nodes[from].tell(Participant(to as u32), &mut header);
+            nodes[to].heard(Participant(from as u32), &header);
+            messages += 1;
+            assert!(messages < 1000, "acknowledgements never settle");
+        }
+        messages
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_told_by_the_batch_or_when_it_is_old() {
+        let nodes = |count| (0..count).map(move |i| Acknowledgements::new(Participant(i), count, 8));
+        let mut nodes: Vec<_> = nodes(8).collect();
+        let all = |nodes: &mut [Acknowledgements], done| nodes.iter_mut().for_each(|node| node.done(done));
+        all(&mut nodes, 3);
+        assert_eq!(settle(&mut nodes, Nanos(5)), 0);
+        all(&mut nodes, 4);
+        assert_eq!(settle(&mut nodes, Nanos(6)), 14, "one up and one down each of seven ways");
+        assert!(nodes.iter().all(|node| node.everyone() == 4 && node.old().is_none()));
+        all(&mut nodes, 5);
+        assert_eq!(settle(&mut nodes, Nanos(7)), 0);
+        nodes.iter_mut().for_each(|node| node.await_below(5));
+        assert_eq!(settle(&mut nodes, Nanos(8)), 14, "somebody waits");
+        all(&mut nodes, 6);
+        assert_eq!(settle(&mut nodes, Nanos(9)), 0);
+        assert_eq!(nodes[7].old(), Some(Nanos(9).after(OLD)));
+        let mut now = Nanos(9);
+        for _ in 0..4 {
+            now = now.after(OLD);
+            settle(&mut nodes, now);
+        }
+        assert!(nodes.iter().all(|node| node.everyone() == 6 && !node.is_untold()));
+    }
+
     #[test]
     fn everyone_is_the_minimum_over_the_whole_tree() {
         for participants in 1..=30_u32 {
             let mut nodes: Vec<_> =
-                (0..participants).map(|i| Acknowledgements::new(Participant(i), participants)).collect();
+                (0..participants).map(|i| Acknowledgements::new(Participant(i), participants, 1)).collect();
             for (i, node) in nodes.iter_mut().enumerate() {
                 node.done(10 + (i as u64 * 7) % 5);
             }
             let expected = (0..u64::from(participants)).map(|i| 10 + (i * 7) % 5).min().unwrap();
-            let mut messages = 0;
-            while let Some((from, to)) =
-                (0..nodes.len()).find_map(|i| nodes[i].due().map(|to| (i, to.0 as usize)))
-            {
-                let mut header = Header::new(Kind::Acknowledge, 0);
-                nodes[from].tell(Participant(to as u32), &mut header);
-                nodes[to].heard(Participant(from as u32), &header);
-                messages += 1;
-                assert!(messages < 1000, "acknowledgements never settle");
-            }
+            settle(&mut nodes, Nanos(0));
             assert!(nodes.iter().all(|n| n.everyone() == expected), "{participants} participants");
         }
     }

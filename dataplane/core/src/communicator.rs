@@ -268,7 +268,7 @@ impl Communicator {
             begun: 0,
             done: 0,
             channels: (0..channels).map(|_| Channel::default()).collect(),
-            acknowledgements: Acknowledgements::new(config.me, participants),
+            acknowledgements: Acknowledgements::new(config.me, participants, channels),
             credits: VecDeque::with_capacity(2 * participants as usize * usize::from(channels)),
             outbox: VecDeque::with_capacity(4 * participants as usize),
             actions: VecDeque::with_capacity(10 + usize::from(channels)),
@@ -590,7 +590,9 @@ impl Communicator {
         if let Some(action) = self.tell_credit() {
             return Some(action);
         }
-        let to = self.acknowledgements.due()?;
+        // Who changes plans, or leaves, waits for those of everything that is done.
+        let all = self.next.is_some() || self.departures.any_left();
+        let to = self.acknowledgements.due(now, all)?;
         let epoch = self.control_epoch();
         let mut header = Header::new(Kind::Acknowledge, epoch);
         self.acknowledgements.tell(to, &mut header);

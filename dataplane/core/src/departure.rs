@@ -44,6 +44,11 @@ impl Departures {
         self.next.fill(false);
     }
 
+    /// Whether any rank has left.
+    pub(crate) fn any_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
     fn leave(&mut self, rank: Rank, operations: u64) -> bool {
         let new = !self.has_left(rank);
         if new {
@@ -166,9 +171,7 @@ impl Communicator {
         told && local.all(|rank| self.departures.has_left(*rank))
             && match self.failure() {
                 Some(_) => self.operations.oldest().is_none(),
-                None => {
-                    self.acknowledgements.everyone() >= self.begun && self.acknowledgements.due().is_none()
-                }
+                None => self.acknowledgements.everyone() >= self.begun && !self.acknowledgements.is_untold(),
             }
     }
 

@@ -10,7 +10,7 @@ use crate::turn::Entry;
 use crate::{Failure, Nanos};
 use arrayvec::ArrayVec;
 use harmonaize_abi::Signature;
-use harmonaize_plan::{CODED_ROOM, Form, Operand, Participant, StepKind};
+use harmonaize_plan::{CODED_ROOM, Form, Operand, Participant, Retention, StepKind};
 
 impl Communicator {
     /// Takes note of segments that are done or released, and of an old plan that nobody needs any more.
@@ -116,6 +116,9 @@ impl Communicator {
         };
         let (lo, hi) = run.cut.range(segment - run.first_segment);
         run.begun += 1;
+        if run.retention != Retention::CopyInputs {
+            self.acknowledgements.await_below(segment + 1);
+        }
         let all_begun = run.begun == run.cut.segments;
         if aggregated.is_some() {
             operation.given += 1;

@@ -28,9 +28,11 @@ impl Communicator {
         self.hold.asked = Some(span);
     }
 
-    /// Until when an operation is held back or waits for its turn, or a turn lasts; [`Communicator::poll`] then goes on.
+    /// Until when an operation is held back or waits for its turn, or a turn lasts, or acknowledgements may be told with data; [`Communicator::poll`]
+    /// then goes on.
     pub fn held_until(&self) -> Option<Nanos> {
-        self.hold.until.into_iter().chain(self.turn_due()).min()
+        let old = self.acknowledgements.old().filter(|_| self.failure().is_none());
+        self.hold.until.into_iter().chain(self.turn_due()).chain(old).min()
     }
 }
 
