@@ -1,5 +1,6 @@
-//! Delays of links for kernels without netem: a thread that takes frames from one end of a link and lets them go at the other, each so
-//! much later.
+//! Links with delays for kernels without netem: a thread that takes frames from one end of a link and lets them go at the other, each so
+//! much later, and no faster than the link's rate. The shaping before it lets a bucket of bytes through at once, which are more than all
+//! of a small operation.
 //!
 //! Each end is a macvtap device, which is read and written as a file. Segments that travel as one buffer (TSO) are one read and one
 //! write, for the header that says so (virtio's) is handed on as it came.
@@ -14,6 +15,7 @@ use std::io::{PipeWriter, pipe};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,8 +35,14 @@ const STOP: u64 = u64::MAX;
 pub(crate) struct Wire {
     /// The devices at its ends.
     pub(crate) ends: [OwnedFd; 2],
+    /// Which of them leads to a switch.
+    pub(crate) switches: [bool; 2],
     /// One way.
     pub(crate) delay: Duration,
+    /// Bits a second, each way.
+    pub(crate) rate: u64,
+    /// Most bytes of a frame.
+    pub(crate) frame: usize,
 }
 
 /// The thread, which ends with this.
@@ -60,6 +68,7 @@ impl Delays {
         let carry = move || {
             // Or the kernel wakes it some 50 us late.
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+            wait_for_no_processor();
             if let Err(error) = carry(&wires, &epoll) {
                 eprintln!("warning: links with delays carry nothing any more: {error}");
             }
@@ -79,11 +88,21 @@ impl Drop for Delays {
     }
 }
 
+/// Has this thread go before all programs: a link is none of those who wait for processors.
+fn wait_for_no_processor() {
+    let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let mut command = Command::new("chrt");
+    command.args(["--fifo", "--pid", "1", &thread]).stdin(Stdio::null()).stdout(Stdio::null());
+    if !command.status().is_ok_and(|status| status.success()) {
+        eprintln!("warning: links with delays wait for processors as programs do");
+    }
+}
+
 /// Opens the macvtap devices of a namespace, by their names. Their nodes are made in `folder`, and are gone again on return.
 pub(crate) fn open_all(namespace: &Namespace, folder: &Path) -> Result<BTreeMap<String, OwnedFd>> {
     // Only a process that sees the namespace's sysfs can tell their numbers.
     let list = "for f in /sys/class/net/*/tap*/dev; do echo \"$f $(cat \"$f\")\"; done";
-    let mut command = std::process::Command::new("ip");
+    let mut command = Command::new("ip");
     let output = command.args(["netns", "exec", namespace.name(), "sh", "-c", list]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
     let mut all = BTreeMap::new();
@@ -107,15 +126,45 @@ pub(crate) fn open_all(namespace: &Namespace, folder: &Path) -> Result<BTreeMap<
 /// One direction of a link.
 struct Way<'a> {
     to: &'a OwnedFd,
-    delay: Duration,
+    pace: Pace,
     /// Frames and when they arrive, in order.
     frames: VecDeque<(Instant, Vec<u8>)>,
 }
 
+/// When what goes one way arrives.
+struct Pace {
+    delay: Duration,
+    rate: u64,
+    /// Of a buffer of segments so many bytes have to be at the other end before any goes on: a host takes it in whole, a switch sends its first
+    /// frame while it takes in the second.
+    most: usize,
+    /// When all that came so far is on its way.
+    free: Instant,
+}
+
+impl Pace {
+    fn takes(&self, bytes: usize) -> Duration {
+        Duration::from_nanos((bytes as u64).saturating_mul(8_000_000_000) / self.rate.max(1))
+    }
+
+    /// When what comes now arrives.
+    fn arrival(&mut self, now: Instant, bytes: usize) -> Instant {
+        let begins = self.free.max(now);
+        self.free = begins + self.takes(bytes);
+        begins + self.takes(bytes.min(self.most)) + self.delay
+    }
+}
+
 fn carry(wires: &[Wire], epoll: &OwnedFd) -> rustix::io::Result<()> {
     let ends: Vec<&OwnedFd> = wires.iter().flat_map(|wire| &wire.ends).collect();
-    let ways = wires.iter().flat_map(|Wire { ends: [one, other], delay }| {
-        [other, one].map(|to| Way { to, delay: *delay, frames: VecDeque::new() })
+    let begun = Instant::now();
+    let ways = wires.iter().flat_map(|wire| {
+        let Wire { ends: [one, other], switches: [near, far], delay, rate, frame } = wire;
+        [(other, far), (one, near)].map(|(to, switch)| {
+            let most = if *switch { *frame } else { usize::MAX };
+            let pace = Pace { delay: *delay, rate: *rate, most, free: begun };
+            Way { to, pace, frames: VecDeque::new() }
+        })
     });
     let mut ways: Vec<Way<'_>> = ways.collect();
     let mut spare: Vec<Vec<u8>> = Vec::new();
@@ -152,8 +201,31 @@ fn carry(wires: &[Wire], epoll: &OwnedFd) -> rustix::io::Result<()> {
                 let Ok(bytes) = rustix::io::read(from, &mut buffer) else { break };
                 let mut frame = spare.pop().unwrap_or_default();
                 frame.extend_from_slice(buffer.get(..bytes).unwrap_or_default());
-                way.frames.push_back((Instant::now() + way.delay, frame));
+                way.frames.push_back((way.pace.arrival(Instant::now(), bytes), frame));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_take_their_time_and_switches_pass_them_on_by_the_frame() {
+        let now = Instant::now();
+        let microseconds = Duration::from_micros;
+        let pace = |most| Pace { delay: microseconds(500), rate: 1_000_000_000, most, free: now };
+        let (mut to_switch, mut to_host) = (pace(9000), pace(usize::MAX));
+        assert_eq!(to_switch.arrival(now, 27_000), now + microseconds(572));
+        assert_eq!(to_host.arrival(now, 27_000), now + microseconds(716));
+        // The next waits for all of it, on either.
+        assert_eq!(to_switch.arrival(now + microseconds(100), 125), now + microseconds(717));
+        assert_eq!(to_host.arrival(now + microseconds(100), 125), now + microseconds(717));
+        assert_eq!(
+            to_host.arrival(now + microseconds(1000), 125),
+            now + microseconds(1501),
+            "it is free again"
+        );
     }
 }

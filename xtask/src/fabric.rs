@@ -299,7 +299,7 @@ impl Fabric {
             let [a, b] = &cable.ends;
             let (near, far) = (self.node(a.node), self.node(b.node));
             match delayed.iter().find(|(cable, ..)| *cable == at) {
-                Some((_, [one, other], _)) => {
+                Some((_, [one, other])) => {
                     lines.push(pair((&a.device, near.name()), (one, wires.name())));
                     lines.push(pair((&b.device, far.name()), (other, wires.name())));
                 }

@@ -3,8 +3,11 @@
 use super::Fabric;
 use crate::delay::{Delays, Wire, open_all};
 use crate::namespace::Namespace;
+use crate::topology::Kind;
 use anyhow::{Result, bail};
-use std::time::Duration;
+
+/// Bytes of a frame beside what it carries.
+const HEADER: usize = 14;
 
 /// Who sees to links' delays.
 #[derive(Debug)]
@@ -44,12 +47,12 @@ impl Fabric {
         Namespace::named(format!("{}-_wires", self.name))
     }
 
-    /// Links whose frames are delayed here: what their ends are called there, and their delays.
-    pub(super) fn delayed_here(&self) -> Vec<(usize, [String; 2], Duration)> {
+    /// Links whose frames are delayed here, and what their ends are called there.
+    pub(super) fn delayed_here(&self) -> Vec<(usize, [String; 2])> {
         let here = matches!(self.delayed, Delayed::Here(_));
         let cables = self.layout.cables.iter().enumerate();
         let cables = cables.filter(|(_, cable)| here && !cable.delay.is_zero());
-        cables.map(|(at, cable)| (at, ["a", "b"].map(|end| format!("w{at}{end}")), cable.delay)).collect()
+        cables.map(|(at, _)| (at, ["a", "b"].map(|end| format!("w{at}{end}")))).collect()
     }
 
     pub(super) fn delay_here(&mut self) -> Result<()> {
@@ -57,7 +60,7 @@ impl Fabric {
         if cables.is_empty() {
             return Ok(());
         }
-        let lines = cables.iter().flat_map(|(_, ends, _)| ends).flat_map(|end| {
+        let lines = cables.iter().flat_map(|(_, ends)| ends).flat_map(|end| {
             [
                 format!("link set {end} up"),
                 format!("link add link {end} name t{end} type macvtap mode passthru"),
@@ -71,10 +74,15 @@ impl Fabric {
         namespace.ip(&lines.collect::<Vec<_>>())?;
         let mut opened = open_all(&namespace, &self.folder)?;
         let mut wires = Vec::new();
-        for (_, [one, other], delay) in cables {
+        let switch =
+            |node: usize| self.topology.nodes.get(node).is_some_and(|node| node.kind == Kind::Switch);
+        for (at, [one, other]) in cables {
             let taken = (opened.remove(&format!("t{one}")), opened.remove(&format!("t{other}")));
             let (Some(one), Some(other)) = taken else { bail!("a link's device is missing") };
-            wires.push(Wire { ends: [one, other], delay });
+            let Some(cable) = self.layout.cables.get(at) else { bail!("a link is missing") };
+            let switches = cable.ends.each_ref().map(|end| switch(end.node));
+            let frame = self.topology.mtu as usize + HEADER;
+            wires.push(Wire { ends: [one, other], switches, delay: cable.delay, rate: cable.rate, frame });
         }
         self.delayed = Delayed::Here(Some(Delays::start(wires)?));
         Ok(())
