@@ -1,7 +1,10 @@
 //! From records to links: which flow crosses what, and who is asked when.
 
+mod sweep;
+
 use super::bins::{BIN_NS, add};
 use super::flow::{Change, Memory};
+use super::leap::Leap;
 use super::monitor::{Measure, Monitor};
 use super::starved::{Late, Trail};
 use super::{Cause, Congestion, Limits, Link, Path, State};
@@ -12,8 +15,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Without news the windows end this long before now.
 const SILENCE_NS: u64 = 10_000_000;
-/// Flows and links that were silent for so long are forgotten.
-const FORGET_NS: u64 = 60_000_000_000;
 const SWEEP_NS: u64 = 10_000_000_000;
 /// A path with nothing measured, or less than this part of its interface's bytes, does not speak for the interface; where there are many paths, one with
 /// less than half of an equal part.
@@ -385,7 +386,9 @@ impl Detector {
         };
         let Some(flow) = self.flows.get_mut(&FlowKey { direction: 0, ..event.flow }) else { return };
         if kind == Some(EventKind::LateRoundTrip) {
-            return flow.memory.late(event);
+            flow.memory.late(event);
+            let place = flow.out.path;
+            return self.late(place, &Leap::of(event));
         }
         let lost = flow.memory.lost(event.time_ns, direction, event.total);
         let place = if direction == Direction::Egress { flow.out.path } else { flow.into.path };
@@ -398,6 +401,25 @@ impl Detector {
                 monitor.active = true;
                 self.active.push(place);
             }
+        }
+    }
+
+    /// A round trip on a path was late, and the one before was not: the queue may have leapt up, which need not wait for the next snapshot either.
+    fn late(&mut self, place: u32, leap: &Leap) {
+        let at = |place: u32| self.monitors.get(place as usize).and_then(Option::as_ref);
+        let Some(monitor) = at(place) else { return };
+        let Some(interface) = self.interfaces.get(&monitor.link.interface) else { return };
+        let whole = interface.whole.get(way(monitor.link.direction)).copied().flatten().and_then(at);
+        let stated = interface.bytes_per_second;
+        if whole.is_none_or(|whole| !monitor.leaps(leap, whole, self.now_ns, stated)) {
+            return;
+        }
+        let Some(Some(monitor)) = self.monitors.get_mut(place as usize) else { return };
+        monitor.leapt(leap, &self.limits);
+        self.urgent = true;
+        if !monitor.active {
+            monitor.active = true;
+            self.active.push(place);
         }
     }
 
@@ -475,8 +497,9 @@ impl Detector {
                 let whole = whole.is_some_and(|whole| whole.has_room(&late, stated));
                 whole && monitor.has_room(&late, stated) && monitor.has_traffic(&late, stated)
             };
-            let starved =
-                monitor.due && stated > 0 && monitor.late(end_ns, &self.limits).is_some_and(starved);
+            let starved = monitor.due
+                && stated > 0
+                && (monitor.leapt || monitor.late(end_ns, &self.limits).is_some_and(starved));
             let parts = interface.paths.get(way).map_or(SPEAKS, |paths| SPEAKS.max(2 * paths));
             let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
             if monitor.is_whole() {
@@ -484,6 +507,7 @@ impl Detector {
             }
             if monitor.due {
                 monitor.look(end_ns, stated, starved, &self.limits);
+                monitor.leapt = false;
             }
             let measure = monitor.measure;
             let mute = measure.trip_ns == 0 && measure.pressure == 0.0;
@@ -544,35 +568,6 @@ impl Detector {
         let whole = interface.and_then(|interface| *interface.whole.get(way(monitor.link.direction))?);
         let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
         whole.filter(|whole| whole.level.state != State::None).map_or(Cause::Unknown, |whole| whole.cause)
-    }
-
-    /// Forgets flows and links of which nothing was heard for long.
-    fn sweep(&mut self) {
-        self.swept_ns = self.now_ns;
-        let now_ns = self.now_ns;
-        let monitors = &mut self.monitors;
-        self.flows.retain(|_, flow| {
-            let keep = flow.memory.own || now_ns.saturating_sub(flow.memory.heard_ns) < FORGET_NS;
-            if !keep {
-                for place in [flow.out.path, flow.into.path] {
-                    named(monitors, place, u32::saturating_sub);
-                }
-            }
-            keep
-        });
-        let free = &mut self.free;
-        self.places.retain(|_, place| {
-            let Some(slot) = monitors.get_mut(*place as usize) else { return false };
-            let keep = slot.as_ref().is_some_and(|monitor| {
-                let silent = now_ns.saturating_sub(monitor.heard_ns) >= FORGET_NS;
-                monitor.active || monitor.flows > 0 || monitor.is_whole() || !silent
-            });
-            if !keep {
-                *slot = None;
-                free.push(*place);
-            }
-            keep
-        });
     }
 }
 

@@ -73,6 +73,16 @@ impl Level {
         self.leave(now_ns, pressure, limits)
     }
 
+    /// Becomes mild, where it was not: what says so need not last. Whether it has changed.
+    pub(super) fn begin(&mut self, now_ns: u64, limits: &Limits) -> bool {
+        if self.state != State::None {
+            return false;
+        }
+        self.enter(now_ns, limits);
+        (self.state, self.since_ns, self.below_ns) = (State::Mild, now_ns, None);
+        true
+    }
+
     /// Whether nothing is under way, so that a step with no pressure would change nothing.
     pub(super) fn rests(&self) -> bool {
         self.state == State::None && self.mild.is_none()

@@ -1,5 +1,6 @@
 //! What is known of one link, and what that says.
 
+use super::aged::Aged;
 use super::bins::{BIN_NS, BINS, Bins, Queue, add};
 use super::level::{Level, MILD};
 use super::starved::{Leg, Trail};
@@ -62,6 +63,8 @@ pub(super) struct Monitor {
     /// Of a million, the most that it used of what is stated over a while.
     pub(super) most_ppm: Aged,
     pub(super) trail: Trail,
+    /// Its queue leapt up since it was looked at.
+    pub(super) leapt: bool,
     /// When the path was last starved.
     starved_ns: Option<u64>,
 }
@@ -70,39 +73,6 @@ pub(super) struct Monitor {
 struct Trip {
     at_ns: u64,
     trip_ns: u64,
-}
-
-/// The least, or the most, of the last while: between one and two ages.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Aged {
-    now: Option<u64>,
-    before: Option<u64>,
-    since_ns: u64,
-}
-
-impl Aged {
-    fn merged(&self, choose: fn(u64, u64) -> u64) -> Option<u64> {
-        match (self.now, self.before) {
-            (Some(one), Some(other)) => Some(choose(one, other)),
-            (one, other) => one.or(other),
-        }
-    }
-
-    pub(super) fn least(&self) -> Option<u64> {
-        self.merged(u64::min)
-    }
-
-    pub(super) fn most(&self) -> Option<u64> {
-        self.merged(u64::max)
-    }
-
-    pub(super) fn take(&mut self, now_ns: u64, age_ns: u64, value: u64, choose: fn(u64, u64) -> u64) {
-        if now_ns.saturating_sub(self.since_ns) >= age_ns {
-            // Nothing is forgotten for want of news.
-            *self = Self { now: None, before: self.now.or(self.before), since_ns: now_ns };
-        }
-        self.now = Some(self.now.map_or(value, |now| choose(now, value)));
-    }
 }
 
 /// What a link's recent past says.
@@ -184,6 +154,7 @@ impl Monitor {
             turned_ns: 0,
             most_ppm: Aged::default(),
             trail: Trail::default(),
+            leapt: false,
             starved_ns: None,
         }
     }
@@ -505,7 +476,10 @@ impl Monitor {
     /// Takes the pressure at which the link stands, and who is the cause as of now. Whether its state or cause has changed.
     pub(super) fn decide(&mut self, now_ns: u64, pressure: f64, cause: Cause, limits: &Limits) -> bool {
         let before = self.level.state;
-        let changed = self.level.step(now_ns, pressure, self.measure.evidence, limits);
+        let mut changed = self.level.step(now_ns, pressure, self.measure.evidence, limits);
+        if self.measure.signals.starved {
+            changed |= self.level.begin(now_ns, limits);
+        }
         if self.level.state == State::None {
             (self.cause, self.turning) = (Cause::Unknown, None);
             return changed;

@@ -82,9 +82,14 @@ impl Monitor {
         self.rest.least().is_some_and(late)
     }
 
+    /// Whether the path has carried about all that is stated.
+    pub(super) fn fills_link(&self) -> bool {
+        !self.is_whole() && self.most_ppm.most() >= Some(ABOUT_ALL_PPM)
+    }
+
     /// The last while in which all that was measured was late, where the path has carried about all that is stated.
     pub(super) fn late(&self, end_ns: u64, limits: &Limits) -> Option<Late> {
-        if self.is_whole() || self.most_ppm.most() < Some(ABOUT_ALL_PPM) {
+        if !self.fills_link() {
             return None;
         }
         let late = |leg: &Leg| self.is_late(leg.took_ns(), limits);
@@ -142,9 +147,8 @@ impl Monitor {
     /// Whether a long queue may stand on a path that has carried about all that is stated, and a closer look would tell whether it
     /// is starved.
     pub(super) fn may_be_starved(&self, limits: &Limits) -> bool {
-        !self.is_whole()
+        self.fills_link()
             && !self.measure.signals.starved
-            && self.most_ppm.most() >= Some(ABOUT_ALL_PPM)
             && (self.is_late(self.measure.trip_ns, limits) || self.was_late(limits))
     }
 

@@ -4,7 +4,7 @@
 use super::link::{Bottleneck, INTERFACE, MS, Source, Whose, World};
 use harmonaize_analysis::congestion::{Cause, Detector, Limits, Link, Path, State};
 use harmonaize_analysis::trace::Record;
-use harmonaize_events::{Direction, EventKind, FlowKey};
+use harmonaize_events::{Direction, Event, EventKind, FlowKey, Protocol};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -112,4 +112,63 @@ fn own_bursts_that_find_their_own_queues_starve_nobody() {
         told += agent.hurried;
     }
     assert!(told >= 10, "{told} looks for late round trips");
+}
+
+/// Whether a connection that has sent 90% of its link for half a second is said to be starved for an event alone: `before` measured so long, then one took
+/// so long and found out after so many bytes more, so long ago; beside another connection that sends such a part of the link.
+fn said_for(before_ns: u64, took_ns: u64, bytes: u64, ago_ns: u64, beside: f64) -> bool {
+    let mut agent = Agent::new(7, 0, Source::Paced(STATED * (0.9 - beside)));
+    let from_ns = agent.world.now_ns();
+    if beside > 0.0 {
+        agent.detector.take(&agent.world.add(
+            Whose::Own,
+            1,
+            Source::Paced(STATED * beside),
+            from_ns,
+            u64::MAX,
+        ));
+    }
+    assert_eq!(agent.starved(from_ns + 500 * MS), None);
+    let now_ns = agent.world.now_ns();
+    let flow = FlowKey {
+        local: FlowKey::mapped(1),
+        remote: FlowKey::mapped(100),
+        local_port: 10_000,
+        remote_port: 5000,
+        interface: INTERFACE,
+        protocol: Protocol::Tcp as u8,
+        direction: Direction::Egress as u8,
+        ..FlowKey::default()
+    };
+    let sent_ns = now_ns - ago_ns - took_ns;
+    agent.detector.take(&Record::Event(Event {
+        time_ns: now_ns - ago_ns,
+        flow,
+        kind: EventKind::LateRoundTrip as u32,
+        count: u32::MAX,
+        total: u64::MAX,
+        burst_began_ns: sent_ns - before_ns,
+        burst_ended_ns: sent_ns,
+        burst_bytes: bytes,
+    }));
+    agent.detector.advance(now_ns);
+    let found = std::iter::from_fn(|| agent.detector.poll()).last();
+    let starved = found.is_some_and(|found| found.signals.starved && found.cause == Cause::Others);
+    assert!(found.is_none_or(|found| !starved || found.state != State::None));
+    starved
+}
+
+#[test]
+fn a_queue_that_leaps_up_is_told_at_once_where_nothing_else_explains_it() {
+    const K: u64 = 1000;
+    assert!(said_for(800 * K, 4_600 * K, 24_000, 0, 0.0), "others came, and no look at flows was needed");
+    assert!(!said_for(800 * K, 3_500 * K, 24_000, 0, 0.0), "own bursts do as much");
+    assert!(!said_for(800 * K, 4_600 * K, 100_000, 0, 0.0), "what it sent explains it");
+    assert!(
+        !said_for(800 * K, 4_600 * K, 1_000, 0, 0.0),
+        "an acknowledgement of little may have been delayed"
+    );
+    assert!(!said_for(800 * K, 9_600 * K, 24_000, 0, 0.0), "a host stood still");
+    assert!(!said_for(800 * K, 4_600 * K, 24_000, 20 * MS, 0.0), "that was long ago");
+    assert!(!said_for(800 * K, 4_600 * K, 24_000, 0, 0.4), "what the other sent is not known yet");
 }
