@@ -592,8 +592,7 @@ impl Communicator {
         }
         // Who changes plans, or leaves, waits for those of everything that is done.
         let all = self.next.is_some() || self.departures.any_left();
-        let to = self.acknowledgements.due(now, all)?;
-        let epoch = self.control_epoch();
+        let (to, epoch) = (self.acknowledgements.due(now, all)?, self.control_epoch());
         let mut header = Header::new(Kind::Acknowledge, epoch);
         self.acknowledgements.tell(to, &mut header);
         Some(Action::Send { to, epoch, message: Message { header, control: None } })

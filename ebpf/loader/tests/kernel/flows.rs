@@ -229,18 +229,19 @@ fn tcp_late_round_trips_are_told_where_the_one_before_was_not() {
             return;
         };
         let pass = |line: &mut Line, at: usize, wait| {
-            let start = at as u32 * 100;
-            line.tcp(Egress, data(start, 100));
+            let start = at as u32 * 5000;
+            line.tcp(Egress, data(start, 2500));
+            line.tcp(Egress, data(start + 2500, 2500));
             wait_for(wait);
-            line.tcp(Ingress, ack(start + 100));
+            line.tcp(Ingress, ack(start + 5000));
             // What comes in is measured too, to what is told of it; but that is this side's own time.
-            line.tcp(Ingress, Segment { acknowledgement: start + 100, ..data(start, 100) });
+            line.tcp(Ingress, Segment { acknowledgement: start + 5000, ..data(start, 100) });
             wait_for(wait);
-            line.tcp(Egress, Segment { acknowledgement: start + 100, ..data(start + 100, 0) });
+            line.tcp(Egress, Segment { acknowledgement: start + 100, ..data(start + 5000, 0) });
         };
         let measured = |line: &mut Line| line.connection().egress.round_trips;
-        // Each time 154 bytes with data, and 54 of an acknowledgement.
-        let passed = |at: usize, sent_ns, before_ns| (at as u64 * 208 + 154, 208, sent_ns - before_ns);
+        // Each time twice 2554 bytes with data, and 54 of an acknowledgement.
+        let passed = |at: usize, sent_ns, before_ns| (at as u64 * 5162 + 2554, 5162, sent_ns - before_ns);
         late_round_trips(&mut line, late, pass, measured, passed);
     }
 }
@@ -272,14 +273,15 @@ fn late_round_trips_of_many_flows_are_told_one_in_a_millisecond() {
         line.pass(direction, &ip(from, to, 6, 0, &segment.bytes()), None);
     };
     for port in 1..=100 {
-        pass(&mut line, Egress, port, data(0, 100));
-        pass(&mut line, Ingress, port, ack(100));
-        pass(&mut line, Egress, port, data(100, 100));
+        pass(&mut line, Egress, port, data(0, 2500));
+        pass(&mut line, Egress, port, data(2500, 2500));
+        pass(&mut line, Ingress, port, ack(5000));
+        pass(&mut line, Egress, port, data(5000, 2500));
     }
     line.events();
     wait_for(true);
     let begun = Instant::now();
-    (1..=100).for_each(|port| pass(&mut line, Ingress, port, ack(200)));
+    (1..=100).for_each(|port| pass(&mut line, Ingress, port, ack(7500)));
     let passed = begun.elapsed().as_millis() as usize;
     let told = line.told().into_iter().filter(|(kind, _)| *kind == EventKind::LateRoundTrip).count();
     assert!(told <= passed + 1, "{told} in {passed} ms");
@@ -299,13 +301,22 @@ fn late_round_trips_wake_who_polls_for_them_alone() {
     line.tcp(Ingress, ack(10));
     assert_eq!(ready(&line), 0, "flows that began do not");
     let mut sequence = 10;
-    // One that took too long, on a busy machine, is none.
-    while ready(&line) == 0 {
-        assert!(sequence < 1000);
-        line.tcp(Egress, data(sequence, 10));
-        wait_for(sequence % 20 == 10);
-        sequence += 10;
+    let mut turn = |line: &mut Line, bytes: u32, wait| {
+        for _ in 0..2 {
+            line.tcp(Egress, data(sequence, bytes as usize));
+            sequence += bytes;
+        }
+        wait_for(wait);
         line.tcp(Ingress, ack(sequence));
+    };
+    // Who sends next to nothing makes no queue, and may have waited for a delayed acknowledgement.
+    (0..20).for_each(|at| turn(&mut line, 1500, at % 2 == 0));
+    assert_eq!(ready(&line), 0, "connections that hardly move do not");
+    // One that took too long, on a busy machine, is none.
+    let mut turns = 0..100;
+    while ready(&line) == 0 {
+        let at = turns.next().expect("none is told");
+        turn(&mut line, 2500, at % 2 == 0);
     }
     let events = line.events();
     assert_eq!(events[0].kind, EventKind::LateRoundTrip as u32, "before the others");

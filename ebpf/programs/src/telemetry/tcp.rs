@@ -12,6 +12,10 @@ const ACK: u8 = 0x10;
 const ECE: u8 = 0x40;
 const CWR: u8 = 0x80;
 
+/// Of a connection that sent fewer bytes than this since the round trip before, a late one is not told: they make no queue, and their acknowledgement
+/// may have been delayed.
+const LITTLE: u32 = 4 << 10;
+
 /// The largest window that TCP can have: further away is another connection, or a lie.
 const WINDOW: i32 = 1 << 30;
 
@@ -52,7 +56,7 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
         let (all, sent) = (other.traffic.bytes, other.measured_bytes);
         let between = sent.wrapping_sub(other.bytes_before);
         other.bytes_before = sent;
-        if !EGRESS {
+        if !EGRESS && between >= LITTLE {
             traffic::late(&seen.key, &other.round_trips, before, sent_ns, now, |event| Event {
                 total: all - u64::from((all as u32).wrapping_sub(sent)),
                 burst_began_ns: sent_ns - before,
