@@ -4,6 +4,8 @@
 
 mod prepare;
 
+pub use prepare::{Check, Checked};
+
 use crate::coding;
 use crate::control::Event;
 use crate::paths::Paths;
@@ -91,6 +93,8 @@ pub struct Agent {
     tenants: Vec<String>,
     questions: Questions,
     proved: Proved,
+    /// Communicator and epoch of the recipe that is being checked.
+    checking: Option<(u64, u64)>,
     start: Instant,
     errors: u64,
     recent: Vec<String>,
@@ -120,6 +124,7 @@ impl Agent {
             tenants: Vec::new(),
             questions: Questions::default(),
             proved: Proved::default(),
+            checking: None,
             start: Instant::now(),
             errors: 0,
             recent: Vec::new(),
@@ -297,11 +302,11 @@ impl Agent {
         }
     }
 
-    /// Takes in what control says.
-    pub fn control(&mut self, event: Event) {
+    /// Takes in what control says. A recipe is to be checked first: until [`Agent::checked`], all else that control says waits.
+    pub fn control(&mut self, event: Event) -> Option<Check> {
         match event {
-            Event::Form(recipe) => self.form(recipe),
-            Event::Change(recipe) => self.change(recipe),
+            Event::Form(recipe) => return Some(self.check(recipe, true)),
+            Event::Change(recipe) => return Some(self.check(recipe, false)),
             Event::Ready { communicator, epoch } => self.ready(communicator, epoch),
             Event::Abandon(abandon) => {
                 if let Ok(epoch) = u32::try_from(abandon.epoch) {
@@ -364,6 +369,7 @@ impl Agent {
                 self.note(format!("no session with control: {reason}"));
             }
         }
+        None
     }
 
     /// Ends what control has ended.

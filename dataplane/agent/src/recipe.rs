@@ -7,10 +7,11 @@ use harmonaize_codec::Codec;
 use harmonaize_core::{EpochPlan, Nanos, Timeouts};
 use harmonaize_engine::{Aggregator, Peer};
 use harmonaize_plan::{
-    Access, Coding, Group, Local, Participant, Plan, Request, Retention, Shots, Tuning, check, program,
+    Access, Coding, Group, Local, Participant, Plan, Request, Retention, Shots, Tuning, check_own, program,
 };
 use harmonaize_transport::Introduction;
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// Longest that participants have to answer before a time-out is declared.
 const INQUIRY: u64 = 1_000_000_000;
@@ -42,21 +43,50 @@ pub struct RecipeError {
 /// Plans that are kept in mind as proved.
 const PROVED: usize = 32;
 
+/// Longest that a proof may take: far longer than that of a thousand hosts.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Plans that were proved lately: a change that leaves order and landing slots as they are needs no other proof.
 #[derive(Debug, Default)]
-pub struct Proved(VecDeque<(Plan, u32, bool)>);
+pub struct Proved(VecDeque<Known>);
+
+/// One of them, as one participant.
+#[derive(Debug, PartialEq)]
+struct Known {
+    plan: Plan,
+    me: Participant,
+    landing_slots: u32,
+    coded: bool,
+    exchanges: bool,
+}
+
+impl Known {
+    fn of(plan: &EpochPlan, me: Participant) -> Self {
+        Self {
+            plan: plan.plan.clone(),
+            me,
+            landing_slots: plan.landing_slots,
+            coded: plan.coding.is_some(),
+            exchanges: plan.coding.is_some_and(|coding| coding.exchanges),
+        }
+    }
+
+    /// Whether whoever has proved this has proved the other.
+    fn covers(&self, other: &Self) -> bool {
+        (&self.plan, self.me, self.landing_slots) == (&other.plan, other.me, other.landing_slots)
+            && self.coded >= other.coded
+            && self.exchanges >= other.exchanges
+    }
+}
 
 impl Proved {
     /// Proves what was not proved yet.
-    fn prove(&mut self, plan: &EpochPlan) -> Result<(), String> {
-        let codes = plan.coding.is_some();
-        let known = |(known, slots, coded): &(Plan, u32, bool)| {
-            *known == plan.plan && *slots == plan.landing_slots && (*coded || !codes)
-        };
-        if !self.0.iter().any(known) {
-            prove(plan)?;
+    fn prove(&mut self, plan: &EpochPlan, me: Participant) -> Result<(), String> {
+        let wanted = Known::of(plan, me);
+        if !self.0.iter().any(|known| known.covers(&wanted)) {
+            prove(plan, me, Instant::now() + PATIENCE)?;
             self.0.truncate(PROVED - 1);
-            self.0.push_front((plan.plan.clone(), plan.landing_slots, codes));
+            self.0.push_front(wanted);
         }
         Ok(())
     }
@@ -105,31 +135,59 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
     };
     let operation = Nanos(tuning.operation_timeout_ns);
     let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(INQUIRY)) };
-    proved.prove(&plan).map_err(error)?;
+    proved.prove(&plan, me).map_err(error)?;
     let peers = recipe.peers.iter().map(|peer| introduce(peer).map_err(error)).collect::<Result<_, _>>()?;
     Ok(Expanded { plan, me, peers, aggregator, timeouts })
 }
 
-/// Expands every algorithm for every participant, for mapped and for remote tensors and each way of keeping inputs, and has
-/// the checker prove the whole: each output holds what it must, nobody waits on himself.
-fn prove(plan: &EpochPlan) -> Result<(), String> {
-    let retentions = [Retention::KeepInputs, Retention::CopyInputs, Retention::HoldOutputs];
+/// Expands every algorithm as this participant runs it, for mapped and for remote tensors and each way of keeping inputs, and has
+/// the checker prove it: each output holds what it must, nobody waits on himself.
+///
+/// That is said of all participants together, but each proves its own part: what it sends and receives must be what plan and request
+/// alone say, and where all participants' programs are so the whole is right ([`check_own`] says why). Nobody runs a program of an epoch before
+/// control has heard from all that they have prepared it, which none does whose own proof fails. So what all agents prove together is
+/// what each of them would prove of all, and each takes the time of its own programs: in proportion to the hosts, not to their square.
+fn prove(plan: &EpochPlan, me: Participant, until: Instant) -> Result<(), String> {
+    for Variant { request, retention, access } in variants(plan, me) {
+        let failed = |why: String| format!("{}: {why}", request.collective);
+        if Instant::now() > until {
+            return Err(failed(format!("not proved within {} s", PATIENCE.as_secs())));
+        }
+        let local = Local { access: &|_| access, retention };
+        let own = program(&plan.plan, request, me, &local).map_err(|error| failed(error.to_string()))?;
+        check_own(&plan.plan, request, me, &own, plan.landing_slots, &local)
+            .map_err(|error| failed(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// One of the ways in which an operation may go.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    request: Request,
+    retention: Retention,
+    access: Access,
+}
+
+/// All ways in which operations may go at a participant.
+fn variants(plan: &EpochPlan, me: Participant) -> Vec<Variant> {
+    let mut variants = Vec::new();
     for &collective in Collective::ALL {
-        for retention in retentions {
+        for retention in [Retention::KeepInputs, Retention::CopyInputs, Retention::HoldOutputs] {
             // An AllToAll is never in place.
             if collective == Collective::AllToAll && retention == Retention::HoldOutputs {
                 continue;
             }
             let can = match collective {
-                Collective::AllReduce => true,
+                Collective::AllReduce => plan.coding.is_some(),
                 Collective::AllToAll | Collective::AllGather => {
                     plan.coding.is_some_and(|coding| coding.exchanges)
                 }
                 Collective::ReduceScatter | Collective::Broadcast | Collective::Barrier => false,
             };
-            let codes = can && retention != Retention::CopyInputs;
             let exact = |shots| Request { collective, root: Rank(0), coded: false, shots };
             let coded = Request { coded: true, ..exact(Shots::Many) };
+            let coded = (can && retention != Retention::CopyInputs).then_some(coded);
             // An operation that began in an earlier epoch goes on in as many shots as it began in, whatever this one says.
             let shots: &[Shots] = match collective {
                 Collective::AllReduce => &[Shots::Many, Shots::One, Shots::Two],
@@ -139,26 +197,33 @@ fn prove(plan: &EpochPlan) -> Result<(), String> {
                 | Collective::Broadcast
                 | Collective::Barrier => &[Shots::Many, Shots::One],
             };
-            let coded = (codes && plan.coding.is_some()).then_some(coded);
+            let roots = if collective == Collective::Broadcast { roots(plan, me) } else { vec![Rank(0)] };
             for request in shots.iter().map(|shots| exact(*shots)).chain(coded) {
-                for access in [Access::Mapped, Access::Remote] {
-                    prove_one(plan, request, retention, access)
-                        .map_err(|error| format!("{collective}: {error}"))?;
+                for root in &roots {
+                    let request = Request { root: *root, ..request };
+                    let accesses = [Access::Mapped, Access::Remote];
+                    variants.extend(accesses.map(|access| Variant { request, retention, access }));
                 }
             }
         }
     }
-    Ok(())
+    variants
 }
 
-fn prove_one(plan: &EpochPlan, request: Request, retention: Retention, access: Access) -> Result<(), String> {
-    let local = Local { access: &|_| access, retention };
-    let everyone = (0..plan.plan.participants()).map(Participant);
-    let programs = everyone.map(|participant| program(&plan.plan, request, participant, &local));
-    let programs = programs.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-    let locals = vec![local; programs.len()];
-    check(&plan.plan, request, &programs, plan.landing_slots, &locals).map_err(|error| error.to_string())?;
-    Ok(())
+/// Roots of Broadcasts that are as different as can be to a participant: all its own ranks, and a rank of those who stand just before and
+/// after it, and opposite. Whether it is first, in the middle or last, and who is before and after it, is all that a program depends on.
+fn roots(plan: &EpochPlan, me: Participant) -> Vec<Rank> {
+    let (order, all) = (plan.plan.order(), plan.plan.participants());
+    let position = plan.plan.position(me).unwrap_or(0);
+    let mut distances: Vec<u32> =
+        [1, 2, all / 2, all.saturating_sub(2), all.saturating_sub(1)].map(|distance| distance % all).to_vec();
+    distances.sort_unstable();
+    distances.dedup();
+    let others = distances.into_iter().filter(|distance| *distance != 0).filter_map(|distance| {
+        let at = (u64::from(position) + u64::from(distance)) % u64::from(all);
+        plan.plan.group().local(*order.get(at as usize)?).first().copied()
+    });
+    others.chain(plan.plan.group().local(me).iter().copied()).collect()
 }
 
 /// How tensors travel, by a codec that is known here and within a bound that can be kept.
@@ -268,8 +333,82 @@ pub(crate) mod tests {
             );
         }
         assert_eq!(proved.0.len(), 1, "the same plan is proved once");
+        recipe.me = 1;
+        recipe.peers[0].participant = 0;
+        expand(&recipe, &mut proved).unwrap();
+        assert_eq!(proved.0.len(), 2, "as another participant it is another");
         recipe.tuning.as_mut().unwrap().landing_slots = 0;
         assert!(expand(&recipe, &mut proved).is_err(), "another plan is proved anew");
+    }
+
+    #[test]
+    fn what_is_coded_is_proved_once_more() {
+        let mut recipe = recipe(3, 1);
+        let mut proved = Proved::default();
+        let coding = |exchanges| v1::Coding { codec: "int8".into(), exchanges, ..v1::Coding::default() };
+        let told = [None, Some(coding(false)), Some(coding(true)), Some(coding(false)), None];
+        let counts = told.map(|coding| {
+            recipe.coding = coding;
+            expand(&recipe, &mut proved).unwrap();
+            proved.0.len()
+        });
+        assert_eq!(counts, [1, 2, 3, 3, 3]);
+    }
+
+    fn plan(hosts: u32, per_host: u32) -> EpochPlan {
+        let mut recipe = recipe(hosts, per_host);
+        recipe.coding = Some(v1::Coding { codec: "int8".into(), exchanges: true, ..v1::Coding::default() });
+        expand(&recipe, &mut Proved(VecDeque::new())).unwrap().plan
+    }
+
+    #[test]
+    fn every_participant_of_many_hosts_can_prove_its_own_part() {
+        let plan = plan(257, 1);
+        for me in [0, 1, 128, 255, 256].map(Participant) {
+            prove(&plan, me, Instant::now() + Duration::from_secs(600)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_proof_that_takes_too_long_is_given_up() {
+        let plan = plan(2, 1);
+        let error = prove(&plan, Participant(0), Instant::now() - Duration::from_secs(1)).unwrap_err();
+        assert!(error.contains("not proved within 5 s"), "{error}");
+    }
+
+    /// The programs of all participants by the checker of them all, as agents did.
+    fn prove_all(plan: &EpochPlan, Variant { request, retention, access }: Variant) {
+        let local = Local { access: &|_| access, retention };
+        let everyone = (0..plan.plan.participants()).map(Participant);
+        let programs: Result<Vec<_>, _> =
+            everyone.map(|participant| program(&plan.plan, request, participant, &local)).collect();
+        let programs = programs.unwrap();
+        let locals = vec![local; programs.len()];
+        harmonaize_plan::check(&plan.plan, request, &programs, plan.landing_slots, &locals).unwrap();
+    }
+
+    /// How long agents take to prove a plan, and what proving all of it took.
+    #[test]
+    #[ignore = "prints times"]
+    fn times_of_proofs() {
+        for (hosts, per_host) in [(8, 1), (32, 1), (64, 1), (128, 1), (256, 1), (512, 1), (1024, 1), (128, 8)]
+        {
+            let plan = plan(hosts, per_host);
+            let mut own = Vec::new();
+            for me in [0, hosts / 2, hosts - 1].map(Participant) {
+                let begun = Instant::now();
+                prove(&plan, me, begun + Duration::from_secs(600)).unwrap();
+                own.push(begun.elapsed());
+            }
+            let all = variants(&plan, Participant(0));
+            let all = all.into_iter().filter(|variant| variant.request.root == Rank(0));
+            let begun = Instant::now();
+            let whole = (hosts * per_host <= 256).then(|| {
+                all.for_each(|variant| prove_all(&plan, variant));
+                begun.elapsed()
+            });
+            println!("{hosts} hosts of {per_host}: own {own:?}, all {whole:?}");
+        }
     }
 
     #[test]

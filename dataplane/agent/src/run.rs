@@ -143,12 +143,18 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let mut tick = tokio::time::interval(TICK);
     tracing::info!(host = config.host, %address, "agent is up");
 
+    let mut checks = JoinSet::new();
     let mut ending: Option<Instant> = None;
     while ending.is_none_or(|ending| ending.elapsed() < FAREWELL && !thread.is_finished()) {
         tokio::select! {
             Some(notice) = heard.recv() => agent.engine(notice),
             Some(request) = asked.recv(), if agent.has_room() => agent.tenant(request),
-            Some(event) = control.events.recv() => agent.control(event),
+            Some(event) = control.events.recv(), if !agent.is_checking() => {
+                if let Some(check) = agent.control(event) {
+                    checks.spawn_blocking(move || check.run());
+                }
+            }
+            Some(checked) = checks.join_next() => agent.checked(checked.ok()),
             _ = tick.tick() => {
                 agent.tick(Instant::now());
                 if ending.is_none() && thread.is_finished() {

@@ -15,7 +15,7 @@ use crate::program::{MAX_STEP_PEERS, Operand, Part, Participant, Program, Retent
 use harmonaize_abi::Rank;
 
 /// Contributions that are encoded before the first is received.
-const AHEAD: u32 = 3;
+pub(crate) const AHEAD: u32 = 3;
 
 struct Direct<'a> {
     builder: Builder,

@@ -18,7 +18,7 @@ mod reducescatter;
 mod segmentation;
 mod shots;
 
-pub use check::{CheckError, Fault, Found, Report, Usage, Wait, check};
+pub use check::{CheckError, Fault, Found, Report, Usage, Wait, check, check_own};
 pub use plan::{Coding, Edges, Local, Plan, PlanError, Request, Shots, algorithm, edges, program};
 pub use program::{
     Access, CODED_ROOM, Form, Group, MAX_SOURCES, MAX_STEP_PEERS, Operand, Part, Participant, Place, Program,

@@ -23,10 +23,15 @@ fn sweep(collective: Collective, coded: bool, shots: Shots) {
                         let case = Case { plan: plan.clone(), request, retention, reach };
                         let what =
                             || format!("{ranks} ranks {grouping:?} {request:?} {reach:?} {retention:?}");
-                        let report = match case.check(&case.programs(), 1) {
+                        let programs = case.programs();
+                        let report = match case.check(&programs, 1) {
                             Ok(report) => report,
                             Err(error) => panic!("{}: {error}", what()),
                         };
+                        match case.check_alone(&programs) {
+                            Ok(alone) => assert_eq!(alone, report.usage, "{}", what()),
+                            Err(error) => panic!("alone, {}: {error}", what()),
+                        }
                         // However many take part.
                         let times = if collective == Collective::AllReduce { 2 } else { 1 };
                         let encoded = if coded && case.plan.participants() > 1 { times } else { 0 };

@@ -264,6 +264,8 @@ struct Tally {
     harmless: u64,
     /// Refused although no schedule tried went wrong.
     cautious: u64,
+    /// Refused by the participant alone, though right beside the others.
+    strict: u64,
 }
 
 #[test]
@@ -282,6 +284,11 @@ fn damaged_programs_are_refused_unless_they_are_harmless() {
             continue;
         }
         let verdict = case.check(&programs, 1);
+        let alone = case.check_alone(&programs);
+        assert!(
+            alone.is_err() || verdict.is_ok(),
+            "seed {seed}: {kind:?} at {victim} passed alone\n{case:?}"
+        );
         let mut goes_wrong = None;
         for run in 0..if verdict.is_ok() { 40 } else { 100 } {
             // With a copy, the first steps must be the same in both attempts: a damaged one is run again as it is.
@@ -302,6 +309,7 @@ fn damaged_programs_are_refused_unless_they_are_harmless() {
             (Ok(_), None) => {
                 assert!(!FATAL.contains(&kind), "seed {seed}: {kind:?} at {victim} passed\n{case:?}");
                 tally.harmless += 1;
+                tally.strict += u64::from(alone.is_err());
             }
             (Err(_), Some(_)) => tally.refused += 1,
             (Err(_), None) => {
@@ -318,4 +326,58 @@ fn damaged_programs_are_refused_unless_they_are_harmless() {
         }
     }
     assert!(Collective::ALL.len() == 6, "a new collective belongs into random_case");
+}
+
+/// What no participant finds in its own program alone is in none of them, nor in what they make together: whether one is damaged, some are, or
+/// all in the same way, which may fit together and be wrong.
+#[test]
+fn programs_that_pass_alone_pass_together() {
+    let first = setting("HARMONAIZE_SEED", 1);
+    let (mut refused, mut passed, mut strict) = (0, 0, 0);
+    for seed in first..first + setting("HARMONAIZE_RUNS", 6000) {
+        let random = &mut ChaCha8Rng::seed_from_u64(seed);
+        let case = random_case(random);
+        let whole = case.programs();
+        let mut programs = whole.clone();
+        match random.random_range(0..3) {
+            0 => {
+                let (kind, alike) = (*DAMAGES.choose(random).unwrap(), random.random());
+                for program in &mut programs {
+                    damage(&case, program, kind, &mut ChaCha8Rng::seed_from_u64(alike));
+                }
+            }
+            1 => {
+                for _ in 0..3 {
+                    let (kind, victim) =
+                        (*DAMAGES.choose(random).unwrap(), random.random_range(0..whole.len()));
+                    damage(&case, &mut programs[victim], kind, random);
+                }
+            }
+            // Of another request, or another order: right in itself.
+            _ => {
+                let other = match random.random() {
+                    true => reordered(&case, random),
+                    false => {
+                        let requests = requests(case.plan.group().ranks());
+                        Case { request: *requests.choose(random).unwrap(), ..case.clone() }
+                    }
+                };
+                let victims = if random.random() { 0..whole.len() } else { 0..1 };
+                for (program, other) in programs[victims].iter_mut().zip(other.programs()) {
+                    *program = other;
+                }
+            }
+        }
+        let (together, alone) = (case.check(&programs, 1), case.check_alone(&programs));
+        match (&together, &alone) {
+            (Ok(report), Ok(usage)) => {
+                assert_eq!(&report.usage, usage);
+                passed += 1;
+            }
+            (Err(_), Err(_)) => refused += 1,
+            (Ok(_), Err(_)) => strict += 1,
+            (Err(error), Ok(_)) => panic!("seed {seed}: {error}, but each passed alone\n{case:?}"),
+        }
+    }
+    println!("{refused} refused, {passed} passed, {strict} refused alone only");
 }

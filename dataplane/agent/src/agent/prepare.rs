@@ -1,21 +1,80 @@
 //! What control has this agent prepare: communicators that form, changes of plan, and that all have prepared.
 
 use super::{Agent, Communicator, Member, engine_id};
-use crate::recipe::expand;
+use crate::recipe::{Expanded, Proved, RecipeError, expand};
 use crate::session::Joined;
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_engine::{Command, CommunicatorId, Formation, LocalRank};
+use std::time::{Duration, Instant};
+
+/// Longer than checking a plan should take.
+const LONG: Duration = Duration::from_secs(1);
 
 const NOT_TAKEN: &str = "the agent's engine does not keep up or has stopped";
 
+/// A recipe that is to be checked before the agent takes in more of what control says: on another thread, for with many hosts it takes a while.
+#[derive(Debug)]
+pub struct Check {
+    recipe: v1::Recipe,
+    forms: bool,
+    proved: Proved,
+}
+
+/// What a [`Check`] found.
+#[derive(Debug)]
+pub struct Checked {
+    check: Check,
+    expanded: Result<Expanded, RecipeError>,
+}
+
+impl Check {
+    /// Expands and proves the recipe; [`Agent::checked`] takes the outcome in.
+    pub fn run(mut self) -> Checked {
+        let begun = Instant::now();
+        let expanded = expand(&self.recipe, &mut self.proved);
+        let v1::Recipe { communicator, epoch, participants, .. } = &self.recipe;
+        let (participants, took_ms, right) = (participants.len(), millis(begun), expanded.is_ok());
+        tracing::debug!(communicator, epoch, participants, took_ms, right, "a plan is checked");
+        if begun.elapsed() > LONG {
+            tracing::warn!(communicator, epoch, participants, took_ms, "checking a plan took long");
+        }
+        Checked { check: self, expanded }
+    }
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Agent {
-    pub(super) fn form(&mut self, recipe: v1::Recipe) {
-        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
-        let expanded = match expand(&recipe, &mut self.proved) {
-            Ok(expanded) => expanded,
-            Err(error) => return self.prepare_failed(communicator, epoch, error.to_string()),
+    /// Has a recipe of a communicator that forms, or changes its plan, checked.
+    pub(super) fn check(&mut self, recipe: v1::Recipe, forms: bool) -> Check {
+        self.checking = Some((recipe.communicator, recipe.epoch));
+        Check { recipe, forms, proved: std::mem::take(&mut self.proved) }
+    }
+
+    /// Whether a recipe is being checked: what control says waits until [`Agent::checked`].
+    pub fn is_checking(&self) -> bool {
+        self.checking.is_some()
+    }
+
+    /// Takes in what became of a recipe; nothing of one whose thread has failed.
+    pub fn checked(&mut self, checked: Option<Checked>) {
+        let Some((communicator, epoch)) = self.checking.take() else { return };
+        let Some(Checked { check: Check { recipe, forms, proved }, expanded }) = checked else {
+            return self.prepare_failed(communicator, epoch, "checking the plan has failed".into());
         };
+        self.proved = proved;
+        match expanded {
+            Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
+            Ok(expanded) if forms => self.form(recipe, expanded),
+            Ok(expanded) => self.change(communicator, epoch, expanded),
+        }
+    }
+
+    fn form(&mut self, recipe: v1::Recipe, expanded: Expanded) {
+        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
         let (mut members, mut tenant) = (Vec::new(), 0);
         for local in &recipe.local {
             let waiting = self
@@ -61,23 +120,15 @@ impl Agent {
         self.tell(from_agent::Message::PrepareFailed(v1::PrepareFailed { communicator, epoch, reason }));
     }
 
-    pub(super) fn change(&mut self, recipe: v1::Recipe) {
-        let (communicator, epoch) = (recipe.communicator, recipe.epoch);
-        tracing::debug!(communicator, epoch, "change");
-        match expand(&recipe, &mut self.proved) {
-            Ok(expanded) => {
-                tracing::debug!(communicator, epoch, "change is checked");
-                let taken = self.takes(Command::Change {
-                    communicator: CommunicatorId(communicator),
-                    plan: expanded.plan,
-                    peers: expanded.peers,
-                    aggregator: expanded.aggregator.map(Box::new),
-                });
-                if !taken {
-                    self.prepare_failed(communicator, epoch, NOT_TAKEN.into());
-                }
-            }
-            Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
+    fn change(&mut self, communicator: u64, epoch: u64, expanded: Expanded) {
+        let taken = self.takes(Command::Change {
+            communicator: CommunicatorId(communicator),
+            plan: expanded.plan,
+            peers: expanded.peers,
+            aggregator: expanded.aggregator.map(Box::new),
+        });
+        if !taken {
+            self.prepare_failed(communicator, epoch, NOT_TAKEN.into());
         }
     }
 
@@ -133,7 +184,9 @@ mod tests {
         let mut agent = Agent::new(engine, control, None, paths);
         for event in [Event::Form(recipe(2, 1)), Event::Change(recipe(2, 1))] {
             assert!(agent.has_room());
-            agent.control(event);
+            let check = agent.control(event).expect("recipes are checked");
+            assert!(agent.is_checking() && told.try_recv().is_err());
+            agent.checked(Some(check.run()));
             assert!(!agent.has_room(), "what is left is the engine's");
             let Ok(from_agent::Message::PrepareFailed(failed)) = told.try_recv() else {
                 panic!("nothing was told");
@@ -142,5 +195,10 @@ mod tests {
             assert_eq!(failed.reason, NOT_TAKEN);
             assert!(told.try_recv().is_err());
         }
+        // Nor does a check that fails itself leave anybody waiting.
+        assert!(agent.control(Event::Change(recipe(2, 1))).is_some());
+        agent.checked(None);
+        assert!(!agent.is_checking());
+        assert!(matches!(told.try_recv(), Ok(from_agent::Message::PrepareFailed(_))));
     }
 }

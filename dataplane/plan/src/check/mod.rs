@@ -5,8 +5,34 @@
 //! later event takes away again, and each channel has one sender and one receiver, so every execution that goes on as long
 //! as it can ends in the same state. More landing slots only let a step be issued earlier, and a sequence of checked
 //! programs is as free of deadlock as each of them, because each leaves every channel empty.
+//!
+//! [`check`] runs all participants, which takes the square of their number. [`check_own`] looks at one participant alone, in the
+//! time that its own program takes, and if every participant passes it then [`check`] passes too:
+//!
+//! - **What arrives.** `agreed` says of each link which messages go over it and what each holds: an input, or a sum of known contributions that
+//!   has a name. It knows no program, only plan and request, so both ends of a link read the same there. In the run of one participant a message
+//!   brings just that: a named sum stands for itself, and is known to be of these contributions, in this place, complete or not, encoded so
+//!   often. What the participant sends must be what is agreed on: the first sum that it sends under a name of its own gives that name its meaning if it
+//!   is such a sum, and any other under that name must be the same symbol; what it passes on must be the symbol that it got.
+//! - **Values.** Take all participants' runs together, in an order in which each message is sent before it is received. Each name is given its
+//!   meaning by one participant, in a step before any that receives it. Putting meanings for names keeps equal symbols equal, and who is in a sum, where it
+//!   belongs, whether it is complete and how often it was encoded are alike for a name and its meaning; the checks ask nothing else of symbols. So
+//!   each step that passes alone passes with the real messages, which are those agreed on. Memory, slots and the order of steps are each
+//!   participant's own.
+//! - **Results.** That all ranks of an AllReduce end with the same bits is asked of each of them as equality with one name, or with one sum of named
+//!   contributions, which is the same for all; of a coded AllGather, with what the owner encodes.
+//! - **Waiting.** A step can be issued once the one before it is, its messages have been sent, and of each link that it sends over the message before
+//!   was received (one landing slot is the hardest). `agreed` gives each message a time at which it is sent, a later one at which it is
+//!   received, before that at which the next over its link is sent; both ends check that. A step happens at one time, which is that of all messages that it sends
+//!   and receives, and none before the step before it. So whatever a step waits for, but the step before it, is earlier: nobody waits for himself.
+//! - **Nothing is left over.** Each end of a link sends or receives all that is agreed on, and no more.
+//!
+//! It may refuse what [`check`] would pass, say another order of messages that would do as well; no algorithm here needs it to.
 
+mod agreed;
+mod alone;
 mod grid;
+mod machine;
 mod memory;
 mod run;
 mod shape;
@@ -88,6 +114,19 @@ pub enum CheckError {
         /// How many.
         count: usize,
     },
+    /// A message that somebody waits for in vain.
+    #[error("{count} messages from participant {} to {} are never sent", .from.0, .to.0)]
+    Unsent {
+        /// Sender.
+        from: Participant,
+        /// Receiver.
+        to: Participant,
+        /// How many.
+        count: usize,
+    },
+    /// The plan has no such participant.
+    #[error("there is no participant {}", .0.0)]
+    Participant(Participant),
     /// An output does not hold its result in the end.
     #[error("rank {rank}'s output block {block} holds {found}")]
     Output {
@@ -188,6 +227,12 @@ pub enum Fault {
     /// The message that arrives is not the one expected.
     #[error("expects another message than participant {} sends", .0.0)]
     Message(Participant),
+    /// Sends something else than was agreed on, or more.
+    #[error("sends participant {} what was not agreed on", .0.0)]
+    Unagreed(Participant),
+    /// Sends or receives in another order than was agreed on, in which somebody might wait for himself.
+    #[error("sends to participant {} or receives from it in another order than was agreed on", .0.0)]
+    Untimely(Participant),
     /// Adds elements of different positions.
     #[error("reduces elements that do not belong together")]
     Mixed,
@@ -222,19 +267,57 @@ pub fn check(
             locals: locals.len(),
         });
     }
-    if request.collective == harmonaize_abi::Collective::Broadcast
-        && plan.group().participant_of(request.root).is_none()
-    {
-        return Err(CheckError::Root(request.root));
-    }
-    let grid = grid::Grid::new(programs).ok_or(CheckError::TooFine)?;
-    let [input, output] = request.collective.blocks(plan.group().ranks());
-    let tensor = u64::from(input.max(output)) * u64::from(grid.atoms());
-    if tensor.saturating_mul(u64::from(plan.group().ranks())) > MAX_CELLS {
-        return Err(CheckError::TooFine);
-    }
+    rooted(plan, request)?;
+    let grid = grid(plan, request, programs, plan.group().ranks())?;
     for (me, (program, local)) in (0..participants).map(Participant).zip(programs.iter().zip(locals)) {
         shape::check(plan, request, me, program, local)?;
     }
     run::Run::new(plan, request, programs, locals, landing_slots, grid).finish()
+}
+
+/// Checks the program of one participant alone, against what is agreed on between participants by plan and request. Where each participant's
+/// program passes this, all pass [`check`] together (the module says why), whatever their own locals are: so each may check its own,
+/// if nobody runs any before all have.
+///
+/// Takes time and memory in proportion to the program, the participants, and the ranks' outputs.
+///
+/// # Errors
+/// What is wrong with the program; [`CheckError::Deadlock`] without landing slots, [`CheckError::Unsent`] and
+/// [`CheckError::Unreceived`] where messages are left over at this end.
+pub fn check_own(
+    plan: &Plan,
+    request: Request,
+    me: Participant,
+    program: &Program,
+    landing_slots: u32,
+    local: &Local<'_>,
+) -> Result<Usage, CheckError> {
+    rooted(plan, request)?;
+    let grid = grid(plan, request, core::slice::from_ref(program), plan.group().local(me).len() as u32)?;
+    shape::check(plan, request, me, program, local)?;
+    let alone = alone::Alone::new(plan, request, me, program, local, grid)?;
+    if let Some(peer) = alone.sends_to().filter(|_| landing_slots == 0) {
+        return Err(CheckError::Deadlock { participant: me, step: 0, wait: Wait::Credit(peer) });
+    }
+    alone.finish()
+}
+
+/// Whether there is a root where there must be one.
+fn rooted(plan: &Plan, request: Request) -> Result<(), CheckError> {
+    let needed = request.collective == harmonaize_abi::Collective::Broadcast;
+    if needed && plan.group().participant_of(request.root).is_none() {
+        return Err(CheckError::Root(request.root));
+    }
+    Ok(())
+}
+
+/// The grid of programs whose participants drive so many ranks.
+fn grid(plan: &Plan, request: Request, programs: &[Program], ranks: u32) -> Result<grid::Grid, CheckError> {
+    let grid = grid::Grid::new(programs).ok_or(CheckError::TooFine)?;
+    let [input, output] = request.collective.blocks(plan.group().ranks());
+    let tensor = u64::from(input.max(output)) * u64::from(grid.atoms());
+    if tensor.saturating_mul(u64::from(ranks)) > MAX_CELLS {
+        return Err(CheckError::TooFine);
+    }
+    Ok(grid)
 }

@@ -1,11 +1,11 @@
 //! Runs all programs together until nobody can go on, and looks at what the outputs then hold.
 
 use super::grid::Grid;
-use super::memory::{Content, Memory};
+use super::machine::{Links, Machine, Message};
 use super::values::{Value, Values};
 use super::{CheckError, Fault, Found, Report, Usage, Wait};
 use crate::plan::{Local, Plan, Request};
-use crate::program::{Form, Operand, Participant, Place, Program, Step, StepKind};
+use crate::program::{Participant, Place, Program, Step};
 use harmonaize_abi::{Collective, Rank};
 use std::collections::{HashMap, VecDeque};
 
@@ -17,26 +17,32 @@ pub(super) struct Run<'a> {
     grid: Grid,
     values: Values,
     machines: Vec<Machine>,
-    /// By sender and receiver: messages in landing slots.
-    channels: HashMap<(Participant, Participant), VecDeque<Message>>,
+    /// By participant: whether it may be able to go on.
+    queued: Vec<bool>,
+    channels: Channels,
     encodings: u32,
 }
 
-struct Machine {
-    memory: Memory,
-    next: u32,
-    committed: bool,
-    sent: u64,
-    received: u64,
-    queued: bool,
-}
+/// By sender and receiver: messages in landing slots.
+#[derive(Default)]
+struct Channels(HashMap<(Participant, Participant), VecDeque<Message>>);
 
-struct Message {
-    index: u32,
-    of: u32,
-    form: Form,
-    /// `None`: an empty message.
-    content: Option<Content>,
+impl Links for Channels {
+    fn receive(&mut self, _: &mut Values, _: &Grid, [from, to]: [Participant; 2]) -> Result<Message, Fault> {
+        let message = self.0.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+        message.ok_or(Fault::Message(from))
+    }
+
+    fn send(
+        &mut self,
+        _: &mut Values,
+        _: &Grid,
+        [from, to]: [Participant; 2],
+        message: Message,
+    ) -> Result<(), Fault> {
+        self.0.entry((from, to)).or_default().push_back(message);
+        Ok(())
+    }
 }
 
 impl<'a> Run<'a> {
@@ -48,23 +54,19 @@ impl<'a> Run<'a> {
         landing_slots: u32,
         grid: Grid,
     ) -> Self {
-        let machine = |(me, (program, local)): (u32, (&Program, &Local<'_>))| Machine {
-            memory: Memory::new(plan, request, Participant(me), program, local, &grid),
-            next: 0,
-            committed: false,
-            sent: 0,
-            received: 0,
-            queued: true,
+        let machine = |(me, (program, local)): (u32, (&Program, &Local<'_>))| {
+            Machine::new(plan, request, Participant(me), program, local, &grid)
         };
         Self {
             machines: (0..).zip(programs.iter().zip(locals)).map(machine).collect(),
+            queued: vec![true; programs.len()],
             values: Values::new(plan.group().ranks(), request.collective.reduces()),
             plan,
             request,
             programs,
             landing_slots,
             grid,
-            channels: HashMap::new(),
+            channels: Channels::default(),
             encodings: 0,
         }
     }
@@ -73,8 +75,8 @@ impl<'a> Run<'a> {
     pub(super) fn finish(mut self) -> Result<Report, CheckError> {
         let mut runnable: VecDeque<Participant> = (0..self.plan.participants()).map(Participant).collect();
         while let Some(me) = runnable.pop_front() {
-            if let Some(machine) = self.machines.get_mut(me.0 as usize) {
-                machine.queued = false;
+            if let Some(queued) = self.queued.get_mut(me.0 as usize) {
+                *queued = false;
             }
             self.advance(me, &mut runnable)?;
         }
@@ -83,7 +85,7 @@ impl<'a> Run<'a> {
                 return Err(CheckError::Deadlock { participant: me, step, wait });
             }
         }
-        let mut left: Vec<_> = self.channels.iter().filter(|(_, messages)| !messages.is_empty()).collect();
+        let mut left: Vec<_> = self.channels.0.iter().filter(|(_, messages)| !messages.is_empty()).collect();
         left.sort_by_key(|(channel, _)| **channel);
         if let Some(((from, to), messages)) = left.first() {
             return Err(CheckError::Unreceived { from: *from, to: *to, count: messages.len() });
@@ -95,8 +97,8 @@ impl<'a> Run<'a> {
 
     fn step(&self, me: Participant) -> Option<(u32, &'a Step)> {
         let machine = self.machines.get(me.0 as usize)?;
-        let step = self.programs.get(me.0 as usize)?.steps.get(machine.next as usize)?;
-        Some((machine.next, step))
+        let step = self.programs.get(me.0 as usize)?.steps.get(machine.next() as usize)?;
+        Some((machine.next(), step))
     }
 
     /// Issues a participant's steps as far as messages and credit reach.
@@ -108,8 +110,8 @@ impl<'a> Run<'a> {
             self.issue(me, index, step)?;
             for operand in step.sources.iter().chain(&step.destinations) {
                 if let Place::Peer(peer) = operand.place
-                    && let Some(machine) = self.machines.get_mut(peer.0 as usize)
-                    && !core::mem::replace(&mut machine.queued, true)
+                    && let Some(queued) = self.queued.get_mut(peer.0 as usize)
+                    && !core::mem::replace(queued, true)
                 {
                     runnable.push_back(peer);
                 }
@@ -120,7 +122,7 @@ impl<'a> Run<'a> {
 
     /// What a step must wait for before it can be issued.
     fn blocked(&self, me: Participant, step: &Step) -> Option<Wait> {
-        let waiting = |from, to| self.channels.get(&(from, to)).map_or(0, VecDeque::len);
+        let waiting = |from, to| self.channels.0.get(&(from, to)).map_or(0, VecDeque::len);
         let message = step.sources.iter().find_map(|operand| match operand.place {
             Place::Peer(peer) if waiting(peer, me) == 0 => Some(Wait::Message(peer)),
             _ => None,
@@ -144,8 +146,7 @@ impl<'a> Run<'a> {
     fn commit(&mut self) -> Result<(), CheckError> {
         for me in (0..self.plan.participants()).map(Participant) {
             if let Some(machine) = self.machines.get_mut(me.0 as usize) {
-                machine.committed = true;
-                machine.memory.acknowledge();
+                machine.acknowledge();
             }
             while let Some((index, step)) = self.step(me) {
                 self.issue(me, index, step)?;
@@ -155,69 +156,9 @@ impl<'a> Run<'a> {
     }
 
     fn issue(&mut self, me: Participant, index: u32, step: &Step) -> Result<(), CheckError> {
-        self.execute(me, index, step).map_err(|fault| CheckError::Step {
-            participant: me,
-            step: index,
-            fault,
-        })
-    }
-
-    /// Carries a step out on symbols, and notes what it goes on using until it completes.
-    fn execute(&mut self, me: Participant, index: u32, step: &Step) -> Result<(), Fault> {
-        let machine = self.machines.get_mut(me.0 as usize).ok_or(Fault::Place)?;
-        machine.next += 1;
-        machine.memory.begin(index);
-        for after in &step.after {
-            machine.memory.complete(*after);
-        }
-        let mut sources = Vec::with_capacity(step.sources.len());
-        for operand in &step.sources {
-            let content = match operand.place {
-                Place::Peer(peer) => {
-                    machine.received += 1;
-                    let message = self.channels.get_mut(&(peer, me)).and_then(VecDeque::pop_front);
-                    let message = message.ok_or(Fault::Message(peer))?;
-                    message.take(operand, step.destinations.is_empty()).ok_or(Fault::Message(peer))?
-                }
-                _ => machine.memory.read(&mut self.values, &self.grid, index, operand)?,
-            };
-            sources.push(content);
-        }
-        let result = match step.kind {
-            StepKind::Reduce { last } => Some(reduce(&mut self.values, &sources, last)?),
-            _ => sources.pop(),
-        };
-        let form = match (step.kind, step.sources.first()) {
-            (StepKind::Reduce { .. }, _) | (_, None) => Form::Exact,
-            (_, Some(source)) => source.form,
-        };
-        for operand in &step.destinations {
-            let content =
-                result.as_ref().map(|result| encode(&mut self.values, me, result, form, operand.form));
-            let content = content.transpose()?;
-            match (operand.place, content) {
-                (Place::Peer(peer), content) => {
-                    machine.sent += 1;
-                    let (index, of) = (operand.part.index, operand.part.of);
-                    let message = Message { index, of, form: operand.form, content };
-                    self.channels.entry((me, peer)).or_default().push_back(message);
-                }
-                (_, Some(content)) => {
-                    let committed = machine.committed;
-                    machine.memory.write(
-                        &mut self.values,
-                        &self.grid,
-                        index,
-                        operand,
-                        &content,
-                        committed,
-                    )?;
-                }
-                (_, None) => return Err(Fault::Sources),
-            }
-        }
-        note_unfinished(machine, &self.grid, index, step);
-        Ok(())
+        let wrong = |fault| CheckError::Step { participant: me, step: index, fault };
+        let machine = self.machines.get_mut(me.0 as usize).ok_or_else(|| wrong(Fault::Place))?;
+        machine.execute(&mut self.values, &self.grid, &mut self.channels, step).map_err(wrong)
     }
 
     /// Every output holds its result.
@@ -229,7 +170,7 @@ impl<'a> Run<'a> {
         for rank in (0..self.plan.group().ranks()).map(Rank) {
             let me = self.plan.group().participant_of(rank).ok_or(CheckError::Root(rank))?;
             let Some(machine) = self.machines.get(me.0 as usize) else { continue };
-            for (block, atom, value) in machine.memory.output(rank) {
+            for (block, atom, value) in machine.output(rank) {
                 let wrong = |found| CheckError::Output { rank, block, found };
                 let value = value.ok_or(wrong(Found::Nothing))?;
                 self.encodings = self.encodings.max(self.values.encodings(value));
@@ -265,74 +206,9 @@ impl<'a> Run<'a> {
     }
 
     fn report(&self) -> Report {
-        let usage = self.machines.iter().zip(self.programs).map(|(machine, program)| Usage {
-            staging: program.slots.iter().map(|divisor| 1.0 / f64::from((*divisor).max(1))).sum(),
-            sent: machine.sent,
-            received: machine.received,
-        });
-        let messages = self.machines.iter().map(|machine| machine.sent).sum();
-        Report { usage: usage.collect(), messages, encodings: self.encodings }
-    }
-}
-
-impl Message {
-    /// What the message brings, if it is what the operand expects.
-    fn take(self, operand: &Operand, nothing: bool) -> Option<Content> {
-        let fits = (self.index, self.of, self.form) == (operand.part.index, operand.part.of, operand.form);
-        match self.content {
-            Some(content) if fits && !nothing => Some(content),
-            None if fits && nothing => Some(Vec::new()),
-            _ => None,
-        }
-    }
-}
-
-/// Which memory a step goes on using after it was issued: what it fetches, stores or sends.
-fn note_unfinished(machine: &mut Machine, grid: &Grid, index: u32, step: &Step) {
-    let is_peer = |operand: &&Operand| matches!(operand.place, Place::Peer(_));
-    let sends = step.destinations.iter().any(|operand| is_peer(&operand));
-    let memory = step.destinations.iter().find(|operand| !is_peer(operand));
-    match step.kind {
-        StepKind::Fetch | StepKind::Store => {
-            step.sources.iter().for_each(|operand| machine.memory.reading(grid, index, operand));
-            step.destinations.iter().for_each(|operand| machine.memory.writing(grid, index, operand));
-        }
-        StepKind::Move | StepKind::Reduce { .. } if sends => {
-            if let Some(operand) = memory.or(step.sources.first()) {
-                machine.memory.reading(grid, index, operand);
-            }
-        }
-        StepKind::Move | StepKind::Reduce { .. } => machine.memory.complete(index),
-    }
-}
-
-/// Reduces range by range.
-fn reduce(values: &mut Values, sources: &[Content], last: bool) -> Result<Content, Fault> {
-    let length = sources.first().map_or(0, Vec::len);
-    let mut column = Vec::with_capacity(sources.len());
-    let mut result = Vec::with_capacity(length);
-    for index in 0..length {
-        column.clear();
-        for source in sources {
-            column.push(*source.get(index).ok_or(Fault::Mixed)?);
-        }
-        result.push(values.reduce(&column, last)?);
-    }
-    Ok(result)
-}
-
-/// The symbols after a change of form.
-fn encode(
-    values: &mut Values,
-    by: Participant,
-    content: &Content,
-    from: Form,
-    to: Form,
-) -> Result<Content, Fault> {
-    match to {
-        Form::Coded(stage) if from != to => {
-            content.iter().map(|value| values.encode(by, stage, *value)).collect()
-        }
-        _ => Ok(content.clone()),
+        let usage = self.machines.iter().zip(self.programs).map(|(machine, program)| machine.usage(program));
+        let usage: Vec<Usage> = usage.collect();
+        let messages = usage.iter().map(|usage| usage.sent).sum();
+        Report { usage, messages, encodings: self.encodings }
     }
 }

@@ -2,6 +2,7 @@
 //! The same symbol means the same bits.
 
 use super::Fault;
+use super::agreed::Sum;
 use crate::program::{Participant, Stage};
 use harmonaize_abi::Rank;
 use std::collections::HashMap;
@@ -20,6 +21,18 @@ pub(super) struct Values {
     leaves: HashMap<(u32, u32, u32), Value>,
     reductions: HashMap<(bool, Box<[Value]>), Value>,
     encoded: HashMap<(Participant, Stage, Value), Value>,
+    /// What others made, by where it belongs.
+    made: HashMap<(Sum, u32), Value>,
+}
+
+/// What is known of a sum without its terms.
+pub(super) struct Terms<'a> {
+    /// Which ranks are in it.
+    pub(super) set: &'a [u64],
+    /// Whether it is complete.
+    pub(super) last: bool,
+    /// Most times that any of it was encoded.
+    pub(super) encodings: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -42,7 +55,28 @@ impl Values {
             leaves: HashMap::new(),
             reductions: HashMap::new(),
             encoded: HashMap::new(),
+            made: HashMap::new(),
         }
+    }
+
+    /// A sum that somebody else made, of which no more is known than these terms: all of it that has one name is the same bits.
+    pub(super) fn made(&mut self, sum: Sum, atom: u32, terms: &Terms<'_>) -> Value {
+        if let Some(value) = self.made.get(&(sum, atom)) {
+            return *value;
+        }
+        let (last, encodings, plain) = (terms.last, terms.encodings, self.nodes.len() as Value);
+        let value = self.add(Node { block: sum.block, atom, last, encodings, plain }, terms.set);
+        self.made.insert((sum, atom), value);
+        value
+    }
+
+    /// Whether a symbol is a sum of just these terms, in this place.
+    pub(super) fn has(&self, value: Value, place: (u32, u32), terms: &Terms<'_>) -> bool {
+        let node = self.node(value);
+        node.is_some_and(|node| {
+            (node.block, node.atom) == place
+                && (node.last, node.encodings, node.plain) == (terms.last, terms.encodings, value)
+        }) && self.set(value) == terms.set
     }
 
     /// A rank's input.

@@ -5,8 +5,8 @@ pub mod execute;
 
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_plan::{
-    Access, CheckError, Group, Local, Participant, Plan, Program, Report, Request, Retention, Shots, check,
-    program,
+    Access, CheckError, Group, Local, Participant, Plan, Program, Report, Request, Retention, Shots, Usage,
+    check, check_own, program,
 };
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -125,6 +125,14 @@ impl Case {
 
     pub fn check(&self, programs: &[Program], landing_slots: u32) -> Result<Report, CheckError> {
         self.with_locals(|locals| check(&self.plan, self.request, programs, landing_slots, locals))
+    }
+
+    /// What each participant finds who looks at its own program alone.
+    pub fn check_alone(&self, programs: &[Program]) -> Result<Vec<Usage>, CheckError> {
+        let one = |((me, program), local): ((u32, &Program), &Local<'_>)| {
+            check_own(&self.plan, self.request, Participant(me), program, 1, local)
+        };
+        self.with_locals(|locals| (0..).zip(programs).zip(locals).map(one).collect())
     }
 
     /// Whether this rank's input and output may be the same memory.

@@ -1,0 +1,308 @@
+//! What is agreed on between participants, by plan and request alone: for each link, which messages go over it, in which order, what each
+//! holds, and when; and what everybody's outputs hold in the end.
+//!
+//! Times are numbers that order what happens, nothing that a clock shows. They are such that each message is sent before it is received,
+//! and received before the next one over its link is sent.
+
+use crate::direct::AHEAD;
+use crate::plan::{Plan, PlanError, Request, Shots};
+use crate::program::{Form, Part, Participant, Stage};
+use crate::segmentation::BROADCAST_PARTS;
+use harmonaize_abi::{Collective, Rank};
+
+/// A message over a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Agreed {
+    pub(super) index: u32,
+    pub(super) of: u32,
+    pub(super) form: Form,
+    pub(super) holds: Holds,
+    /// When it is sent.
+    pub(super) sent: u64,
+    /// When it is received.
+    pub(super) received: u64,
+}
+
+/// What a message holds, before it is encoded.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Holds {
+    /// It is empty.
+    Nothing,
+    /// A block of a rank's input.
+    Input(Rank, u32),
+    /// A sum of contributions.
+    Sum(Sum),
+}
+
+/// Contributions to a block, those of `count` participants from position `start` of the order on, added up by one participant. All
+/// that it calls so are the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Sum {
+    pub(super) by: Participant,
+    pub(super) block: u32,
+    pub(super) start: u32,
+    pub(super) count: u32,
+}
+
+/// How every rank comes to the same bits of an AllReduce.
+pub(super) enum Results {
+    /// Nobody else has any.
+    Own,
+    /// All add contributions in the same order, each participant's as that of its [`Sum`].
+    Alike(Vec<Sum>),
+    /// Each part is added up by one, and perhaps encoded there.
+    Once(Vec<(Part, Sum, Form)>),
+}
+
+/// See the module's documentation.
+pub(super) struct Protocol<'a> {
+    plan: &'a Plan,
+    request: Request,
+    all: u32,
+    /// Most ranks of a participant.
+    most: u32,
+    /// Where the root's participant stands.
+    root: u32,
+}
+
+impl<'a> Protocol<'a> {
+    /// Of a request whose root is a rank of the group, where it has one.
+    pub(super) fn new(plan: &'a Plan, request: Request) -> Self {
+        let members = (0..plan.participants()).map(|each| plan.group().local(Participant(each)).len());
+        let root = match request.collective {
+            Collective::Broadcast => plan.group().participant_of(request.root),
+            _ => None,
+        };
+        Self {
+            plan,
+            request,
+            all: plan.participants(),
+            most: members.max().unwrap_or(0) as u32,
+            root: root.and_then(|root| plan.position(root)).unwrap_or(0),
+        }
+    }
+
+    /// Whether complete sums are made of what was encoded.
+    pub(super) fn codes(&self) -> bool {
+        self.request.coded && self.all > 1
+    }
+
+    /// Every message from the participant at `position` to the one `distance` places on, in order.
+    pub(super) fn messages(&self, position: u32, distance: u32) -> Result<Vec<Agreed>, PlanError> {
+        let link = Link {
+            protocol: self,
+            position,
+            distance,
+            from: self.plan.at(position, 0)?,
+            to: self.plan.at(position, distance)?,
+        };
+        let straight = self.codes() || self.request.shots == Shots::One;
+        let next = distance == 1;
+        match (self.request.collective, self.request.shots) {
+            (Collective::AllReduce, _) if self.codes() => Ok(link.coded_sums()),
+            (Collective::AllReduce, Shots::One) => Ok(vec![link.contribution(0, Part::whole(0), 0)]),
+            (Collective::AllReduce, Shots::Two) => Ok(link.sums()),
+            (Collective::AllReduce, Shots::Many) if next => link.ring(),
+            (Collective::AllToAll, _) => Ok(link.blocks()),
+            (Collective::AllGather, _) if straight => Ok(link.gathered()),
+            (Collective::AllGather, _) if next => link.gathered_round(),
+            (Collective::ReduceScatter, Shots::One) => Ok(link.scattered()),
+            (Collective::ReduceScatter, _) if next => link.scattered_round(),
+            (Collective::Broadcast, _) => Ok(link.broadcast()),
+            (Collective::Barrier, Shots::One) => Ok(vec![Agreed::at(0, Holds::Nothing)]),
+            (Collective::Barrier, _) if distance.is_power_of_two() => {
+                Ok(vec![Agreed::at(2 * u64::from(distance.ilog2()), Holds::Nothing)])
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// How all ranks come to the same result of an AllReduce.
+    pub(super) fn results(&self) -> Result<Results, PlanError> {
+        let of = self.all;
+        if of == 1 {
+            return Ok(Results::Own);
+        }
+        let complete = |by| Sum { by, block: 0, start: 0, count: of };
+        let part = |index| Part { block: 0, index, of };
+        let owned = |form| (0..of).map(|index| (part(index), complete(Participant(index)), form)).collect();
+        match self.request.shots {
+            _ if self.codes() => Ok(Results::Once(owned(Form::Coded(Stage::Result)))),
+            Shots::Two => Ok(Results::Once(owned(Form::Exact))),
+            Shots::One => {
+                let mut sums = vec![complete(Participant(0)); of as usize];
+                for (start, by) in (0..).zip(self.plan.order()) {
+                    let sum = sums.get_mut(by.0 as usize).ok_or(PlanError::Inconsistent)?;
+                    *sum = Sum { by: *by, block: 0, start, count: 1 };
+                }
+                Ok(Results::Alike(sums))
+            }
+            Shots::Many => {
+                let chunk = |index| {
+                    let by = self.plan.at(index, of - 1)?;
+                    Ok((part(index), complete(by), Form::Exact))
+                };
+                Ok(Results::Once((0..of).map(chunk).collect::<Result<_, _>>()?))
+            }
+        }
+    }
+}
+
+impl Agreed {
+    /// A message of a whole segment that is sent then, and received before anything else happens.
+    fn at(sent: u64, holds: Holds) -> Self {
+        Self { index: 0, of: 1, form: Form::Exact, holds, sent, received: sent + 1 }
+    }
+
+    fn part(self, part: Part) -> Self {
+        Self { index: part.index, of: part.of, ..self }
+    }
+
+    fn coded(self, stage: Stage) -> Self {
+        Self { form: Form::Coded(stage), ..self }
+    }
+}
+
+/// From one participant to another.
+struct Link<'a> {
+    protocol: &'a Protocol<'a>,
+    position: u32,
+    distance: u32,
+    from: Participant,
+    to: Participant,
+}
+
+impl Link<'_> {
+    fn all(&self) -> u32 {
+        self.protocol.all
+    }
+
+    fn ranks(&self, of: Participant) -> &[Rank] {
+        self.protocol.plan.group().local(of)
+    }
+
+    /// The position so many places back.
+    fn back(&self, places: u32) -> u32 {
+        let all = u64::from(self.all());
+        ((u64::from(self.position) + all - u64::from(places) % all) % all) as u32
+    }
+
+    fn part_of(&self, owner: Participant) -> Part {
+        Part { block: 0, index: owner.0, of: self.all() }
+    }
+
+    /// What the sender itself adds.
+    fn contribution(&self, block: u32, part: Part, sent: u64) -> Agreed {
+        let sum = Sum { by: self.from, block, start: self.position, count: 1 };
+        Agreed::at(sent, Holds::Sum(sum)).part(part)
+    }
+
+    /// A sum that the sender has completed of the part that it owns.
+    fn complete(&self, sent: u64) -> Agreed {
+        let sum = Sum { by: self.from, block: 0, start: 0, count: self.all() };
+        Agreed::at(sent, Holds::Sum(sum)).part(self.part_of(self.from))
+    }
+
+    /// AllReduce in two shots.
+    fn sums(&self) -> Vec<Agreed> {
+        vec![self.contribution(0, self.part_of(self.to), 0), self.complete(2)]
+    }
+
+    /// The same coded: contributions are sent some rounds ahead of what is received.
+    fn coded_sums(&self) -> Vec<Agreed> {
+        let ahead = |round: u32| 2 * (u64::from(round) + u64::from(AHEAD));
+        let contribution = self.contribution(0, self.part_of(self.to), 2 * u64::from(self.distance));
+        let contribution = Agreed { received: ahead(self.distance) - 1, ..contribution };
+        let complete = self.complete(ahead(self.all()));
+        vec![contribution.coded(Stage::Contribution), complete.coded(Stage::Result)]
+    }
+
+    /// AllReduce along the ring: a chunk that begins here, then those that others have added to; then what is complete, first the chunk that is so here.
+    fn ring(&self) -> Result<Vec<Agreed>, PlanError> {
+        let of = self.all();
+        let message = |round: u32| {
+            let index = self.back(round);
+            let sum = if round + 1 < of {
+                Sum { by: self.from, block: 0, start: index, count: round + 1 }
+            } else {
+                Sum { by: self.protocol.plan.at(index, of - 1)?, block: 0, start: 0, count: of }
+            };
+            Ok(Agreed::at(2 * u64::from(round), Holds::Sum(sum)).part(Part { block: 0, index, of }))
+        };
+        (0..2 * (of - 1)).map(message).collect()
+    }
+
+    /// AllToAll: a message for each pair of ranks, in the round of this distance.
+    fn blocks(&self) -> Vec<Agreed> {
+        let most = u64::from(self.protocol.most);
+        let round = u64::from(self.distance) * 2 * most * most;
+        let to = self.ranks(self.to);
+        let pairs = self.ranks(self.from).iter().flat_map(|from| to.iter().map(move |to| (*from, to.0)));
+        let message =
+            |(count, (from, to)): (u64, (Rank, u32))| Agreed::at(round + 2 * count, Holds::Input(from, to));
+        (0_u64..).zip(pairs).map(message).map(|message| self.moved(message)).collect()
+    }
+
+    fn moved(&self, message: Agreed) -> Agreed {
+        if self.protocol.codes() { message.coded(Stage::Moved) } else { message }
+    }
+
+    /// AllGather straight to all.
+    fn gathered(&self) -> Vec<Agreed> {
+        let own = (0..).zip(self.ranks(self.from));
+        own.map(|(pass, rank)| self.moved(Agreed::at(2 * pass, Holds::Input(*rank, 0)))).collect()
+    }
+
+    /// Of each pass, the ranks of participants so many places back.
+    fn passing(&self, places: core::ops::Range<u32>) -> Result<Vec<(u64, u32, Rank)>, PlanError> {
+        let mut passing = Vec::new();
+        for pass in 0..self.protocol.most {
+            for back in places.clone() {
+                let owner = self.protocol.plan.at(self.back(back), 0)?;
+                let rank = self.ranks(owner).get(pass as usize);
+                passing.extend(rank.map(|rank| {
+                    let sent = 2 * (u64::from(pass) * u64::from(self.all() + 1) + u64::from(back));
+                    (sent, back, *rank)
+                }));
+            }
+        }
+        Ok(passing)
+    }
+
+    /// AllGather along the ring: the own block, then those that come by.
+    fn gathered_round(&self) -> Result<Vec<Agreed>, PlanError> {
+        let passing = self.passing(0..self.all() - 1)?.into_iter();
+        Ok(passing.map(|(sent, _, rank)| Agreed::at(sent, Holds::Input(rank, 0))).collect())
+    }
+
+    /// ReduceScatter straight to the owners.
+    fn scattered(&self) -> Vec<Agreed> {
+        let to = (0..).zip(self.ranks(self.to));
+        to.map(|(pass, rank)| self.contribution(rank.0, Part::whole(0), 2 * pass)).collect()
+    }
+
+    /// ReduceScatter along the ring: each block begins after its owner.
+    fn scattered_round(&self) -> Result<Vec<Agreed>, PlanError> {
+        let message = |(sent, count, rank): (u64, u32, Rank)| {
+            let sum = Sum { by: self.from, block: rank.0, start: self.back(count - 1), count };
+            Agreed::at(sent, Holds::Sum(sum))
+        };
+        Ok(self.passing(1..self.all())?.into_iter().map(message).collect())
+    }
+
+    /// Broadcast: from the root to everybody, or each to the next but the last, part by part.
+    fn broadcast(&self) -> Vec<Agreed> {
+        let holds = Holds::Input(self.protocol.request.root, 0);
+        let hops = self.back(self.protocol.root);
+        match self.protocol.request.shots {
+            Shots::One if hops == 0 => vec![Agreed::at(0, holds)],
+            Shots::Many | Shots::Two if self.distance == 1 && hops + 1 < self.all() => {
+                let of = BROADCAST_PARTS;
+                let part = |index| Part { block: 0, index, of };
+                let sent = |index| 2 * u64::from(hops) + 4 * u64::from(index);
+                (0..of).map(|index| Agreed::at(sent(index), holds).part(part(index))).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
