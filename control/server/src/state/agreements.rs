@@ -393,6 +393,7 @@ impl State {
 
     /// What was to be stored could not be: it is not in effect.
     pub fn not_kept(&mut self, now: Duration, changes: &[Change]) {
+        self.store_again(now, changes);
         for change in changes {
             if let Change::Agreement(record) = change
                 && let Some(pending) = self.agreements.pending.remove(&record.communicator)

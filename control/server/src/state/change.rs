@@ -114,7 +114,7 @@ impl State {
             match before {
                 Some(before) => {
                     self.take_over_agreement(now, before, id);
-                    self.regroups.succeeded(before);
+                    self.regroups.succeeded(before, &(tenant.clone(), name.clone()));
                 }
                 None => self.regroups.superseded(&tenant, &name),
             }

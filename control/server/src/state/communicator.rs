@@ -196,6 +196,8 @@ impl State {
         }
         member.left.insert(leave.rank);
         member.closed |= member.left.len() == member.ranks.len();
+        let key = (communicator.tenant.clone(), communicator.name.clone());
+        self.regroups.look_at(&key);
         self.close_if_over(now, leave.communicator);
         Ok(())
     }
@@ -205,7 +207,8 @@ impl State {
         if let Some(member) = communicator.members.get_mut(index) {
             member.closed = true;
         }
-        self.regroups.look();
+        let key = (communicator.tenant.clone(), communicator.name.clone());
+        self.regroups.look_at(&key);
         self.close_if_over(now, id);
         Ok(())
     }

@@ -206,7 +206,7 @@ impl State {
             if self.agreements.constraints(id).is_none() {
                 self.take_over_agreement(now, before, id);
             }
-            self.regroups.succeeded(before);
+            self.regroups.succeeded(before, &(tenant.clone(), name.clone()));
         }
         self.regroups.overtaken(&tenant, &name, id);
     }

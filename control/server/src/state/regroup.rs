@@ -13,7 +13,7 @@ use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, JoinRefusedKind};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Fact, JoinFailure};
-use past::{Going, Past};
+use past::{Going, Past, Unstored};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -29,8 +29,15 @@ pub(super) struct Regroups {
     /// Those of which something else may have to be stored than is, and those of which something is.
     unsaved: BTreeSet<u64>,
     stored: BTreeSet<u64>,
-    /// Whether a set may have become complete.
-    changed: bool,
+    again: Unstored,
+    changed: Changed,
+}
+
+/// Which sets may have become complete.
+#[derive(Debug, Default)]
+struct Changed {
+    all: bool,
+    keys: BTreeSet<Key>,
 }
 
 /// A process that wants to be a rank of the next communicator.
@@ -54,9 +61,16 @@ struct Before {
 }
 
 impl Regroups {
-    /// Who is expected may have changed.
+    /// Who is expected may have changed, under whatever name.
     pub(super) fn look(&mut self) {
-        self.changed |= !self.sets.is_empty();
+        self.changed.all |= !self.sets.is_empty();
+    }
+
+    /// The same under one name.
+    pub(super) fn look_at(&mut self, key: &Key) {
+        if self.sets.contains_key(key) {
+            self.changed.keys.insert(key.clone());
+        }
     }
 
     /// A process no longer waits.
@@ -66,7 +80,7 @@ impl Regroups {
             if set.is_empty() {
                 self.sets.remove(key);
             }
-            self.look();
+            self.look_at(key);
         }
     }
 }
@@ -97,8 +111,8 @@ impl State {
         if let Some(session) = self.sessions.get_mut(&from) {
             session.joins.insert(join.request, (key.clone(), None));
         }
-        self.regroups.sets.entry(key).or_default().push(came);
-        self.regroups.look();
+        self.regroups.sets.entry(key.clone()).or_default().push(came);
+        self.regroups.look_at(&key);
     }
 
     /// Which rank a process is, if it is one of a communicator under this name.
@@ -144,10 +158,12 @@ impl State {
     /// members. Of the latter not one whose place is taken by what forms or waits under its name, or is about to under this one.
     pub(super) fn communicators_of(&self, tenant: &str, name: &str) -> usize {
         let live = self.communicators.values().filter(|known| known.tenant == tenant).count();
-        let sets = self.waiting.keys().chain(self.regroups.sets.keys());
+        let sets = || self.waiting.keys().chain(self.regroups.sets.keys()).filter(|(of, _)| of == tenant);
+        let forming = self.communicators.values().filter(|known| known.epoch == 0 && known.tenant == tenant);
+        let coming: BTreeSet<&str> =
+            forming.map(|known| known.name.as_str()).chain(sets().map(|(_, name)| name.as_str())).collect();
         let kept = self.regroups.kept_names(tenant).into_iter().filter(|kept| *kept != name);
-        let kept = kept.filter(|kept| !self.is_coming(&(tenant.to_owned(), (*kept).clone())));
-        live + sets.filter(|(of, _)| of == tenant).count() + kept.count()
+        live + sets().count() + kept.filter(|kept| !coming.contains(kept.as_str())).count()
     }
 
     /// Whether a communicator forms under a name, or ranks wait for one.
@@ -201,9 +217,14 @@ impl State {
 
     /// Forms what is complete.
     pub(super) fn close_regroups(&mut self, now: Duration) {
-        while std::mem::take(&mut self.regroups.changed) {
-            for key in self.regroups.sets.keys().cloned().collect::<Vec<_>>() {
-                self.close_regroup(now, &key, false);
+        loop {
+            let Changed { all, keys } = std::mem::take(&mut self.regroups.changed);
+            let keys = if all { self.regroups.sets.keys().cloned().collect() } else { keys };
+            if keys.is_empty() {
+                return;
+            }
+            for key in &keys {
+                self.close_regroup(now, key, false);
             }
         }
     }
@@ -255,7 +276,7 @@ impl State {
     pub(super) fn regroups_deadline(&self) -> Option<Duration> {
         let waiting = self.regroups.sets.values().flatten().map(|came| came.until);
         let kept = self.kept().into_iter().map(|(_, at)| at);
-        waiting.chain(kept).chain(self.regroups.absent_until()).min()
+        waiting.chain(kept).chain(self.regroups.absent_until()).chain(self.regroups.again.at).min()
     }
 
     fn turn_away(&mut self, key: &Key, came: &Came, kind: JoinRefusedKind, failure: &JoinFailure) {
@@ -267,6 +288,7 @@ impl State {
     /// Goes on with those who came where a member has waited long enough; else refuses whoever has.
     pub(super) fn expire_regroups(&mut self, now: Duration) {
         self.regroups.expire_absent(now);
+        self.expire_unstored(now);
         self.expire_kept(now);
         let late = |set: &&Vec<Came>| set.iter().any(|came| came.until <= now);
         let keys = self.regroups.sets.iter().filter(|(_, set)| late(set));

@@ -20,6 +20,24 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+/// How long after something could not be stored that is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What could not be stored: of communicators that failed, and that nothing is promised for these any more.
+#[derive(Debug, Default)]
+pub(super) struct Unstored {
+    pasts: BTreeSet<u64>,
+    agreements: BTreeSet<u64>,
+    /// When it is tried again.
+    pub(super) at: Option<Duration>,
+}
+
+impl Unstored {
+    fn is_empty(&self) -> bool {
+        self.pasts.is_empty() && self.agreements.is_empty()
+    }
+}
+
 /// A communicator that has ended.
 #[derive(Debug)]
 pub(super) struct Past {
@@ -93,14 +111,15 @@ impl Regroups {
             && past.ranks.get(&rank) == Some(&session)
         {
             past.ranks.remove(&rank);
+            let key = past.key.clone();
+            self.look_at(&key);
+            self.forget_empty();
         }
-        self.forget_empty();
     }
 
     /// An agent is gone, and with it its ranks.
     pub(in crate::state) fn session_ended(&mut self, session: SessionId) {
-        self.past.values_mut().for_each(|past| past.ranks.retain(|_, of| *of != session));
-        self.forget_empty();
+        self.retain(|past| past.ranks.retain(|_, of| *of != session));
     }
 
     /// A host's agent has said of a communicator that has ended which ranks are still there.
@@ -117,13 +136,29 @@ impl Regroups {
                 past.ranks.insert(rank, session);
             }
         }
-        self.look();
+        let key = past.key.clone();
+        self.look_at(&key);
     }
 
     /// Agents of these hosts have said all that they know: what they did not name is gone.
     pub(in crate::state) fn all_back(&mut self, hosts: &BTreeMap<HostId, SessionId>) {
-        self.past.values_mut().for_each(|past| past.absent.retain(|_, of| !hosts.contains_key(of)));
-        self.forget_empty();
+        self.retain(|past| past.absent.retain(|_, of| !hosts.contains_key(of)));
+    }
+
+    /// Takes ranks out of all that ended.
+    fn retain(&mut self, take: impl Fn(&mut Past)) {
+        let mut changed = Vec::new();
+        for past in self.past.values_mut() {
+            let before = (past.ranks.len(), past.absent.len());
+            take(past);
+            if before != (past.ranks.len(), past.absent.len()) {
+                changed.push(past.key.clone());
+            }
+        }
+        if !changed.is_empty() {
+            changed.iter().for_each(|key| self.look_at(key));
+            self.forget_empty();
+        }
     }
 
     fn forget_empty(&mut self) {
@@ -135,7 +170,6 @@ impl Regroups {
             }
             there
         });
-        self.look();
     }
 
     /// A communicator that was in use has ended, while agents of these hosts have sessions: its ranks may go on, but for those that are lost.
@@ -173,11 +207,12 @@ impl Regroups {
             absent,
             absent_until,
         };
+        let key = past.key.clone();
         if ended.epoch != 0 && !(past.ranks.is_empty() && past.absent.is_empty()) {
             self.past.insert(id, past);
             self.unsaved.insert(id);
         }
-        self.look();
+        self.look_at(&key);
     }
 
     /// What members of a communicator went on in did not come about: they may try again until then, whatever time they had; but once.
@@ -227,11 +262,11 @@ impl Regroups {
         });
     }
 
-    /// A communicator that went on from another is in use.
-    pub(in crate::state) fn succeeded(&mut self, before: u64) {
+    /// A communicator that went on from another under its name is in use.
+    pub(in crate::state) fn succeeded(&mut self, before: u64, key: &Key) {
         self.past.remove(&before);
         self.unsaved.insert(before);
-        self.look();
+        self.look_at(key);
     }
 
     /// The latest that is kept of a name from before a communicator of it.
@@ -250,9 +285,11 @@ impl Regroups {
     /// Gives those up that have not come back in time.
     pub(super) fn expire_absent(&mut self, now: Duration) {
         if self.absent_until().is_some_and(|until| until <= now) {
-            let late = self.past.values_mut().filter(|past| past.absent_until <= now);
-            late.for_each(|past| past.absent.clear());
-            self.forget_empty();
+            self.retain(|past| {
+                if past.absent_until <= now {
+                    past.absent.clear();
+                }
+            });
         }
     }
 }
@@ -335,6 +372,35 @@ impl State {
                 None if self.regroups.stored.remove(&id) => self.store(Change::NoPast(id)),
                 None => {}
             }
+        }
+    }
+
+    /// Some of this could not be stored: what was to be kept of communicators that failed, or no longer, is stored once more after a pause, as it
+    /// is then; and with it that nothing is promised for them any more, or a restart would find both.
+    pub(in crate::state) fn store_again(&mut self, now: Duration, changes: &[Change]) {
+        let again = &mut self.regroups.again;
+        for change in changes {
+            match change {
+                Change::Past(record) => drop(again.pasts.insert(record.communicator)),
+                Change::NoPast(id) => {
+                    self.regroups.stored.insert(*id);
+                    again.pasts.insert(*id);
+                }
+                Change::NoAgreement(id) => drop(again.agreements.insert(*id)),
+                _ => {}
+            }
+        }
+        if !again.is_empty() {
+            again.at.get_or_insert(now.saturating_add(AGAIN));
+        }
+    }
+
+    /// Has stored what could not be, once it is time.
+    pub(super) fn expire_unstored(&mut self, now: Duration) {
+        if self.regroups.again.at.is_some_and(|at| at <= now) {
+            let Unstored { pasts, agreements, .. } = std::mem::take(&mut self.regroups.again);
+            self.regroups.unsaved.extend(pasts);
+            agreements.into_iter().for_each(|id| self.store(Change::NoAgreement(id)));
         }
     }
 

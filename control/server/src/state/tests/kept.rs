@@ -225,3 +225,28 @@ fn nobody_ends_what_others_run_by_saying_that_it_has_ended() {
     assert!(fabric.ids().contains(&id) && fabric.state.regroups.is_empty());
     assert_eq!(fabric.agreement("a", "c0").number, 1);
 }
+
+#[test]
+fn what_could_not_be_stored_is_stored_once_that_is_possible() {
+    let (mut fabric, id) = stored(OnFailure::Regroup { within: SECOND * 60 });
+    fabric.tenants.disk_full = true;
+    fabric.kill(5);
+    fabric.run(SECOND * 5);
+    let is_stored = |fabric: &Fabric| {
+        let stored = &fabric.tenants.stored;
+        (stored.pasts.contains_key(&id), stored.agreements.contains_key(&id))
+    };
+    assert_eq!(is_stored(&fabric), (false, true), "as if it ran still");
+    fabric.tenants.disk_full = false;
+    fabric.run(SECOND * 2);
+    assert_eq!(is_stored(&fabric), (true, false));
+    restart(&mut fabric);
+    let next = go_on(&mut fabric, id);
+    // What is over is no longer kept, nor does it come back.
+    fabric.tenants.disk_full = true;
+    fabric.run(SECOND * 3);
+    assert!(fabric.ids().contains(&next) && is_stored(&fabric).0);
+    fabric.tenants.disk_full = false;
+    fabric.run(SECOND * 2);
+    assert_eq!(is_stored(&fabric), (false, false));
+}
