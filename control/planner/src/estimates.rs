@@ -157,6 +157,8 @@ pub struct Estimates {
     links: BTreeMap<DirectedLink, Kept>,
     active: BTreeMap<Connection, (Path, Rate)>,
     crossing: HashMap<DirectedLink, Crossing>,
+    /// Hosts that send any of it.
+    busy: BTreeSet<HostId>,
     /// Verdicts that stand: others congest the path.
     standing: BTreeMap<Connection, Verdict>,
 }
@@ -172,6 +174,7 @@ impl Estimates {
     ) -> bool {
         self.crossing.clear();
         self.active.clear();
+        self.busy = connections.iter().map(|(connection, ..)| connection.from).collect();
         for (connection, path, rate) in connections {
             for link in path.links() {
                 let alone = Crossing { by: Some(connection.from), ..Crossing::default() };
@@ -259,7 +262,7 @@ impl Estimates {
 
     /// Whether a host sends traffic of ours.
     pub fn is_busy(&self, host: HostId) -> bool {
-        self.active.keys().any(|connection| connection.from == host)
+        self.busy.contains(&host)
     }
 
     /// Blames links for the verdicts that stand, and reckons what others take there.

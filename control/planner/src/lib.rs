@@ -29,7 +29,7 @@ pub use exchange::{exchange_rate, exchange_usage, line_rate};
 pub use groups::{Groups, GroupsError};
 pub use hose::{Hose, Promised, Room};
 pub use order::{order, ring_crossings};
-pub use path::{DirectedLink, MOST_PATHS, Path, TraceError};
+pub use path::{DirectedLink, MOST_PATHS, Path, TraceError, Ways};
 pub use plan::{
     Assignment, CheckError, Current, GIVES_WAY, Hop, Job, Plan, Policy, Request, Routes, Score, Task, check,
     other_paths, plan, prefer,

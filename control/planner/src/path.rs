@@ -5,9 +5,10 @@ use crate::units::{Nanos, Rate};
 use core::net::IpAddr;
 use std::sync::Arc;
 
+mod across;
 mod ways;
 
-pub(crate) use ways::Ways;
+pub use ways::Ways;
 
 /// Most equal-cost paths between two hosts that are looked at.
 pub const MOST_PATHS: usize = 64;

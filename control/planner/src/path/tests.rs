@@ -140,3 +140,20 @@ fn a_way_that_is_not_the_shortest_is_known_where_all_answer() {
         );
     }
 }
+
+#[test]
+fn ways_across_a_link_are_between_hosts_at_its_ends() {
+    for seed in 0..300 {
+        let topology = random(&mut ChaCha8Rng::seed_from_u64(seed));
+        let hosts = || (0..topology.hosts().len()).map(HostId);
+        for (from, to) in hosts().flat_map(|from| hosts().map(move |to| (from, to))) {
+            for path in topology.equal_cost_paths(from, to) {
+                for link in path.links() {
+                    let [senders, receivers] = topology.across(*link);
+                    assert!(senders.contains(&from) && receivers.contains(&to), "seed {seed}: {link:?}");
+                    assert!(!senders.contains(&to) && !receivers.contains(&from), "seed {seed}: {link:?}");
+                }
+            }
+        }
+    }
+}

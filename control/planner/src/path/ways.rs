@@ -15,7 +15,7 @@ const UNREACHED: u32 = u32::MAX;
 type Gone<'a> = Box<dyn Fn(DirectedLink) -> bool + 'a>;
 
 /// Finds paths in a topology, or in what is left of it. Memory: four bytes a switch for each set of switches that hosts hang on.
-pub(crate) struct Ways<'a> {
+pub struct Ways<'a> {
     topology: &'a Topology,
     gone: Option<Gone<'a>>,
     /// For each set of last links: how many links each switch is from the target, itself included.
@@ -24,7 +24,7 @@ pub(crate) struct Ways<'a> {
 
 impl<'a> Ways<'a> {
     /// In the whole topology.
-    pub(crate) fn new(topology: &'a Topology) -> Self {
+    pub fn new(topology: &'a Topology) -> Self {
         Self { topology, gone: None, left: HashMap::new() }
     }
 
@@ -34,7 +34,7 @@ impl<'a> Ways<'a> {
     }
 
     /// All paths with the fewest links, in the links' order, at most [`MOST_PATHS`].
-    pub(crate) fn between(&mut self, from: HostId, to: HostId) -> Vec<Path> {
+    pub fn between(&mut self, from: HostId, to: HostId) -> Vec<Path> {
         if from == to {
             return Vec::new();
         }

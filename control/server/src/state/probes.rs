@@ -9,7 +9,7 @@ use super::decisions::{Noticed, Trigger};
 use super::verdicts::nanos;
 use super::{SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{Cause, Connection, DirectedLink, HostId, Level, Path, Probe, Rate, Verdict};
+use harmonaize_planner::{Cause, Connection, DirectedLink, HostId, Level, Path, Probe, Rate, Verdict, Ways};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -235,14 +235,19 @@ impl State {
     fn prober(&self, link: DirectedLink) -> (Option<(HostId, HostId, Path)>, bool) {
         let topology = &self.settings.topology;
         let able = |host: &HostId| self.probe_address(*host).is_some();
-        let mut hosts: Vec<HostId> = self.hosts.keys().copied().filter(able).collect();
         let last = self.probes.last.get(&link).copied();
-        hosts.sort_by_cached_key(|host| (self.estimates.is_busy(*host), Some(*host) == last, *host));
-        let (mut best, mut others_meet) = (None, false);
-        for from in hosts.iter().take(MOST_HOSTS) {
+        let ends = topology.across(link).map(|mut hosts| {
+            hosts.retain(able);
+            hosts.sort_by_cached_key(|host| (self.estimates.is_busy(*host), Some(*host) == last, *host));
+            hosts.truncate(MOST_HOSTS);
+            hosts
+        });
+        let [senders, receivers] = &ends;
+        let (mut best, mut others_meet, mut ways) = (None, false, Ways::new(topology));
+        for from in senders {
             let busy = self.estimates.is_busy(*from);
-            for to in hosts.iter().take(MOST_HOSTS).filter(|to| *to != from) {
-                let mut paths = topology.equal_cost_paths(*from, *to).into_iter();
+            for to in receivers.iter().filter(|to| *to != from) {
+                let mut paths = ways.between(*from, *to).into_iter();
                 let fits = |path: &Path| path.links().contains(&link) && self.is_named(path);
                 let Some(path) = paths.find(fits) else { continue };
                 if self.probes.meets(*from, &path) {

@@ -20,6 +20,7 @@ mod policies;
 mod random;
 mod recovered;
 mod regroup;
+mod scale;
 mod scenarios;
 mod sums;
 mod targets;

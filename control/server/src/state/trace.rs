@@ -63,6 +63,8 @@ pub(super) struct Traces {
     open: BTreeMap<u64, Asked>,
     legs: BTreeMap<Direction, Leg>,
     queues: BTreeMap<HostId, Queue>,
+    /// When each host's agent is next to be asked something, if it has room for a question.
+    due: BTreeSet<(Duration, HostId)>,
     busy: BTreeMap<SessionId, usize>,
     /// Addresses that answered, are no switch's in the topology, and were told of.
     strange: BTreeSet<IpAddr>,
@@ -78,6 +80,15 @@ struct Queue {
     due: BTreeSet<(Duration, Direction)>,
     /// Nothing but what is urgent is asked before.
     paced: Duration,
+    /// As it stands in [`Traces::due`].
+    at: Option<Duration>,
+}
+
+impl Queue {
+    fn next(&self) -> Option<Duration> {
+        let first = self.due.first().map(|(at, _)| (*at).max(self.paced));
+        self.urgent.first().map(|_| Duration::ZERO).or(first)
+    }
 }
 
 /// A question that waits for its answer.
@@ -128,13 +139,35 @@ pub(super) struct Learned {
 impl Traces {
     /// When the next question or the end of one is due, as far as agents may be asked: an answer makes room.
     fn deadline(&self, free: impl Fn(HostId) -> bool) -> Option<Duration> {
-        let due = |(host, queue): (&HostId, &Queue)| {
-            let first = queue.due.first().map(|(at, _)| (*at).max(queue.paced));
-            let urgent = queue.urgent.first().map(|_| Duration::ZERO);
-            urgent.or(first).filter(|_| free(*host))
-        };
+        let due = self.due.iter().find(|(_, host)| free(*host)).map(|(at, _)| *at);
         let ends = self.open.values().map(|asked| asked.deadline);
-        self.queues.iter().filter_map(due).chain(ends).min()
+        due.into_iter().chain(ends).min()
+    }
+
+    /// Hosts whose agents are to be asked something by then, if they have room for a question.
+    fn due(&self, now: Duration) -> BTreeSet<HostId> {
+        self.due.range(..=(now, HostId(usize::MAX))).map(|(_, host)| *host).collect()
+    }
+
+    /// What a host's agent is to be asked has changed.
+    fn queue_changed(&mut self, host: HostId) {
+        let Some(queue) = self.queues.get_mut(&host) else { return };
+        let next = queue.next();
+        if let Some(at) = queue.at.take_if(|at| next != Some(*at)) {
+            self.due.remove(&(at, host));
+        }
+        if queue.at.is_none() {
+            queue.at = next;
+            self.due.extend(next.map(|at| (at, host)));
+        }
+    }
+
+    /// Nothing more is asked of a host's agent for a while but what is urgent.
+    fn pace(&mut self, host: HostId, until: Duration) {
+        if let Some(queue) = self.queues.get_mut(&host) {
+            queue.paced = until;
+            self.queue_changed(host);
+        }
     }
 
     /// Says when a direction is asked about, whatever it was to be before.
@@ -151,6 +184,7 @@ impl Traces {
             When::At(at) => drop(queue.due.insert((at, direction))),
             When::Open => {}
         }
+        self.queue_changed(asker(direction));
     }
 
     /// A direction is asked about at that time, or sooner if it was to be sooner.
@@ -283,7 +317,7 @@ impl State {
             self.traces.hasten((pair, false), now);
             self.traces.hasten((pair, true), now);
         }
-        for host in self.traces.queues.keys().copied().collect::<Vec<_>>() {
+        for host in self.traces.due(now) {
             self.ask_traces_of(now, host);
         }
     }
@@ -309,8 +343,8 @@ impl State {
                 self.traces.put(direction, When::At(next));
                 continue;
             }
-            if let Some(queue) = self.traces.queues.get_mut(&host).filter(|_| !urgent) {
-                queue.paced = now + PACE;
+            if !urgent {
+                self.traces.pace(host, now + PACE);
             }
             self.ask_trace(now, direction, of, (host, target), chosen.ports);
         }

@@ -12,10 +12,13 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+mod spent;
 mod tenants;
 mod trains;
-
+mod ways;
+use spent::Spent;
 use tenants::Tenants;
+use ways::Ways;
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 
@@ -81,18 +84,12 @@ pub(super) struct Fabric {
     pub traced: u64,
     pub traced_over: BTreeMap<LinkId, u64>,
     salt: u64,
-    /// All shortest paths from a host to another, which never change.
-    ways: BTreeMap<(HostId, HostId), Vec<Path>>,
+    ways: Ways,
+    pub spent: Spent,
     coding: u64,
     /// What readers of events were answered, in order.
     pub read: Vec<v1::EventsRead>,
     pub tenants: Tenants,
-}
-
-fn ways(topology: &Topology) -> BTreeMap<(HostId, HostId), Vec<Path>> {
-    let hosts = || (0..topology.hosts().len()).map(HostId);
-    let pairs = hosts().flat_map(|from| hosts().map(move |to| (from, to)));
-    pairs.map(|(from, to)| ((from, to), topology.equal_cost_paths(from, to))).collect()
 }
 
 /// Two racks of four hosts, two spines, 2:1: hosts at 1 Gbit/s, each leaf's uplinks at 1 Gbit/s.
@@ -152,7 +149,8 @@ impl Fabric {
             traced: 0,
             traced_over: BTreeMap::new(),
             salt: seed,
-            ways: ways(&topology),
+            ways: Ways::default(),
+            spent: Spent::default(),
             coding,
             read: Vec::new(),
             tenants: Tenants::default(),
@@ -190,10 +188,11 @@ impl Fabric {
         let session = SessionId(self.sessions);
         let speed = self.coding;
         let told = |name: &str| v1::CodecSpeed { codec: name.to_owned(), encode: speed, decode: speed };
+        let address = format!("10.0.{}.{}", (host + 1) / 256, (host + 1) % 256);
         let abilities = v1::Abilities {
             trace: true,
             probe: true,
-            probe_address: format!("10.0.0.{}:4001", host + 1),
+            probe_address: format!("{address}:4001"),
             hold: true,
             turns: true,
             pace: true,
@@ -212,7 +211,7 @@ impl Fabric {
             ended: self.tenants.ended(host),
             protocol_version: PROTOCOL_VERSION,
             host: format!("h{host}"),
-            listen: format!("10.0.0.{}:4000", host + 1),
+            listen: format!("{address}:4000"),
             abilities: Some(abilities),
             ..v1::Hello::default()
         };
@@ -223,7 +222,7 @@ impl Fabric {
     pub(super) fn kill(&mut self, host: usize) {
         self.tenants.ended.retain(|(of, _), _| *of != host);
         if let Some(session) = std::mem::take(&mut self.agents[host]).session {
-            self.state.session_ended(self.now, session);
+            self.spent.on("session ended", || self.state.session_ended(self.now, session));
             self.settle();
         }
     }
@@ -276,14 +275,15 @@ impl Fabric {
     }
 
     fn say(&mut self, session: SessionId, message: from_agent::Message) {
-        self.state.message(self.now, session, message.into());
+        let (state, now, kind) = (&mut self.state, self.now, spent::kind(&message));
+        self.spent.on(kind, || state.message(now, session, message.into()));
         self.settle();
     }
 
     /// Carries out what control decided.
     pub(super) fn settle(&mut self) {
         loop {
-            let outputs = self.state.take_outputs();
+            let outputs = self.spent.on("outputs", || self.state.take_outputs());
             if outputs.is_empty() {
                 return;
             }
@@ -381,7 +381,7 @@ impl Fabric {
 
     /// Which spine a leaf sends a packet to: by a hash over those whose links live.
     fn way(&self, from: HostId, to: HostId, ports: (u16, u16)) -> Option<Path> {
-        let paths = self.ways.get(&(from, to)).map_or(&[][..], Vec::as_slice);
+        let paths = self.ways.between(&self.topology, from, to);
         let lives = |path: &&Path| !path.links().iter().any(|link| self.dead.contains(&link.link));
         let alive: Vec<&Path> = paths.iter().filter(lives).collect();
         let key = [from.0 as u64, to.0 as u64, u64::from(ports.0), u64::from(ports.1), self.salt];
@@ -393,8 +393,9 @@ impl Fabric {
     }
 
     fn host_at(&self, address: &str) -> HostId {
-        let last = address.rsplit('.').next().unwrap().split(':').next().unwrap();
-        HostId(last.parse::<usize>().unwrap() - 1)
+        let address = address.split(':').next().unwrap().parse::<std::net::Ipv4Addr>();
+        let [.., high, low] = address.unwrap().octets();
+        HostId(usize::from(high) * 256 + usize::from(low) - 1)
     }
 
     fn trace(&mut self, host: usize, question: &v1::TracePaths) -> v1::PathsTraced {
@@ -565,7 +566,7 @@ impl Fabric {
         let until = self.now + time;
         loop {
             let next = self.events.first_key_value().map(|(key, _)| key.0);
-            let deadline = self.state.next_deadline();
+            let deadline = self.spent.on("next deadline", || self.state.next_deadline());
             let at = next.into_iter().chain(deadline).min().filter(|at| *at <= until);
             let Some(at) = at else {
                 self.now = until;
@@ -574,7 +575,7 @@ impl Fabric {
             assert!(at >= self.now || deadline == Some(at), "time goes on");
             self.now = self.now.max(at);
             if deadline.is_some_and(|deadline| deadline <= self.now) {
-                self.state.expire(self.now);
+                self.spent.on("expire", || self.state.expire(self.now));
                 self.state.lost_plans(self.now);
                 self.settle();
                 let after = self.state.next_deadline();
