@@ -73,7 +73,9 @@ fn main() {
         }
         report(name, times, BAR);
     }
-    println!("packets of a sequence, each run once, between calls of the kernel that leave less in the caches: medians");
+    println!(
+        "packets of a sequence, each run once, between calls of the kernel that leave less in the caches: medians"
+    );
     for (name, times) in in_sequence(&mut ours, nothing, four, 0..SEQUENCE, &mut []) {
         report(name, times, 0);
     }
@@ -134,7 +136,8 @@ fn tcp(turn: u32, [near, far]: [IpAddr; 2]) -> [Step; 4] {
     let step = |direction, (from, to), [source, destination]: [u16; 2], asks| {
         let [sequence, acknowledgement] = if asks { [turn * 1024, 1] } else { [1, (turn + 1) * 1024] };
         let payload = if asks { 1024 } else { 0 };
-        let segment = Segment { source, destination, sequence, acknowledgement, flags: ACK, window: 1, payload };
+        let segment =
+            Segment { source, destination, sequence, acknowledgement, flags: ACK, window: 1, payload };
         Step { direction, asks, packet: ip(from, to, 6, 2, &segment.bytes()) }
     };
     [
@@ -191,7 +194,8 @@ fn write(memory: &mut [u8]) {
 fn trips(ours: &mut Programs) -> u64 {
     let mut flows = Flows::default();
     ours.read_flows(&mut flows).unwrap();
-    let tcp = flows.tcp.iter().map(|(_, flow)| flow.ingress.round_trips.count + flow.egress.round_trips.count);
+    let tcp =
+        flows.tcp.iter().map(|(_, flow)| flow.ingress.round_trips.count + flow.egress.round_trips.count);
     let roce = flows.roce.iter().map(|(_, flow)| flow.round_trips.count);
     tcp.chain(roce).sum()
 }
