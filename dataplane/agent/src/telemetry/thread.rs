@@ -42,14 +42,14 @@ const COMMANDS: usize = 256;
 const EVENTS: usize = 4096;
 const MARKS: usize = 16384;
 /// Shares of a core, as one part of so many, that the kinds of work may take: looking at flows under way that move much, at all under way,
-/// reading all flows, waking for events, looking closely, and acting on late round trips. Together 1.6%: what this thread takes, operations
+/// reading all flows, waking for events, looking closely, and acting on late round trips. Together 1.7%: what this thread takes, operations
 /// wait for, where all cores are busy. Beside it, where they are not, what marks and events cost to be taken in, which nobody can choose.
 const LOOKS: u32 = 166;
 const WHOLES: u32 = 1000;
 const READINGS: u32 = 1000;
 const WAKES: u32 = 200;
 const CLOSE_LOOKS: u32 = 500;
-const LATE_TRIPS: u32 = 1000;
+const LATE_TRIPS: u32 = 500;
 /// Where processors have no time to spare, looking takes one part in so many of its share, at the few that move much the square of it, none of it
 /// closely, and events gather so many times longer.
 const THRIFT: u32 = 2;

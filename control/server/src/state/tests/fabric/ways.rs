@@ -5,8 +5,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+type Known = BTreeMap<(HostId, HostId), Rc<[Path]>>;
+
 #[derive(Debug, Default)]
-pub(super) struct Ways(RefCell<BTreeMap<(HostId, HostId), Rc<[Path]>>>);
+pub(super) struct Ways(RefCell<Known>);
 
 impl Ways {
     pub(super) fn between(&self, topology: &Topology, from: HostId, to: HostId) -> Rc<[Path]> {
