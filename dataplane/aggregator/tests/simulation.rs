@@ -363,7 +363,7 @@ fn lost_questions_hold_up_little() {
     let scenario = |seed: u64, loss: u32| {
         let mut scenario = grouped(seed, |_| Multicast::All);
         (scenario.workers, scenario.units, scenario.loss, scenario.straggler) = (4, 32, loss, None);
-        scenario.segments = vec![u64::from(scenario.elements) * 2000];
+        scenario.segments = vec![u64::from(scenario.elements) * 500];
         scenario
     };
     let median = |loss: u32| {
@@ -379,6 +379,6 @@ fn lost_questions_hold_up_little() {
         times[times.len() / 2]
     };
     let [none, some, many] = [0, 100, 500].map(median);
-    println!("2000 chunks: {none:?}, with 1% of packets lost {some:?}, with 5% {many:?}");
+    println!("500 chunks: {none:?}, with 1% of packets lost {some:?}, with 5% {many:?}");
     assert!(some < 3 * none && many < 20 * none, "{none:?} {some:?} {many:?}");
 }
