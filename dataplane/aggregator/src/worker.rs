@@ -479,7 +479,7 @@ impl Worker {
         flight.due = now + self.retry(self.answers, flight.questions);
         flight.attempts += 1;
         flight.questions += 1;
-        (flight.asked, flight.asked_at) = (true, now);
+        flight.asked = Some(now);
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);
         self.bare(Kind::Acknowledge, incarnation, chunk, 1, packet)
@@ -514,7 +514,7 @@ impl Worker {
                 }
             }
         }
-        (flight.sent, flight.held, flight.asked, flight.again) = (now, None, false, flight.attempts > 0);
+        (flight.sent, flight.held, flight.asked, flight.again) = (now, None, None, flight.attempts > 0);
         flight.questions = 0;
         // Who is answered backs off no more: it is loss that is in the way, not a queue.
         let usual = if flight.again { self.answers } else { self.round_trip };

@@ -94,12 +94,15 @@ impl Worker {
         }
         // A question follows the part on its way: where that has not come it is lost. What waits for a slot, or for others, is
         // not, and its time-out begins anew.
-        let lost = header.note == 0 && flight.asked;
+        let lost = header.note == 0 && flight.asked.is_some();
         // By Karn's rule, as for sums: to the only question since an answer, or to the part, which had no slot.
-        match flight.questions {
-            1 => self.answers.sample(now.saturating_sub(flight.asked_at)),
-            0 if !flight.again && flight.waits == 0 => self.answers.sample(now.saturating_sub(flight.sent)),
-            _ => {}
+        let since = match flight.questions {
+            0 => Some(flight.sent).filter(|_| !flight.again && flight.waits == 0),
+            1 => flight.asked,
+            _ => None,
+        };
+        if let Some(since) = since {
+            self.answers.sample(now.saturating_sub(since));
         }
         flight.questions = 0;
         flight.due = if lost { now } else { now + self.answers.retry(flight.waits) };

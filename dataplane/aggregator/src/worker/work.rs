@@ -17,9 +17,8 @@ pub(super) struct Flight {
     pub(super) attempts: u32,
     /// What the aggregator last said of this part: that it is in, or that it is not.
     pub(super) held: Option<bool>,
-    /// It was asked since the part was sent; when last.
-    pub(super) asked: bool,
-    pub(super) asked_at: Duration,
+    /// When it was last asked since the part was sent.
+    pub(super) asked: Option<Duration>,
     /// How often, without an answer; and how often the answer was that the part is in, or has no slot.
     pub(super) questions: u32,
     pub(super) waits: u32,
