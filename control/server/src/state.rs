@@ -382,6 +382,7 @@ impl State {
         self.expire_aggregations(now);
         self.look_at_windows(now);
         self.expire_traces(now);
+        self.prove_waiting(now);
         self.expire_plans(now);
         self.expire_agreements(now);
         self.expire_turns(now);

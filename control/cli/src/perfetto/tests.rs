@@ -311,6 +311,8 @@ fn hostile_records_end_in_a_trace() {
                     burst_began_ns: number(),
                     burst_ended_ns: number(),
                     burst_bytes: number(),
+                    paused_ns: number() as u32,
+                    size: number() as u32,
                 }),
                 2 => Record::Observer(Observer {
                     time_ns: number(),

@@ -62,14 +62,26 @@ enum Ours {
 /// When a link that could not be looked at is due again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// How long a connection is left alone after trains found nobody on its path, at first and at most; the latter also after they
-/// found somebody.
-const LEFT_ALONE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
+/// How long a connection is left alone after trains were sent for it.
+#[derive(Clone, Copy, Debug)]
+struct Alone {
+    /// At least.
+    least: Duration,
+    /// After they found somebody; and on average where they find nobody again and again,
+    most: Duration,
+    /// which they may so often before that counts.
+    in_vain: u32,
+}
+
+/// A connection whose path others congest, as its agent says.
+const LEFT_ALONE: Alone =
+    Alone { least: Duration::from_millis(250), most: Duration::from_secs(2), in_vain: 1 };
 
 /// The same where the connection is starved: that is seldom said without cause.
-const STARVED_ALONE: (Duration, Duration) = (Duration::from_millis(40), Duration::from_millis(500));
+const STARVED_ALONE: Alone =
+    Alone { least: Duration::from_millis(40), most: Duration::from_millis(500), in_vain: 4 };
 
-/// For how long what an agent said of a starved connection may wait for other trains.
+/// For how long what an agent said of a starved connection may wait, for other trains or for the end of a pause.
 const WAITS: Duration = Duration::from_millis(100);
 
 /// When a connection of which nobody complained is forgotten.
@@ -113,43 +125,46 @@ struct Suspected {
     usual: Pause,
     starved: Pause,
     heard: Duration,
-    /// That it is starved could not be looked at, for other trains were under way.
-    waits: Option<Suspicion>,
+    /// That it is starved could not be looked at, for other trains were under way, or until a time.
+    waits: Option<(Suspicion, Option<Duration>)>,
 }
 
 /// When trains may be sent for a connection again.
 #[derive(Clone, Copy, Debug)]
 struct Pause {
     not_before: Duration,
-    next: Duration,
-    limits: (Duration, Duration),
+    /// Until when what was sent in vain is made up for.
+    made_up: Duration,
+    limits: Alone,
 }
 
 impl Pause {
-    fn new(now: Duration, limits: (Duration, Duration)) -> Self {
-        Self { not_before: now, next: limits.0, limits }
+    fn new(now: Duration, limits: Alone) -> Self {
+        Self { not_before: now, made_up: now, limits }
     }
 
-    /// Trains told: the more often in a row that nobody was there, the longer it is left alone. What came long after the last is
-    /// none of that row.
+    /// Trains told: where nobody was there too often in a row, it is left alone for longer.
     fn told(&mut self, now: Duration, clean: bool) {
-        let (first, most) = self.limits;
-        if now > self.not_before.saturating_add(most) {
-            self.next = first;
+        let Alone { least, most, in_vain } = self.limits;
+        if !clean {
+            (self.not_before, self.made_up) = (now.saturating_add(most), now);
+            return;
         }
-        self.not_before = now.saturating_add(if clean { self.next } else { most });
-        self.next = if clean { self.next.saturating_mul(2).min(most) } else { first };
+        self.made_up = self.made_up.max(now).saturating_add(most);
+        let row = most.saturating_mul(in_vain);
+        self.not_before = now.saturating_add(least).max(self.made_up.saturating_sub(row));
     }
 
     /// Trains met our own traffic, which has pauses: this belongs to no row.
     fn told_nothing(&mut self, now: Duration) {
-        self.not_before = now.saturating_add(self.limits.0);
+        self.not_before = now.saturating_add(self.limits.least);
     }
 }
 
 impl Probes {
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.open.values().map(|asked| asked.deadline).min()
+        let waiting = self.suspected.values().filter_map(|known| known.waits.as_ref()?.1);
+        self.open.values().map(|asked| asked.deadline).chain(waiting).min()
     }
 
     /// Whether a train under way crosses a link of a path, or leaves the same host.
@@ -305,23 +320,29 @@ impl State {
         known.heard = now;
         known.waits = None;
         let (pause, trains) = if starved { (known.starved, STARVED) } else { (known.usual, USED) };
+        let suspicion = Suspicion { verdict: verdict.clone(), noticed: noticed.clone(), starved };
         if pause.not_before > now {
+            known.waits = Some((suspicion, Some(pause.not_before))).filter(|_| starved);
             return true;
         }
-        let suspicion = Suspicion { verdict: verdict.clone(), noticed: noticed.clone(), starved };
         let proves = Some(suspicion.clone());
         let asked = self.ask_probe(now, (from, to), verdict.path.clone(), trains, proves);
         if let Some(known) = self.probes.suspected.get_mut(&connection).filter(|_| starved && !asked) {
-            known.waits = Some(suspicion);
+            known.waits = Some((suspicion, None));
         }
         true
     }
 
-    /// Trains have come in that others had to wait for.
+    /// Trains have come in that others had to wait for, or pauses may have ended.
     pub(super) fn prove_waiting(&mut self, now: Duration) {
-        let waiting = self.probes.suspected.values_mut().filter(|known| known.waits.is_some());
-        let recent = |known: &mut Suspected| known.waits.take().filter(|_| known.heard + WAITS > now);
-        let waiting: Vec<Suspicion> = waiting.filter_map(recent).collect();
+        let due = |known: &mut Suspected| {
+            let (suspicion, _) = known.waits.take_if(|(_, until)| until.is_none_or(|until| until <= now))?;
+            Some(suspicion).filter(|_| known.heard + WAITS > now)
+        };
+        let waiting: Vec<Suspicion> = self.probes.suspected.values_mut().filter_map(due).collect();
+        if !waiting.is_empty() {
+            self.measure_active(now);
+        }
         for Suspicion { verdict, noticed, .. } in waiting {
             let heard = self.probes.suspected.get(&verdict.connection).map(|known| known.heard);
             self.prove(now, &verdict, &noticed, true);
@@ -434,18 +455,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_in_vain_is_looked_at_ever_more_seldom_until_it_has_not_been_for_a_while() {
+    fn what_is_said_in_vain_is_looked_at_less_often_only_after_some_in_a_row() {
         let ms = Duration::from_millis;
         let mut pause = Pause::new(ms(0), STARVED_ALONE);
         let mut alone = |now: u64, clean| {
             pause.told(ms(now), clean);
             (pause.not_before - ms(now)).as_millis()
         };
-        assert_eq!([(0, true), (40, true), (120, true)].map(|(now, clean)| alone(now, clean)), [40, 80, 160]);
-        assert_eq!(alone(1000, true), 40, "this is another row");
-        assert_eq!(alone(1040, false), 500);
-        assert_eq!(alone(1540, true), 40);
-        pause.told_nothing(ms(1600));
-        assert_eq!((pause.not_before, pause.next), (ms(1640), ms(80)));
+        assert_eq!([0, 40, 80, 120].map(|now| alone(now, true)), [40; 4]);
+        assert_eq!([160, 500, 1000].map(|now| alone(now, true)), [340, 500, 500], "one in half a second");
+        assert_eq!([3000, 3040].map(|now| alone(now, true)), [40; 2], "what was long ago is made up for");
+        assert_eq!(alone(3080, false), 500);
+        assert_eq!([3580, 3620, 3660, 3700].map(|now| alone(now, true)), [40; 4], "it was right meanwhile");
+        pause.told_nothing(ms(5600));
+        assert_eq!(pause.not_before, ms(5640));
     }
 }

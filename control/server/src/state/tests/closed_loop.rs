@@ -120,6 +120,28 @@ fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
 }
 
 #[test]
+fn what_is_said_right_after_a_false_word_is_proven_as_soon_as_the_pause_has_ended() {
+    for seed in 0..8 {
+        let (mut fabric, id) = formed(seed, 1);
+        let link = way_out(&fabric, id);
+        fabric.say_starved(id, link);
+        let mut waited = (0..1000).take_while(|_| {
+            fabric.run(MS);
+            fabric.state.suspicions().1 == 0
+        });
+        assert!(waited.by_ref().count() < 1000, "seed {seed}: a train shows that nobody is there");
+        fabric.strangers.insert(1, Stranger { link, bits: 500_000_000 });
+        // Said once, within the 40 ms in which no train is sent.
+        fabric.say_starved(id, link);
+        fabric.run(MS * 30);
+        assert_eq!(fabric.state.suspicions(), (0, 1), "seed {seed}: not yet");
+        fabric.run(MS * 170);
+        assert_eq!(fabric.state.suspicions(), (1, 1), "seed {seed}");
+        assert_eq!(crossing(&fabric, id, link), 0, "seed {seed}: it left the link");
+    }
+}
+
+#[test]
 fn hours_of_strangers_bring_one_switch_each_and_no_flapping() {
     for seed in 0..2 {
         eprintln!("seed {seed}");

@@ -1,6 +1,6 @@
 //! Trains over the fabric: what strangers and our own connections leave of them.
 
-use super::{Fabric, HostId, Path, SwitchId, v1};
+use super::{CongestionCause, CongestionLevel, DirectedLink, Fabric, HostId, Path, SwitchId, from_agent, v1};
 use rand::RngExt;
 
 /// Links' rate, and what a connection of ours sends while it sends, in bits a second.
@@ -8,6 +8,34 @@ const CAPACITY: f64 = 1e9;
 const OWN: f64 = 8e8;
 
 impl Fabric {
+    /// Agents say, once, that others starve a communicator's connections over a link.
+    pub(in crate::state::tests) fn say_starved(&mut self, id: u64, link: DirectedLink) {
+        for host in 0..self.agents.len() {
+            let Some(session) = self.agents[host].session else { continue };
+            let sends = self.sends(host).into_iter();
+            for (id, epoch, peer, port, _) in
+                sends.filter(|(of, .., path)| *of == id && path.links().contains(&link))
+            {
+                let congestion = v1::Congestion {
+                    level: CongestionLevel::Severe.into(),
+                    cause: CongestionCause::Foreign.into(),
+                    own_bits: 500_000_000,
+                    capacity_bits: 1_000_000_000,
+                    starved: true,
+                    ..v1::Congestion::default()
+                };
+                let told = v1::PathCongestion {
+                    congestion: Some(congestion),
+                    communicator: id,
+                    epoch,
+                    peer,
+                    source_port: u32::from(port),
+                };
+                self.say(session, from_agent::Message::PathCongestion(told));
+            }
+        }
+    }
+
     /// The path that a probe is to take.
     pub(super) fn probed_path(&self, host: usize, question: &v1::ProbePath) -> Option<Path> {
         let to = self.host_at(&question.address);
