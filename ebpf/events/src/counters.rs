@@ -52,11 +52,15 @@ shared! {
         /// Packets whose sequence numbers begin before the highest end seen: retransmissions seen from here.
         pub retransmissions: u64,
         /// Packets that say that the sender has slowed down (CWR), handshake excluded.
-        pub slowed: u64,
+        pub slowed: u32,
+        /// When the last round trip ended, in units of 1024 ns, modulo 2^32.
+        pub ended: u32,
         /// Packets that echo marks to the other side (ECE), handshake excluded.
         pub echoed: u64,
         /// Packets that offer the other side a window of zero.
-        pub zero_windows: u64,
+        pub zero_windows: u32,
+        /// The bytes on the wire of the segment under measurement.
+        pub measured_size: u32,
         /// Jumps of more than 2^30 in the sequence, after which counting begins anew: not plausible within a connection.
         pub jumps: u32,
         /// `traffic.bytes`, modulo 2^32, when the segment of the last round trip that has ended had passed.

@@ -18,7 +18,7 @@ pub enum EventKind {
     Gap = 5,
     /// RoCE: a NAK passed. `total` counts those of the flow.
     Refusal = 6,
-    /// A packet that left was acknowledged now, much later than the least that this ever took, and the one measured before was not.
+    /// A packet that left was acknowledged now, much later than the least that this ever took.
     /// `flow` is what left; `count` says which of its round trips this was. TCP: `total` counts the bytes of the flow until the packet had left,
     /// it too. At most one a millisecond is told, of all flows together; none that took 30 ms more than the least, for such acknowledgements
     /// may have been delayed.
@@ -60,5 +60,9 @@ shared! {
         pub burst_ended_ns: u64,
         /// `BurstBegan`: its bytes on the wire. `LateRoundTrip` of TCP: those between what the two measured, modulo 2^32. Else 0.
         pub burst_bytes: u64,
+        /// `LateRoundTrip` of TCP: from when the one before had ended until the packet left that was acknowledged, in nanoseconds; at most 2^32 - 1. Else 0.
+        pub paused_ns: u32,
+        /// `LateRoundTrip` of TCP: of `burst_bytes`, those of that packet. Else 0.
+        pub size: u32,
     }
 }

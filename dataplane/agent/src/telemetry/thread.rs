@@ -60,10 +60,9 @@ const SAVED: Duration = Duration::from_micros(500);
 const CLOSE: Duration = Duration::from_millis(1);
 const CLOSE_SAVED: Duration = Duration::from_millis(3);
 const BEGINNING_NS: u64 = 20_000_000;
-/// The same for late round trips: for each the thread wakes, however long other events gather, and looks at flows if it is of one that is worth
-/// it; and closely for so long, while a verdict is in the making.
+/// The same for late round trips: for each the thread wakes, however long other events gather, and looks at flows if it is news
+/// of one that is worth it.
 const LATE_SAVED: Duration = Duration::from_millis(2);
-const LATE_NS: u64 = 20_000_000;
 /// Longer than this events never wait, whatever it costs; [`THRIFT`] times as long where processors have no time to spare.
 const GATHER: Duration = Duration::from_millis(10);
 /// How long looks go on after the last sign of traffic.
@@ -163,9 +162,8 @@ struct Thread {
     woken_ns: u64,
     /// Of what was taken in last, a round trip was late.
     told_late: bool,
-    /// One was since the last look, of a flow that is worth a look at once; and when that was last so.
+    /// One was since the last look that is worth a look at once.
     hurries: bool,
-    late_ns: u64,
     begun_ns: u64,
     /// When somebody last asked for flows, and who waits for an answer until when.
     asked_ns: u64,
@@ -236,7 +234,6 @@ impl Thread {
             woken_ns: 0,
             told_late: false,
             hurries: false,
-            late_ns: 0,
             begun_ns: now_ns,
             asked_ns: 0,
             waiting: Vec::new(),
@@ -314,15 +311,12 @@ impl Thread {
     fn gather(&mut self) {
         self.events.clear();
         let (mut woken, mut told_late) = (false, false);
-        let Self { source, events, looks, own, hurries, late_ns, .. } = self;
+        let Self { source, events, looks, own, hurries, .. } = self;
         let read = source.read_events(EVENTS, &mut |event| {
             if EventKind::from_number(event.kind) == Some(EventKind::LateRoundTrip) {
                 told_late = true;
                 let flow = &event.flow;
-                let worth = if own.any() { own.has(flow) } else { looks.moves_much(flow) };
-                if worth {
-                    (*hurries, *late_ns) = (true, event.time_ns.max(*late_ns));
-                }
+                *hurries |= is_news(event) && if own.any() { own.has(flow) } else { looks.moves_much(flow) };
             } else {
                 woken |= looks.wake(&event.flow);
             }
@@ -566,4 +560,11 @@ impl Thread {
             recording.end();
         }
     }
+}
+
+/// Whether a round trip took much longer than the one before: the queue has just grown.
+fn is_news(late: &Event) -> bool {
+    let took_ns = late.time_ns.saturating_sub(late.burst_ended_ns);
+    let before_ns = late.burst_ended_ns.saturating_sub(late.burst_began_ns);
+    late.burst_began_ns == 0 || took_ns / 2 >= before_ns
 }

@@ -354,9 +354,9 @@ fn direction(traffic: &Counted, trips: &RoundTrips, bits: u64, clock: Clock) -> 
 fn tcp_direction(counters: &TcpCounters, bits: u64, clock: Clock) -> v1::FlowDirection {
     v1::FlowDirection {
         retransmissions: counters.retransmissions,
-        slowed: counters.slowed,
+        slowed: counters.slowed.into(),
         echoed: counters.echoed,
-        zero_windows: counters.zero_windows,
+        zero_windows: counters.zero_windows.into(),
         ..direction(&counters.traffic, &counters.round_trips, bits, clock)
     }
 }

@@ -249,7 +249,7 @@ impl Memory {
             (0, first) | (first, 0) => first,
             (one, other) => one.min(other),
         };
-        self.change(time_ns, first, ingress.zero_windows, &out, &into)
+        self.change(time_ns, first, ingress.zero_windows.into(), &out, &into)
     }
 
     /// Takes a snapshot of one direction to a queue pair.

@@ -1,5 +1,5 @@
-//! Queues that leap up: a round trip that was late after one that was not, as the programs tell at once, where what the connection
-//! sent meanwhile does not explain it. That is said too soon to be sure, for a path that carries about all that is stated: whoever acts on it has it proven.
+//! Queues that leap up: a late round trip, as the programs tell at once, where what the connection sent since the one before does not
+//! explain it. That is said too soon to be sure, for a path that carries about all that is stated: whoever acts on it has it proven.
 
 use super::Limits;
 use super::bins::BIN_NS;
@@ -7,10 +7,10 @@ use super::monitor::Monitor;
 use super::starved::Leg;
 use harmonaize_events::Event;
 
-/// It found a queue of so much, at least,
-const QUEUE_NS: u64 = 3_600_000;
-/// of which so much is not of what was sent since the one before. More than the other no queue grows by between two round trips: a host stood still.
-const UNEXPLAINED_NS: std::ops::Range<u64> = 1_300_000..6_200_000;
+/// So much of the queue that it found is not of the connection. More no queue grows by between two round trips: a host stood still.
+const UNEXPLAINED_NS: std::ops::Range<u64> = 2_600_000..7_000_000;
+/// And so much is left where what it measures, which a host may hand over all at once, waited for itself.
+const LEFT_NS: u64 = 500_000;
 /// Fewer bytes than this between the two are no traffic to speak of: their acknowledgement may have been delayed.
 const LITTLE: u64 = 4 << 10;
 /// An event is of now for so long.
@@ -19,35 +19,37 @@ const NEWS_NS: u64 = 10_000_000;
 const LATELY: u64 = 40;
 const ALONE: u64 = 4;
 
-/// A late round trip that was told, and the one before.
+/// A late round trip that was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Leap {
-    before: Leg,
     pub(super) late: Leg,
-    /// What left from when the one before began until it had begun.
+    /// What left from when the one before began until it had begun: all that can be in a queue of what the connection sent.
     bytes: u64,
+    /// The last of it, and how long before that the one before had ended.
+    size: u64,
+    paused_ns: u64,
 }
 
 impl Leap {
     pub(super) fn of(event: &Event) -> Self {
-        let leg = |sent_ns: u64, acknowledged_ns: u64| Leg {
-            sent_ns,
-            acknowledged_ns,
-            waited_ns: acknowledged_ns.saturating_sub(sent_ns),
-        };
-        let sent_ns = event.burst_ended_ns;
-        let (before, late) = (leg(event.burst_began_ns, sent_ns), leg(sent_ns, event.time_ns));
-        Self { before, late, bytes: event.burst_bytes }
+        let (sent_ns, acknowledged_ns) = (event.burst_ended_ns, event.time_ns);
+        let late = Leg { sent_ns, acknowledged_ns, waited_ns: acknowledged_ns.saturating_sub(sent_ns) };
+        let (bytes, size) = (event.burst_bytes, u64::from(event.size));
+        Self { late, bytes, size, paused_ns: event.paused_ns.into() }
     }
 
-    /// The queue that the late one found, and of that what a link of a capacity had not from before and from what was sent since.
-    fn queue(&self, rest_ns: u64, capacity: u64) -> (u64, u64) {
-        let queue = |leg: &Leg| leg.took_ns().saturating_sub(rest_ns);
-        let sent_ns = u128::from(self.bytes) * 1_000_000_000 / u128::from(capacity.max(1));
-        let sent_ns = u64::try_from(sent_ns).unwrap_or(u64::MAX);
-        let passed_ns = self.late.sent_ns.saturating_sub(self.before.sent_ns);
-        let own_ns = queue(&self.before).saturating_add(sent_ns).saturating_sub(passed_ns);
-        (queue(&self.late), queue(&self.late).saturating_sub(own_ns))
+    /// Of the queue that it found, what is not of what the connection had sent before, over a link of a capacity; and how long what it measures takes itself.
+    ///
+    /// When the one before was acknowledged, what had left later than the path at rest takes may have stood in the queue, at most all that was sent
+    /// since that one left; and from then on the link has drained it.
+    fn unexplained(&self, rest_ns: u64, capacity: u64) -> (u64, u64) {
+        let takes_ns = |bytes: u64| {
+            let time_ns = u128::from(bytes) * 1_000_000_000 / u128::from(capacity.max(1));
+            u64::try_from(time_ns).unwrap_or(u64::MAX)
+        };
+        let own_ns = takes_ns(self.bytes).saturating_sub(rest_ns).saturating_sub(self.paused_ns);
+        let queue_ns = self.late.took_ns().saturating_sub(rest_ns);
+        (queue_ns.saturating_sub(own_ns), takes_ns(self.size))
     }
 }
 
@@ -57,9 +59,10 @@ impl Monitor {
         let Some(rest_ns) = self.rest.least().filter(|_| stated > 0 && self.fills_link()) else {
             return false;
         };
-        let (queue_ns, unexplained_ns) = leap.queue(rest_ns, stated);
+        let (unexplained_ns, itself_ns) = leap.unexplained(rest_ns, stated);
         let old = now_ns.saturating_sub(leap.late.acknowledged_ns) >= NEWS_NS;
-        let grown = queue_ns >= QUEUE_NS && UNEXPLAINED_NS.contains(&unexplained_ns);
+        let alone = unexplained_ns >= itself_ns.saturating_add(LEFT_NS);
+        let grown = UNEXPLAINED_NS.contains(&unexplained_ns) && alone;
         grown && !old && leap.bytes >= LITTLE && self.is_most_of(whole)
     }
 

@@ -80,7 +80,7 @@ impl Form {
     pub(super) const fn shape(kind: u8) -> Option<(usize, bool)> {
         Some(match kind {
             kind::OBSERVER | kind::LOST => (3, false),
-            kind::EVENT => (6, true),
+            kind::EVENT => (7, true),
             kind::TCP => (1 + size_of::<TcpFlow>() / 8, true),
             kind::ROCE => (1 + size_of::<RoceCounters>() / 8, true),
             kind::TOTALS => (1 + size_of::<InterfaceTotals>() / 8, false),
@@ -106,7 +106,8 @@ impl Form {
             Record::Event(event) => {
                 let parts = u64::from(event.kind) | u64::from(event.count) << 32;
                 let (began, ended) = (event.burst_began_ns, event.burst_ended_ns);
-                words.push_each([event.time_ns, parts, event.total, began, ended, event.burst_bytes]);
+                let sent = u64::from(event.paused_ns) | u64::from(event.size) << 32;
+                words.push_each([event.time_ns, parts, event.total, began, ended, event.burst_bytes, sent]);
                 (kind::EVENT, Some(event.flow))
             }
             Record::Tcp { time_ns, key, flow } => {
@@ -165,16 +166,23 @@ impl Form {
                 realtime_offset_ns: words.take(at).cast_signed(),
             }),
             kind::EVENT => {
-                let (time_ns, parts) = (words.take(at), words.take(at));
+                let halves = |word: u64| (word as u32, (word >> 32) as u32);
+                let (time_ns, (kind, count)) = (words.take(at), halves(words.take(at)));
+                let (total, burst_began_ns) = (words.take(at), words.take(at));
+                let (burst_ended_ns, burst_bytes) = (words.take(at), words.take(at));
+                // Older traces end before this, with zeros.
+                let (paused_ns, size) = halves(words.take(at));
                 Record::Event(Event {
                     time_ns,
                     flow,
-                    kind: narrow(parts & u64::from(u32::MAX))?,
-                    count: narrow(parts >> 32)?,
-                    total: words.take(at),
-                    burst_began_ns: words.take(at),
-                    burst_ended_ns: words.take(at),
-                    burst_bytes: words.take(at),
+                    kind,
+                    count,
+                    total,
+                    burst_began_ns,
+                    burst_ended_ns,
+                    burst_bytes,
+                    paused_ns,
+                    size,
                 })
             }
             kind::TCP => Record::Tcp { time_ns: words.take(at), key: flow, flow: words.take_all(at) },

@@ -29,7 +29,7 @@ fn wild(random: &mut ChaCha8Rng) -> u64 {
 fn counters(random: &mut ChaCha8Rng) -> TcpCounters {
     TcpCounters {
         traffic: Traffic { packets: wild(random), last_ns: wild(random), ..Traffic::default() },
-        slowed: wild(random),
+        slowed: random.random(),
         state: random.random(),
         ..TcpCounters::default()
     }
@@ -48,6 +48,8 @@ fn any(random: &mut ChaCha8Rng) -> Record {
             burst_began_ns: wild(random),
             burst_ended_ns: wild(random),
             burst_bytes: wild(random),
+            paused_ns: random.random(),
+            size: random.random(),
         }),
         2 => {
             let flow = TcpFlow { ingress: counters(random), egress: counters(random) };

@@ -114,9 +114,19 @@ fn own_bursts_that_find_their_own_queues_starve_nobody() {
     assert!(told >= 10, "{told} looks for late round trips");
 }
 
-/// Whether a connection that has sent 90% of its link for half a second is said to be starved for an event alone: `before` measured so long, then one took
-/// so long and found out after so many bytes more, so long ago; beside another connection that sends such a part of the link.
-fn said_for(before_ns: u64, took_ns: u64, bytes: u64, ago_ns: u64, beside: f64) -> bool {
+/// What is told of a round trip: how long it took, what was sent since the one before, which had ended so long before, and of that what it measures.
+#[derive(Clone, Copy)]
+struct Told {
+    took_ns: u64,
+    bytes: u64,
+    paused_ns: u32,
+    size: u32,
+}
+
+/// Whether a connection that has sent 90% of its link for half a second is said to be starved for an event alone, which was so long ago; beside
+/// another connection that sends such a part of the link.
+fn said_for(told: Told, ago_ns: u64, beside: f64) -> bool {
+    let Told { took_ns, bytes, paused_ns, size } = told;
     let mut agent = Agent::new(7, 0, Source::Paced(STATED * (0.9 - beside)));
     let from_ns = agent.world.now_ns();
     if beside > 0.0 {
@@ -147,9 +157,11 @@ fn said_for(before_ns: u64, took_ns: u64, bytes: u64, ago_ns: u64, beside: f64) 
         kind: EventKind::LateRoundTrip as u32,
         count: u32::MAX,
         total: u64::MAX,
-        burst_began_ns: sent_ns - before_ns,
+        burst_began_ns: sent_ns - MS,
         burst_ended_ns: sent_ns,
         burst_bytes: bytes,
+        paused_ns,
+        size,
     }));
     agent.detector.advance(now_ns);
     let found = std::iter::from_fn(|| agent.detector.poll()).last();
@@ -160,15 +172,23 @@ fn said_for(before_ns: u64, took_ns: u64, bytes: u64, ago_ns: u64, beside: f64) 
 
 #[test]
 fn a_queue_that_leaps_up_is_told_at_once_where_nothing_else_explains_it() {
-    const K: u64 = 1000;
-    assert!(said_for(800 * K, 4_600 * K, 24_000, 0, 0.0), "others came, and no look at flows was needed");
-    assert!(!said_for(800 * K, 3_500 * K, 24_000, 0, 0.0), "own bursts do as much");
-    assert!(!said_for(800 * K, 4_600 * K, 100_000, 0, 0.0), "what it sent explains it");
+    // The link takes 4 ms for 100,000 bytes, and the path at rest 0.9.
+    let told = Told { took_ns: 4_600_000, bytes: 24_000, paused_ns: 0, size: 6_000 };
+    assert!(said_for(told, 0, 0.0), "others came, and no look at flows was needed");
+    assert!(!said_for(Told { took_ns: 3_200_000, ..told }, 0, 0.0), "own bursts do as much");
+    let much = Told { bytes: 100_000, ..told };
+    assert!(!said_for(much, 0, 0.0), "what it sent explains it");
     assert!(
-        !said_for(800 * K, 4_600 * K, 1_000, 0, 0.0),
+        said_for(Told { paused_ns: 3_000_000, ..much }, 0, 0.0),
+        "but not what had left the queue by then"
+    );
+    let whole = Told { paused_ns: 3_000_000, size: 90_000, ..much };
+    assert!(!said_for(whole, 0, 0.0), "what was handed over all at once waited for itself");
+    assert!(
+        !said_for(Told { bytes: 1_000, ..told }, 0, 0.0),
         "an acknowledgement of little may have been delayed"
     );
-    assert!(!said_for(800 * K, 9_600 * K, 24_000, 0, 0.0), "a host stood still");
-    assert!(!said_for(800 * K, 4_600 * K, 24_000, 20 * MS, 0.0), "that was long ago");
-    assert!(!said_for(800 * K, 4_600 * K, 24_000, 0, 0.4), "what the other sent is not known yet");
+    assert!(!said_for(Told { took_ns: 9_600_000, ..told }, 0, 0.0), "a host stood still");
+    assert!(!said_for(told, 20 * MS, 0.0), "that was long ago");
+    assert!(!said_for(told, 0, 0.4), "what the other sent is not known yet");
 }

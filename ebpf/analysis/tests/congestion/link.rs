@@ -281,6 +281,7 @@ impl World {
                 flow.measuring = true;
                 flow.counters.egress.measured_ns = now_ns;
                 flow.counters.egress.measured_bytes = flow.counters.egress.traffic.bytes as u32;
+                flow.counters.egress.measured_size = WIRE as u32;
             }
             let hidden = flow.whose == Whose::Hidden;
             self.events.extend(event.filter(|_| !hidden).map(Record::Event));
@@ -320,12 +321,13 @@ impl World {
             let trips = &mut flow.counters.egress.round_trips;
             trips.least_ns = if trips.count == 0 { trip } else { trips.least_ns.min(trip) };
             let (least_ns, late_ns) = (trips.least_ns, self.late_ns.max(trips.least_ns));
-            let late = trip - least_ns >= late_ns && trips.last_ns.saturating_sub(least_ns) < late_ns;
+            let late = trip - least_ns >= late_ns;
             let (before_ns, count) = (trips.last_ns, trips.count as u32 + 1);
             (trips.last_ns, trips.sum_ns, trips.count) = (trip, trips.sum_ns + trip, trips.count + 1);
             let egress = &mut flow.counters.egress;
             let (sent, all) = (egress.measured_bytes, egress.traffic.bytes);
             let before = std::mem::replace(&mut egress.bytes_before, sent);
+            let ended = std::mem::replace(&mut egress.ended, (now_ns >> 10) as u32);
             if late && self.late_ns > 0 && flow.whose != Whose::Hidden {
                 self.events.push(Record::Event(Event {
                     time_ns: now_ns,
@@ -336,6 +338,8 @@ impl World {
                     burst_began_ns: sent_ns - before_ns,
                     burst_ended_ns: sent_ns,
                     burst_bytes: sent.wrapping_sub(before).into(),
+                    paused_ns: ((sent_ns >> 10) as u32).wrapping_sub(ended).saturating_mul(1 << 10),
+                    size: egress.measured_size,
                 }));
             }
         }

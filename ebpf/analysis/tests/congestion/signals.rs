@@ -82,7 +82,7 @@ fn a_receiver_that_holds_up_is_no_congestion() {
         if at < 500 {
             trip(flow, 100_000);
         } else {
-            flow.ingress.zero_windows += u64::from(at % 20 == 0);
+            flow.ingress.zero_windows += u32::from(at % 20 == 0);
             flow.egress.retransmissions += u64::from(at % 20 == 10);
             trip(flow, 20 * MS);
         }
@@ -269,7 +269,7 @@ fn any_records_are_taken() {
         let mut flow = TcpFlow::default();
         (flow.ingress.traffic, flow.egress.traffic) = (ingress, egress);
         flow.egress.retransmissions = any(&mut random);
-        flow.ingress.zero_windows = any(&mut random);
+        flow.ingress.zero_windows = any(&mut random) as u32;
         flow.egress.measured_ns = any(&mut random);
         let trips = &mut flow.egress.round_trips;
         (trips.least_ns, trips.last_ns) = (any(&mut random), any(&mut random));

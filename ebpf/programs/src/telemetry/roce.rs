@@ -202,10 +202,9 @@ fn answered<const EGRESS: bool>(seen: &Seen, now: u64) {
     if let Some(asker) = maps::known_roce_flow(&key, seen.ipv4 != 0) {
         // SAFETY: as for the entries of flows.
         let asker = unsafe { &mut *asker };
-        let before = asker.round_trips.last_ns;
         traffic::round_trip(&mut asker.round_trips, sent.time_ns, now);
         if !EGRESS {
-            traffic::late(&key, &asker.round_trips, before, sent.time_ns, now, |event| event);
+            traffic::late(&key, &asker.round_trips, sent.time_ns, now, |event| event);
         }
     }
 }

@@ -16,6 +16,9 @@ const CWR: u8 = 0x80;
 /// may have been delayed.
 const LITTLE: u32 = 4 << 10;
 
+/// `ended` counts in units of two to this of nanoseconds.
+const ENDED_UNIT: u32 = 10;
+
 /// The largest window that TCP can have: further away is another connection, or a lie.
 const WINDOW: i32 = 1 << 30;
 
@@ -43,24 +46,27 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
             own.echoed += seen.packets;
         }
         if seen.window == 0 {
-            own.zero_windows += seen.packets;
+            own.zero_windows += seen.packets as u32;
         }
     }
     if flags & ACK != 0
         && other.measured_ns != 0
         && seen.acknowledgement.wrapping_sub(other.measured_end) as i32 >= 0
     {
-        let (before, sent_ns) = (other.round_trips.last_ns, other.measured_ns);
+        let (before, sent_ns, ended) = (other.round_trips.last_ns, other.measured_ns, other.ended);
         traffic::round_trip(&mut other.round_trips, sent_ns, now);
         other.measured_ns = 0;
+        other.ended = (now >> ENDED_UNIT) as u32;
         let (all, sent) = (other.traffic.bytes, other.measured_bytes);
         let between = sent.wrapping_sub(other.bytes_before);
         other.bytes_before = sent;
         if !EGRESS && between >= LITTLE {
-            traffic::late(&seen.key, &other.round_trips, before, sent_ns, now, |event| Event {
+            traffic::late(&seen.key, &other.round_trips, sent_ns, now, |event| Event {
                 total: all - u64::from((all as u32).wrapping_sub(sent)),
                 burst_began_ns: sent_ns - before,
                 burst_bytes: u64::from(between),
+                paused_ns: paused(sent_ns, ended),
+                size: other.measured_size,
                 ..event
             });
         }
@@ -80,7 +86,7 @@ fn follow<const EGRESS: bool>(own: &mut TcpCounters, seen: &Seen, span: u32, now
     let another = seen.flags & SYN != 0 && end != next;
     if own.state & state::SEQUENCE == 0 || another {
         own.state |= state::SEQUENCE;
-        return measure(own, end, now);
+        return measure(own, seen, end, now);
     }
     let ahead = seen.sequence.wrapping_sub(next) as i32;
     if !(-WINDOW..=WINDOW).contains(&ahead) {
@@ -91,7 +97,7 @@ fn follow<const EGRESS: bool>(own: &mut TcpCounters, seen: &Seen, span: u32, now
     }
     if ahead >= 0 {
         if own.measured_ns == 0 {
-            return measure(own, end, now);
+            return measure(own, seen, end, now);
         }
         own.next_sequence = end;
         return;
@@ -110,11 +116,19 @@ fn follow<const EGRESS: bool>(own: &mut TcpCounters, seen: &Seen, span: u32, now
     traffic::tell::<EGRESS>(EventKind::Retransmission, &seen.key, now, own.retransmissions);
 }
 
+/// From when a round trip had ended, as `ended` says, until a time.
+#[inline(always)]
+fn paused(until_ns: u64, ended: u32) -> u32 {
+    let paused_ns = u64::from(((until_ns >> ENDED_UNIT) as u32).wrapping_sub(ended)) << ENDED_UNIT;
+    if paused_ns > u64::from(u32::MAX) { u32::MAX } else { paused_ns as u32 }
+}
+
 /// Goes on to `end`, and measures how long its ACK takes.
 #[inline(always)]
-fn measure(own: &mut TcpCounters, end: u32, now: u64) {
+fn measure(own: &mut TcpCounters, seen: &Seen, end: u32, now: u64) {
     own.next_sequence = end;
     own.measured_end = end;
     own.measured_ns = now;
     own.measured_bytes = own.traffic.bytes as u32;
+    own.measured_size = seen.bytes as u32;
 }

@@ -85,6 +85,8 @@ fn event<const EGRESS: bool>(kind: EventKind, key: &Key, now: u64, total: u64) -
         burst_began_ns: 0,
         burst_ended_ns: 0,
         burst_bytes: 0,
+        paused_ns: 0,
+        size: 0,
     }
 }
 
@@ -115,24 +117,17 @@ pub fn round_trip(trips: &mut RoundTrips, from: u64, to: u64) {
     trips.count += 1;
 }
 
-/// Tells of the latest round trip of what left at a time, if it was late and the one `before` was not; `with` says more of it. For that a round trip
-/// must have ended: packets that end none pay nothing.
+/// Tells of the latest round trip of what left at a time, if it was late; `with` says more of it. For that a round trip must have ended: packets that end
+/// none pay nothing.
 #[inline(always)]
-pub fn late(
-    key: &Key,
-    trips: &RoundTrips,
-    before: u64,
-    sent_ns: u64,
-    now: u64,
-    with: impl FnOnce(Event) -> Event,
-) {
+pub fn late(key: &Key, trips: &RoundTrips, sent_ns: u64, now: u64, with: impl FnOnce(Event) -> Event) {
     let (threshold, least, last) = (maps::late_ns(), trips.least_ns, trips.last_ns);
     if threshold == 0 {
         return;
     }
     let threshold = if least > threshold { least } else { threshold };
     let beyond = last.saturating_sub(least);
-    if beyond < threshold || beyond >= DELAYED_ACK_NS || before.saturating_sub(least) >= threshold {
+    if beyond < threshold || beyond >= DELAYED_ACK_NS {
         return;
     }
     let Some(told) = maps::late_told() else { return };

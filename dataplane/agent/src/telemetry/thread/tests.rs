@@ -67,6 +67,14 @@ fn a_late_round_trip_of_a_flow_that_moves_much_has_it_looked_at_at_once() {
     tell(&fake, EventKind::LateRoundTrip, 1);
     assert!(turn(&mut thread));
     assert!(!turn(&mut thread), "once");
+    let (flow, kind) = (FlowKey { direction: 2, ..key(1) }, EventKind::LateRoundTrip as u32);
+    let (began, ended) = (50_000_000, 54_000_000);
+    for (time_ns, news) in [(61_000_000, false), (62_000_000, true)] {
+        let trip =
+            Event { time_ns, flow, kind, burst_began_ns: began, burst_ended_ns: ended, ..Event::default() };
+        fake.scene().events.push_back(trip);
+        assert_eq!(turn(&mut thread), news, "one that took twice as long as the one before");
+    }
     thread.scarce = true;
     tell(&fake, EventKind::LateRoundTrip, 1);
     assert!(!turn(&mut thread), "where all processors are busy it waits");

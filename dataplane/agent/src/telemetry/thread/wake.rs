@@ -1,6 +1,6 @@
 //! When the telemetry thread wakes: for events, for who asks, and for what is due.
 
-use super::{BEGINNING_NS, CLOSE, GATHER, LATE_NS, QUIET_NS, THRIFT, Thread};
+use super::{BEGINNING_NS, CLOSE, GATHER, QUIET_NS, THRIFT, Thread};
 use crate::telemetry::clock::monotonic_ns;
 use crate::telemetry::pace::nanoseconds;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -47,10 +47,9 @@ impl Thread {
         !self.scarce && self.late.rest(now_ns).is_zero()
     }
 
-    /// Whether flows are looked at for a late round trip: once, and again while that may lead to a verdict.
+    /// Whether flows are looked at for a late round trip.
     pub(super) fn acts_on_late(&self, now_ns: u64) -> bool {
-        let follows = now_ns.saturating_sub(self.late_ns) < LATE_NS && self.analysis.is_unsettled();
-        (self.hurries || follows) && self.may_hurry(now_ns)
+        self.hurries && self.may_hurry(now_ns)
     }
 
     /// When flows under way are looked at next.
